@@ -1,0 +1,325 @@
+"""Train MNIST with parameter servers: every machine of the cluster runs this script.
+
+On one machine, each line in a terminal of its own, in any order:
+
+    python distributed.py --job_name=ps --task_index=0
+    python distributed.py --job_name=worker --task_index=0
+    python distributed.py --job_name=worker --task_index=1
+
+or all of it with ./run_local_cluster.sh. On several machines, give all tasks the same lists of addresses:
+
+    python distributed.py --ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 \\
+        --train_dir=/shared/run1 --job_name=worker --task_index=0
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+# TensorFlow reads these when it is imported. A proxy for the web must not stand between the tasks; and what its C++
+# side says below an error, our own lines say better.
+os.environ.setdefault("TF_GRPC_DEFAULT_OPTIONS", "grpc.enable_http_proxy=0")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import app, flags, logging
+
+import mnist_input
+import model
+from runtime import cluster, download, lifecycle, updates
+
+EVALUATION_BATCH_SIZE = 1000  # what fits in memory as the activations of cnn
+
+FLAGS = flags.FLAGS
+
+# Who we are.
+flags.DEFINE_enum("job_name", None, ["ps", "worker"], "what this process is")
+flags.DEFINE_integer("task_index", None, "its index within the job; worker 0 is the chief", lower_bound=0)
+flags.DEFINE_list("ps_hosts", "localhost:2222", "comma-separated host:port of the ps tasks")
+flags.DEFINE_list("worker_hosts", "localhost:2223,localhost:2224", "comma-separated host:port of the workers")
+
+# Where things lie.
+flags.DEFINE_string("data_dir", download.default_data_dir(), "the four MNIST files; they are fetched if missing")
+flags.DEFINE_string(
+    "train_dir", "", "shared folder for checkpoints, summaries and result.json; empty: nothing is saved"
+)
+
+# What is trained, and how.
+flags.DEFINE_enum("model", "mlp", model.MODELS, "the model")
+flags.DEFINE_integer("hidden_units", 100, "width of the hidden layer of mlp", lower_bound=1)
+flags.DEFINE_integer("train_steps", 10000, "global steps at which training ends", lower_bound=1)
+flags.DEFINE_integer("batch_size", 100, "examples per worker and step", lower_bound=1)
+flags.DEFINE_float("learning_rate", 0.001, "of the optimizer")
+flags.DEFINE_enum("optimizer", "adam", updates.OPTIMIZERS, "the optimizer")
+flags.DEFINE_boolean("sync_replicas", False, "average the workers' gradients in synchronous updates")
+flags.DEFINE_alias("issync", "sync_replicas")
+flags.DEFINE_integer(
+    "replicas_to_aggregate", None, "gradients per synchronous update; fewer than workers leaves backups", lower_bound=1
+)
+flags.DEFINE_integer(
+    "seed", 0, "of the initial weights and the order of examples", lower_bound=0, upper_bound=2**31 - 1
+)
+
+# When.
+flags.DEFINE_float("save_checkpoint_secs", 60, "period of the chief's checkpoints", lower_bound=1)
+flags.DEFINE_float("log_every_secs", 2, "period of the progress line", lower_bound=0.1)
+flags.DEFINE_float(
+    "startup_timeout_secs", 300, "how long to wait for the ps tasks and the chief at start", lower_bound=1
+)
+flags.DEFINE_float("recovery_timeout_secs", 600, "how long to wait for a lost ps or chief to come back", lower_bound=1)
+
+flags.register_validator("learning_rate", lambda rate: 0 < rate < float("inf"), "it must be a number above 0")
+flags.register_validator("data_dir", bool, "it must name a folder")
+
+
+@flags.multi_flags_validator(
+    ["replicas_to_aggregate", "sync_replicas", "worker_hosts"],
+    "it needs --sync_replicas, and at most as many replicas as --worker_hosts has workers",
+)
+def _check_replicas(values: dict[str, Any]) -> bool:
+    replicas = values["replicas_to_aggregate"]
+    return replicas is None or (values["sync_replicas"] and replicas <= len(values["worker_hosts"]))
+
+
+class UsageError(Exception):
+    """A flag's value cannot be used."""
+
+
+class Evaluation(NamedTuple):
+    """The part of the chief's graph that measures the model on given images."""
+
+    images: tf.Tensor  # placeholder, uint8 [b, 784]
+    labels: tf.Tensor  # placeholder, uint8 [b]
+    loss: tf.Tensor  # float32 []
+    accuracy: tf.Tensor  # float32 []
+    global_step: tf.Variable  # int64 []
+
+
+class TestResult(NamedTuple):
+    """What the evaluation found, and at which step."""
+
+    loss: float
+    accuracy: float  # in [0, 1]
+    global_step: int
+
+
+def main(argv: Sequence[str]) -> None:
+    """Start this task's server; then serve as a ps, or train as a worker."""
+    task = task_from_flags(argv)
+    config = cluster.session_config(task)
+    cluster_spec = tf.train.ClusterSpec(task.jobs)
+    cluster.check_port_is_free(task)
+    server = tf.train.Server(cluster_spec, task.job_name, task.index, config=config)
+    if task.job_name == "ps":
+        lifecycle.start_leaving_when_evaluated(task, server.target, config)
+        server.join()
+    else:
+        train(task, cluster_spec, server.target, config)
+
+
+def task_from_flags(argv: Sequence[str]) -> cluster.Task:
+    """Return this task as the flags give it, or `TF_CONFIG` where no flag says anything of the cluster."""
+    if len(argv) > 1:
+        raise UsageError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
+    tf_config = os.environ.get("TF_CONFIG")
+    if tf_config and not any(FLAGS[name].present for name in ("job_name", "task_index", "ps_hosts", "worker_hosts")):
+        return cluster.task_from_tf_config(tf_config)
+    if FLAGS.job_name is None or FLAGS.task_index is None:
+        raise UsageError("--job_name (ps or worker) and --task_index are required")
+    return cluster.Task(FLAGS.job_name, FLAGS.task_index, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
+
+
+def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, config: tf.ConfigProto) -> None:
+    """Build the model, train it together with the other workers, and, as the chief, evaluate it."""
+    train_dir = make_train_dir(task)
+    train_examples, test_examples = load_examples(task)
+
+    tf.disable_eager_execution()
+    tf.set_random_seed(FLAGS.seed)
+    with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=cluster_spec)):
+        tf.train.create_global_step()
+        batches = mnist_input.build_batches(train_examples, FLAGS.batch_size, FLAGS.seed, stream=task.index)
+        logits = model.build_logits(batches.images, FLAGS.model, FLAGS.hidden_units)
+        loss = model.build_loss(logits, batches.labels)
+        tf.summary.scalar("loss", loss)
+        tf.summary.scalar("accuracy", model.build_accuracy(logits, batches.labels))
+        train_op, update_hooks = build_updates(task, loss)
+        evaluation = build_evaluation()
+    roll_call = lifecycle.RollCall(task)
+    scaffold = lifecycle.TrainingScaffold(
+        task,
+        target,
+        config,
+        train_dir,
+        local_init_op=batches.initializer,
+        local_init_feed_dict=batches.feed_dict,
+        startup_timeout_secs=FLAGS.startup_timeout_secs,
+        recovery_timeout_secs=FLAGS.recovery_timeout_secs,
+    )
+
+    progress = lifecycle.ProgressHook(
+        task, loss, FLAGS.train_steps, FLAGS.batch_size, num_replicas(task), FLAGS.log_every_secs
+    )
+    with tf.train.MonitoredTrainingSession(
+        master=target,
+        is_chief=task.is_chief,
+        scaffold=scaffold,
+        chief_only_hooks=[lifecycle.WaitForWorkersHook(roll_call, task), *make_saving_hooks(train_dir, scaffold)],
+        hooks=[
+            *update_hooks,
+            lifecycle.RollCallHook(roll_call, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
+            lifecycle.StopAtStepHook(task, FLAGS.train_steps),
+            progress,
+        ],
+        config=config,
+        stop_grace_period_secs=0.5,  # the thread that applies synchronous updates waits for gradients for ever
+    ) as session:
+        while not session.should_stop():
+            session.run(train_op)
+
+    if test_examples:
+        with tf.Session(target, config=config) as session:
+            result = evaluate(session, evaluation, test_examples)
+            report_result(task, train_dir, result, progress)
+            roll_call.say(session, lifecycle.EVALUATED)
+
+
+def make_train_dir(task: cluster.Task) -> str:
+    """Return `--train_dir` as an absolute path, after checking, as the chief, that it can be written; or ""."""
+    if not FLAGS.train_dir:
+        if task.is_chief:
+            logging.warning(
+                "%s: nothing is saved, since --train_dir is not given: if a ps is lost, training begins again", task
+            )
+        return ""
+    train_dir = os.path.abspath(FLAGS.train_dir)
+    if task.is_chief:
+        try:
+            os.makedirs(train_dir, exist_ok=True)
+            with tempfile.TemporaryFile(dir=train_dir):
+                pass
+        except OSError as error:
+            raise UsageError(f"--train_dir {train_dir} cannot be written: {error.strerror}") from error
+    return train_dir
+
+
+def load_examples(task: cluster.Task) -> tuple[mnist_input.Examples, mnist_input.Examples | None]:
+    """Return this worker's shard of the training examples and, for the chief, all test examples."""
+    download.fetch(FLAGS.data_dir)
+    train_examples = mnist_input.load(FLAGS.data_dir, "train")
+    test_examples = mnist_input.load(FLAGS.data_dir, "t10k") if task.is_chief else None
+    return mnist_input.shard(train_examples, task.index, len(task.worker_hosts)), test_examples
+
+
+def num_replicas(task: cluster.Task) -> int:
+    """Return how many workers' gradients make one update: one global step."""
+    return (FLAGS.replicas_to_aggregate or len(task.worker_hosts)) if FLAGS.sync_replicas else 1
+
+
+def build_updates(task: cluster.Task, loss: tf.Tensor) -> updates.Updates:
+    """Build the training step as the flags say."""
+    optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
+    if FLAGS.sync_replicas:
+        return updates.build_sync_updates(loss, optimizer, num_replicas(task), len(task.worker_hosts), task.is_chief)
+    return updates.build_async_updates(loss, optimizer)
+
+
+def build_evaluation() -> Evaluation:
+    """Build the measurement of the model that trains; its variables exist already."""
+    images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
+    labels = tf.placeholder(tf.uint8, [None], name="test_labels")
+    logits = model.build_logits(mnist_input.to_float(images), FLAGS.model, FLAGS.hidden_units)
+    loss = model.build_loss(logits, tf.cast(labels, tf.int32))
+    accuracy = model.build_accuracy(logits, tf.cast(labels, tf.int32))
+    return Evaluation(images, labels, loss, accuracy, tf.train.get_global_step())
+
+
+def make_saving_hooks(train_dir: str, scaffold: tf.train.Scaffold) -> list[tf.train.SessionRunHook]:
+    """Return the chief's hooks that write checkpoints and summaries, if there is a folder for them."""
+    if not train_dir:
+        return []
+    return [
+        tf.train.CheckpointSaverHook(train_dir, save_secs=FLAGS.save_checkpoint_secs, scaffold=scaffold),
+        tf.train.SummarySaverHook(
+            save_secs=FLAGS.log_every_secs, output_dir=train_dir, summary_op=tf.summary.merge_all()
+        ),
+    ]
+
+
+def evaluate(session: tf.Session, evaluation: Evaluation, examples: mnist_input.Examples) -> TestResult:
+    """Measure the parameters that the ps tasks hold now on all `examples`."""
+    sums = np.zeros(2)
+    for start in range(0, len(examples.labels), EVALUATION_BATCH_SIZE):
+        images, labels = (part[start : start + EVALUATION_BATCH_SIZE] for part in examples)
+        feed_dict = {evaluation.images: images, evaluation.labels: labels}
+        sums += len(labels) * np.array(session.run([evaluation.loss, evaluation.accuracy], feed_dict))
+    loss, accuracy = sums / len(examples.labels)
+    return TestResult(float(loss), float(accuracy), int(session.run(evaluation.global_step)))
+
+
+def report_result(task: cluster.Task, train_dir: str, result: TestResult, progress: lifecycle.ProgressHook) -> None:
+    """Write `result.json` to `train_dir`, unless that is empty, and print the last line."""
+    examples_per_sec = progress.num_examples / progress.train_secs if progress.train_secs else 0.0
+    if train_dir:
+        content = {
+            "test_accuracy": round(result.accuracy, 6),
+            "test_loss": round(result.loss, 6),
+            "global_step": result.global_step,
+            "train_secs": round(progress.train_secs, 3),
+            "examples_per_sec": round(examples_per_sec, 1),
+            "model": FLAGS.model,
+            "optimizer": FLAGS.optimizer,
+            "sync_replicas": FLAGS.sync_replicas,
+            "local_steps": 1,
+            "batch_size": FLAGS.batch_size,
+            "num_ps": len(task.ps_hosts),
+            "num_workers": len(task.worker_hosts),
+            "tensorflow_version": tf.__version__,
+        }
+        path = os.path.join(train_dir, "result.json")
+        with open(path + ".tmp", "w") as file:
+            json.dump(content, file, indent=2)
+            file.write("\n")
+        os.replace(path + ".tmp", path)
+    print(
+        f"test accuracy {result.accuracy:.4f} (test loss {result.loss:.4f}) after {result.global_step} global steps"
+        f" in {progress.train_secs:.1f} s, {examples_per_sec:.0f} examples/s",
+        flush=True,
+    )
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """Parse the command line as absl does, but end with status 2, and one line, where it is wrong."""
+    try:
+        return FLAGS(argv)
+    except flags.Error as error:
+        print(f"error: {error} (see --help)", file=sys.stderr)
+        sys.exit(2)
+
+
+def run(argv: Sequence[str]) -> None:
+    """Run `main`, and turn what can go wrong into one line and an exit status."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler never runs in server.join()
+    try:
+        main(argv)
+    except (UsageError, cluster.ClusterError, download.DownloadError, mnist_input.DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except TimeoutError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except tf.errors.OpError as error:
+        print(f"error: {type(error).__name__}: {error.message.splitlines()[0]}; start this task again", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    tf.logging.set_verbosity(tf.logging.ERROR)  # below that it mostly tells that TensorFlow 1 is old
+    FLAGS.set_default("verbosity", logging.INFO)
+    app.run(run, flags_parser=parse_flags)

@@ -1,0 +1,141 @@
+"""From MNIST's IDX files to batches of examples.
+
+Shapes: n examples, b examples in a batch, 784 = 28 * 28 pixels of an image, row by row.
+"""
+
+import gzip
+import math
+import os
+import sys
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+NUM_CLASSES = 10
+IMAGE_SIZE = 28
+NUM_PIXELS = IMAGE_SIZE * IMAGE_SIZE
+
+# The first four bytes of an IDX file: two zeros, 8 for "unsigned byte", and the number of dimensions.
+# http://yann.lecun.com/exdb/mnist/
+IMAGES_MAGIC = 0x00000803
+LABELS_MAGIC = 0x00000801
+
+
+class DataError(Exception):
+    """A data file is missing or is not what it should be."""
+
+
+class Examples(NamedTuple):
+    """Images and their labels, as they lie in memory."""
+
+    images: np.ndarray  # uint8 [n, 784], 0 is paper and 255 is ink
+    labels: np.ndarray  # uint8 [n], in [0, 10)
+
+
+class Batches(NamedTuple):
+    """An endless stream of batches in the graph; `initializer` must run once in every session, with `feed_dict`."""
+
+    images: tf.Tensor  # float32 [b, 784], in [0, 1]
+    labels: tf.Tensor  # int32 [b], in [0, 10)
+    initializer: tf.Operation
+    feed_dict: dict[tf.Tensor, np.ndarray]
+
+
+def load(data_dir: str, split: str) -> Examples:
+    """Read and check one split, `train` or `t10k`, of MNIST or of a data set with the same format and file names.
+
+    Raises:
+      DataError: a file is missing, is no such IDX file, or the two files do not belong together.
+    """
+    images_path = os.path.join(data_dir, f"{split}-images-idx3-ubyte.gz")
+    labels_path = os.path.join(data_dir, f"{split}-labels-idx1-ubyte.gz")
+    images = _read_idx(images_path, IMAGES_MAGIC, item_shape=(IMAGE_SIZE, IMAGE_SIZE)).reshape(-1, NUM_PIXELS)
+    labels = _read_idx(labels_path, LABELS_MAGIC, item_shape=())
+    if len(images) != len(labels):
+        raise DataError(
+            f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels: these are not"
+            " files of one data set"
+        )
+    if labels.max() >= NUM_CLASSES:
+        where = int(np.argmax(labels >= NUM_CLASSES))
+        raise DataError(f"{labels_path}: label {where} is {labels[where]}, expected 0 to {NUM_CLASSES - 1}")
+    return Examples(images, labels)
+
+
+def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> np.ndarray:
+    """Read a gzipped IDX file of unsigned bytes as uint8 `[n, *item_shape]`, n > 0."""
+    remedy = "put the right file there, or delete it to have MNIST's fetched"
+    try:
+        with gzip.open(path) as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as a gzip file ({error}): {remedy}") from error
+
+    header_bytes = 4 * (2 + len(item_shape))
+    if len(content) < header_bytes:
+        raise DataError(f"{path} has {len(content)} bytes, expected a header of {header_bytes}: {remedy}")
+    found_magic, num_items, *found_shape = np.frombuffer(content[:header_bytes], ">u4").tolist()
+    if found_magic != magic:
+        raise DataError(f"{path} begins with 0x{found_magic:08x}, expected 0x{magic:08x}: {remedy}")
+    if tuple(found_shape) != item_shape:
+        raise DataError(f"{path} has images of {found_shape} pixels, expected {list(item_shape)}: {remedy}")
+    expected_bytes = header_bytes + num_items * math.prod(item_shape)
+    if num_items == 0 or len(content) != expected_bytes:
+        raise DataError(
+            f"{path} has {len(content)} bytes, expected {expected_bytes} for the {num_items} items that its header"
+            f" promises, one at least: {remedy}"
+        )
+    return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(num_items, *item_shape)
+
+
+def shard(examples: Examples, index: int, num_shards: int) -> Examples:
+    """Return every `num_shards`-th example from `index` on: shards are disjoint, and together they are everything.
+
+    Raises:
+      DataError: there are fewer examples than shards, and so nothing in this one.
+    """
+    if len(examples.labels) <= index:
+        raise DataError(f"{len(examples.labels)} examples cannot be shared by {num_shards} workers: use fewer workers")
+    return Examples(examples.images[index::num_shards], examples.labels[index::num_shards])
+
+
+def to_float(images: tf.Tensor) -> tf.Tensor:
+    """Turn pixels, uint8 `[b, 784]`, into float32 `[b, 784]` in [0, 1]."""
+    return tf.cast(images, tf.float32) / 255.0
+
+
+def build_batches(examples: Examples, batch_size: int, seed: int, stream: int) -> Batches:
+    """Build an endless stream of shuffled batches, made in the background while the step before them runs.
+
+    Each epoch uses every example once, in a new order that `seed`, `stream` and the epoch's number determine. A batch
+    may span the end of an epoch, so that none is ever short. The pixels stay uint8 in memory, fed once per session
+    (never a part of the graph), and become float32 batch by batch.
+
+    Args:
+      examples: what to draw from, usually one worker's shard.
+      batch_size: b, at least 1; it may exceed the number of examples.
+      seed: the run's seed, in [0, 2**31).
+      stream: which of the run's streams this is, so that workers shuffle differently: the worker's task index.
+    """
+    images = tf.placeholder(tf.uint8, [None, NUM_PIXELS], name="all_images")
+    labels = tf.placeholder(tf.uint8, [None], name="all_labels")
+
+    def shuffle(epoch: tf.Tensor) -> tf.Tensor:
+        run_seed = tf.constant([seed, stream], tf.int64)
+        return tf.random.experimental.stateless_shuffle(
+            tf.range(len(examples.labels)), tf.random.experimental.stateless_fold_in(run_seed, epoch)
+        )
+
+    def gather(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return to_float(tf.gather(images, indices)), tf.cast(tf.gather(labels, indices), tf.int32)
+
+    # Shuffled indices travel an epoch at a time and pixels a batch at a time: an op per example would cost more than
+    # the training step.
+    epochs = tf.data.Dataset.range(sys.maxsize)
+    batches = epochs.map(shuffle).rebatch(batch_size, drop_remainder=True).map(gather).prefetch(4)
+    iterator = tf.data.make_initializable_iterator(batches)
+    batch_images, batch_labels = iterator.get_next()
+    feed_dict = {images: examples.images, labels: examples.labels}
+    return Batches(batch_images, batch_labels, iterator.initializer, feed_dict)

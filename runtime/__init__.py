@@ -1,0 +1,1 @@
+"""The machinery that makes `distributed.py` safe and fast."""

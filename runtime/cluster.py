@@ -1,0 +1,186 @@
+"""Who is in the cluster, and are they there?"""
+
+import dataclasses
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+POLL_SECS = 0.2
+REMINDER_SECS = 10.0  # a wait repeats what it waits for so often
+PROBE_SECS = 2.0  # how long one probe waits for an answer
+
+# What a client and a server of HTTP/2, and so of gRPC, say first (RFC 9113, section 3.4): a preface and an empty
+# SETTINGS frame, answered by a SETTINGS frame, whose type, 4, is the fourth byte.
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+HTTP2_SETTINGS = 4
+
+
+class ClusterError(Exception):
+    """The description of the cluster, or this task's place in it, is unusable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One process of the cluster, and what it knows of the others."""
+
+    job_name: str  # "ps" or "worker"
+    index: int
+    ps_hosts: tuple[str, ...]  # host:port, by task index
+    worker_hosts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for job_name, hosts in self.jobs.items():
+            for address in hosts:
+                _check_address(job_name, address)
+        addresses = self.ps_hosts + self.worker_hosts
+        for address in addresses:
+            if addresses.count(address) > 1:
+                raise ClusterError(f"{address} is listed more than once: each task needs an address of its own")
+        if self.job_name not in self.jobs:
+            raise ClusterError(f"the job is {self.job_name!r}, expected ps or worker")
+        if not 0 <= self.index < len(self.jobs[self.job_name]):
+            raise ClusterError(
+                f"{self.job_name} has no task {self.index}: {len(self.jobs[self.job_name])} addresses are listed, so"
+                f" the index must be below that"
+            )
+
+    @property
+    def jobs(self) -> dict[str, tuple[str, ...]]:
+        """Each job's addresses, as `tf.train.ClusterSpec` takes them."""
+        return {"ps": self.ps_hosts, "worker": self.worker_hosts}
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is worker 0, which initialises, checkpoints, restores and evaluates."""
+        return self.job_name == "worker" and self.index == 0
+
+    @property
+    def address(self) -> str:
+        """This task's own host:port."""
+        return self.jobs[self.job_name][self.index]
+
+    @property
+    def device(self) -> str:
+        """This task's device name."""
+        return f"/job:{self.job_name}/task:{self.index}"
+
+    def __str__(self) -> str:
+        return f"{self.job_name} {self.index}"
+
+
+def _check_address(job_name: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ClusterError(f"{job_name} address {address!r} is not host:port, such as 10.0.0.5:2222")
+
+
+def task_from_tf_config(tf_config: str) -> Task:
+    """Read the cluster and the task from the JSON text that cluster managers put into `TF_CONFIG`.
+
+    Its form is `{"cluster": {"ps": [...], "worker": [...]}, "task": {"type": "worker", "index": 0}}`.
+
+    Raises:
+      ClusterError: it is not JSON of this form, or the cluster in it is unusable.
+    """
+    try:
+        config = json.loads(tf_config)
+        jobs, task = config["cluster"], config["task"]
+        if set(jobs) != {"ps", "worker"}:
+            raise ClusterError(
+                f"TF_CONFIG has the jobs {', '.join(jobs)}, expected ps and worker (the chief is worker 0)"
+            )
+        return Task(task["type"], int(task["index"]), tuple(jobs["ps"]), tuple(jobs["worker"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ClusterError(
+            'TF_CONFIG is not of the form {"cluster": {"ps": [...], "worker": [...]}, "task": {"type": "worker",'
+            f' "index": 0}}}}: {error!r}'
+        ) from error
+
+
+def session_config(task: Task) -> tf.ConfigProto:
+    """Return the settings that a task's server and its sessions share."""
+    # A task talks to the ps tasks alone, and so need not wait for workers that are not there.
+    peers = ["/job:ps", task.device] if task.job_name == "worker" else [task.device]
+    return tf.ConfigProto(
+        device_filters=peers,
+        # A ps computes nothing that a GPU is good for, and by default would take all of its memory.
+        device_count={"GPU": 0} if task.job_name == "ps" else {},
+        gpu_options=tf.GPUOptions(allow_growth=True),
+    )
+
+
+def check_port_is_free(task: Task) -> None:
+    """Check that this task's server can listen, since TensorFlow's own message does not name the port.
+
+    Raises:
+      ClusterError: the port is in use, or is not ours to use.
+    """
+    port = int(task.address.rpartition(":")[2])
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: the last run's port is free
+        try:
+            listener.bind(("", port))
+        except OSError as error:
+            raise ClusterError(
+                f"{task} cannot listen on port {port} of {task.address}: {error.strerror}; end the process that does,"
+                " or change the port in every task's host lists"
+            ) from error
+
+
+def probe(address: str) -> str | None:
+    """Ask for a sign of life of a TensorFlow server at `host:port`.
+
+    Returns:
+      None if it answers as gRPC does; else the reason, such as "connection refused".
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECS) as connection:
+            connection.sendall(HTTP2_HELLO)
+            answer = connection.recv(9)
+    except socket.gaierror:
+        return "name not known"
+    except ConnectionRefusedError:
+        return "connection refused"
+    except TimeoutError:
+        return "no answer"
+    except OSError as error:
+        return error.strerror or str(error)
+    return None if answer[3:4] == bytes([HTTP2_SETTINGS]) else "something else answers there"
+
+
+def wait_for_ps(task: Task, timeout_secs: float) -> None:
+    """Wait until every ps answers.
+
+    Raises:
+      TimeoutError: some did not within `timeout_secs`; the message has each one's address and reason.
+    """
+
+    def missing() -> str:
+        reasons = ((index, address, probe(address)) for index, address in enumerate(task.ps_hosts))
+        return ", ".join(f"ps {index} at {address} ({reason})" for index, address, reason in reasons if reason)
+
+    wait_until_nothing_is_missing(task, missing, timeout_secs, "start each missing ps, or correct --ps_hosts")
+
+
+def wait_until_nothing_is_missing(task: Task, missing: Callable[[], str], timeout_secs: float, remedy: str) -> None:
+    """Poll until `missing()` returns an empty text; meanwhile, log what it returns when that changes, or is old.
+
+    Raises:
+      TimeoutError: something was still missing after `timeout_secs`; the message says what, and has `remedy`.
+    """
+    start = time.monotonic()
+    told, told_at = "", start
+    while what := missing():
+        now = time.monotonic()
+        if now > start + timeout_secs:
+            raise TimeoutError(f"{task} waited {timeout_secs:.0f} s for {what}: {remedy}")
+        if what != told or now > told_at + REMINDER_SECS:
+            logging.info("%s: waiting for %s", task, what)
+            told, told_at = what, now
+        time.sleep(POLL_SECS)

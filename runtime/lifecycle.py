@@ -1,0 +1,322 @@
+"""Start, recover, finish: what makes a session ready, and how tasks learn that others have finished."""
+
+import os
+import threading
+import time
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from runtime import cluster
+
+FINISH_GRACE_SECS = 20.0  # how long the chief waits for a worker that trained, and may have died
+
+# What a worker says of itself in the roll call.
+TRAINING = "training"
+TRAINED = "trained"
+EVALUATED = "evaluated"  # the chief's last word: nobody needs the ps any more
+
+
+class RollCall:
+    """What each worker last said of itself, kept on every ps; a worker that said nothing is absent ("").
+
+    The cure for a `server.join()` that never returns, after tensorflow/tensorflow#4713. Instead of a queue of "done"
+    tokens it is a string variable per worker: reading it takes nothing away, so that the chief and every ps can watch
+    it, and a restarted task can look again. An uninitialised variable means absent, so none needs to be initialised.
+    """
+
+    def __init__(self, task: cluster.Task):
+        """Build the ops for `task` in the default graph: a worker speaks to every ps and listens to ps 0."""
+        own_ps = task.index if task.job_name == "ps" else 0
+        self._heard = [_build_entry(own_ps, worker) for worker in range(len(task.worker_hosts))]
+        self._is_heard = [entry.is_initialized() for entry in self._heard]
+        self._word = tf.placeholder(tf.string, [], name="roll_call/word")
+        if task.job_name == "worker":
+            entries = [_build_entry(ps, task.index) for ps in range(len(task.ps_hosts))]
+            self._say = [entry.assign(self._word, read_value=False) for entry in entries]
+
+    def say(self, session: tf.Session, word: str) -> None:
+        """Let every ps know what this worker is doing."""
+        session.run(self._say, {self._word: word})
+
+    def listen(self, session: tf.Session) -> list[str]:
+        """Return what each worker last said, by task index."""
+        is_heard = session.run(self._is_heard)
+        return [session.run(entry).decode() if is_heard[i] else "" for i, entry in enumerate(self._heard)]
+
+
+def _build_entry(ps: int, worker: int) -> tf.Variable:
+    """Build the variable on one ps that one worker writes; graphs of different tasks share it by its name."""
+    with tf.device(f"/job:ps/task:{ps}"), tf.variable_scope("roll_call", reuse=tf.AUTO_REUSE):
+        return tf.get_variable(
+            f"ps_{ps}_worker_{worker}",
+            shape=[],
+            dtype=tf.string,
+            initializer=tf.constant_initializer(""),
+            trainable=False,
+            collections=["roll_call"],  # neither initialised nor saved with the model
+        )
+
+
+def start_leaving_when_evaluated(task: cluster.Task, target: str, config: tf.ConfigProto) -> None:
+    """Start a thread that logs what the workers say, and ends this ps with status 0 after the chief's last word.
+
+    The process must be ended from a thread, since `server.join()` never returns and a server cannot be stopped.
+    """
+
+    def watch_and_leave() -> None:
+        status = 1
+        try:
+            _watch_until_evaluated(task, target, config)
+            logging.info("%s: the chief has evaluated: leaving", task)
+            status = 0
+        except Exception:  # whatever it is: a ps that does not watch would stay for ever
+            logging.exception("%s: cannot hear when the workers have finished; start it again", task)
+        finally:
+            logging.flush()
+            os._exit(status)
+
+    threading.Thread(target=watch_and_leave, name="watch_and_leave", daemon=True).start()
+
+
+def _watch_until_evaluated(task: cluster.Task, target: str, config: tf.ConfigProto) -> None:
+    """Log each worker's words as they change, and return soon after the chief's last one."""
+    with tf.Graph().as_default() as graph:
+        roll_call = RollCall(task)
+    heard = [""] * len(task.worker_hosts)
+    with tf.Session(target, graph=graph, config=config) as session:
+        while heard[0] != EVALUATED:
+            time.sleep(cluster.POLL_SECS)
+            words = roll_call.listen(session)
+            for worker, word in enumerate(words):
+                if word != heard[worker]:
+                    logging.info("%s: worker %d: %s", task, worker, word)
+            heard = words
+    time.sleep(cluster.POLL_SECS)  # the chief's last call must get its answer
+
+
+class TrainingScaffold(tf.train.Scaffold):
+    """Makes every session of a worker ready, at the start and after a ps or the chief was lost.
+
+    `MonitoredTrainingSession` calls `finalize()` before it makes a session, and on the chief `init_fn` once it has
+    one. Three things are done differently from TensorFlow's own way:
+
+    * No wait is silent or endless: the ps tasks are probed with plain sockets before a session tries to reach them.
+    * A worker that looks before the chief has initialised would sleep 30 s (tensorflow/tensorflow#10679); here it
+      polls.
+    * The model that lives on the ps tasks is kept: TensorFlow's way, a `checkpoint_dir`, would roll it back to the
+      last checkpoint whenever the chief restarts.
+    """
+
+    def __init__(
+        self,
+        task: cluster.Task,
+        target: str,
+        config: tf.ConfigProto,
+        train_dir: str,
+        local_init_op: tf.Operation,
+        local_init_feed_dict: dict[tf.Tensor, object],
+        startup_timeout_secs: float,
+        recovery_timeout_secs: float,
+    ):
+        """Build the ops that this needs, after the model's.
+
+        Args:
+          task: this worker.
+          target: its server's target.
+          config: its sessions' settings.
+          train_dir: where the checkpoints are, or empty.
+          local_init_op: runs in every new session, beside the initialisation of local variables.
+          local_init_feed_dict: what it is fed.
+          startup_timeout_secs: how long the first session may take to become possible.
+          recovery_timeout_secs: how long each later one may.
+        """
+        super().__init__(
+            init_op=tf.no_op(),  # init_fn decides
+            init_fn=lambda _, session: self._keep_restore_or_initialize(session),
+            local_init_op=tf.group(tf.train.Scaffold.default_local_init_op(), local_init_op),
+            local_init_feed_dict=local_init_feed_dict,
+            saver=tf.train.Saver(sharded=True, save_relative_paths=True),
+        )
+        self._task, self._target, self._config, self._train_dir = task, target, config, train_dir
+        self._timeout_secs = startup_timeout_secs
+        self._recovery_timeout_secs = recovery_timeout_secs
+        self._global_step = tf.train.get_global_step()
+        self._uninitialized = tf.report_uninitialized_variables(tf.global_variables())
+        self._initializer = tf.global_variables_initializer()
+
+    def finalize(self) -> "TrainingScaffold":
+        """Wait until a session can be made and used.
+
+        Raises:
+          TimeoutError: a ps, or the chief, was not there in time.
+        """
+        super().finalize()
+        cluster.wait_for_ps(self._task, self._timeout_secs)
+        if not self._task.is_chief:
+            chief = f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
+            cluster.wait_until_nothing_is_missing(
+                self._task, lambda: "" if self._is_initialized() else chief, self._timeout_secs, "start the chief"
+            )
+        self._timeout_secs = self._recovery_timeout_secs
+        return self
+
+    def _is_initialized(self) -> bool:
+        """Look with a session of its own, since the one to come would sleep."""
+        try:
+            with tf.Session(self._target, config=self._config) as session:
+                return not session.run(self._uninitialized).size
+        except tf.errors.UnavailableError:  # a ps went away since it was probed
+            return False
+
+    def _keep_restore_or_initialize(self, session: tf.Session) -> None:
+        """Find the model: on the ps tasks, else in the last checkpoint, else from scratch."""
+        checkpoint = tf.train.latest_checkpoint(self._train_dir) if self._train_dir else None
+        if not session.run(self._uninitialized).size:
+            how = "the ps tasks hold a living model: keeping it"
+        elif checkpoint:
+            self.saver.restore(session, checkpoint)
+            how = f"restored {checkpoint}"
+        else:
+            session.run(self._initializer)
+            how = "initialised a new model"
+        logging.info("%s: %s, at global step %d", self._task, how, session.run(self._global_step))
+
+
+class RollCallHook(tf.train.SessionRunHook):
+    """Says when this worker trains and when it has trained; in synchronous mode no step is taken until all are there.
+
+    `end()` is not called after an error, and then nothing is said.
+    """
+
+    def __init__(self, roll_call: RollCall, task: cluster.Task, wait_for_all: bool, timeout_secs: float):
+        self._roll_call, self._task = roll_call, task
+        self._wait_for_all, self._timeout_secs = wait_for_all, timeout_secs
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        self._roll_call.say(session, TRAINING)
+        if self._wait_for_all:
+            remedy = "start each missing worker, or correct --worker_hosts"
+            cluster.wait_until_nothing_is_missing(self._task, lambda: self._absent(session), self._timeout_secs, remedy)
+
+    def _absent(self, session: tf.Session) -> str:
+        words = self._roll_call.listen(session)
+        return ", ".join(f"worker {i} at {self._task.worker_hosts[i]}" for i, word in enumerate(words) if not word)
+
+    def end(self, session: tf.Session) -> None:
+        self._roll_call.say(session, TRAINED)
+
+
+class WaitForWorkersHook(tf.train.SessionRunHook):
+    """Lets the chief end after every worker that trains has taken its last step.
+
+    So the last checkpoint and the evaluation see parameters that nobody changes any more, and in synchronous mode the
+    chief, which hands out the tokens, goes last. For the chief only, and first in `chief_only_hooks`.
+    """
+
+    def __init__(self, roll_call: RollCall, task: cluster.Task):
+        self._roll_call, self._task = roll_call, task
+
+    def end(self, session: tf.Session) -> None:
+        try:
+            cluster.wait_until_nothing_is_missing(
+                self._task, lambda: self._still_training(session), FINISH_GRACE_SECS, "ending without it"
+            )
+        except TimeoutError as error:
+            logging.warning("%s", error)
+
+    def _still_training(self, session: tf.Session) -> str:
+        words = self._roll_call.listen(session)
+        others = (i for i, word in enumerate(words) if word == TRAINING and i != self._task.index)
+        return ", ".join(f"worker {i} to take its last step" for i in others)
+
+
+class StopAtStepHook(tf.train.StopAtStepHook):
+    """Also stops a worker that joins when `last_step` has been reached, before it takes a step too many."""
+
+    def __init__(self, task: cluster.Task, last_step: int):
+        super().__init__(last_step=last_step)
+        self._task = task
+        self._train_steps = last_step
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        super().after_create_session(session, coord)
+        step = session.run(tf.train.get_global_step(session.graph))
+        if step >= self._train_steps:
+            logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._train_steps)
+            coord.request_stop()
+
+
+class ProgressHook(tf.train.SessionRunHook):
+    """Logs a progress line every `log_every_secs`, and keeps account of time and examples.
+
+    On the chief the examples are those of the whole cluster, counted by the global step; else this worker's own.
+    """
+
+    def __init__(
+        self,
+        task: cluster.Task,
+        loss: tf.Tensor,
+        train_steps: int,
+        batch_size: int,
+        num_replicas: int,
+        log_every_secs: float,
+    ):
+        """Prepare to count.
+
+        Args:
+          task: this worker.
+          loss: of the batch, float32 [].
+          train_steps: what the line shows beside the global step.
+          batch_size: examples in one local step.
+          num_replicas: local steps, of any worker, in one global step.
+          log_every_secs: the period of the line.
+        """
+        self.train_secs = 0.0  # from the first step to the last
+        self.num_examples = 0  # used in that time
+        self._task, self._train_steps = task, train_steps
+        self._fetches = {"loss": loss, "global_step": tf.train.get_global_step()}
+        self._examples_per_count = batch_size * (num_replicas if task.is_chief else 1)
+        self._log_every_secs = log_every_secs
+        self._local_step = 0
+        self._started_at = 0.0
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        # Not since the last session: a restored model may have lost steps.
+        self._counted = self._count(session.run(self._fetches["global_step"]))
+        self._examples_logged, self._logged_at = self.num_examples, time.monotonic()
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs | None:
+        now = time.monotonic()
+        self._started_at = self._started_at or now
+        is_due = now >= self._logged_at + self._log_every_secs
+        return tf.train.SessionRunArgs(self._fetches) if is_due else None
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        now = time.monotonic()
+        self._local_step += 1
+        self.train_secs = now - self._started_at
+        if run_values.results:
+            global_step = run_values.results["global_step"]
+            self._add_examples(global_step)
+            logging.info(
+                "%s: global step %d/%d, local step %d, loss %.4f, %.0f examples/s",
+                self._task,
+                global_step,
+                self._train_steps,
+                self._local_step,
+                run_values.results["loss"],
+                (self.num_examples - self._examples_logged) / (now - self._logged_at),
+            )
+            self._examples_logged, self._logged_at = self.num_examples, now
+
+    def end(self, session: tf.Session) -> None:
+        self._add_examples(session.run(self._fetches["global_step"]))
+
+    def _add_examples(self, global_step: int) -> None:
+        count = self._count(global_step)
+        self.num_examples += (count - self._counted) * self._examples_per_count
+        self._counted = count
+
+    def _count(self, global_step: int) -> int:
+        return int(global_step) if self._task.is_chief else self._local_step
