@@ -1,4 +1,4 @@
-"""Train MNIST with parameter servers: every machine of the cluster runs this script.
+r"""Train MNIST with parameter servers: every machine of the cluster runs this script.
 
 On one machine, each line in a terminal of its own, in any order:
 
@@ -8,7 +8,7 @@ On one machine, each line in a terminal of its own, in any order:
 
 or all of it with ./run_local_cluster.sh. On several machines, give all tasks the same lists of addresses:
 
-    python distributed.py --ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 \\
+    python distributed.py --ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 \
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
@@ -31,7 +31,7 @@ from absl import app, flags, logging
 
 import mnist_input
 import model
-from runtime import cluster, download, lifecycle, updates
+from runtime import cluster, download, lifecycle, roll_call, updates
 
 EVALUATION_BATCH_SIZE = 1000  # what fits in memory as the activations of cnn
 
@@ -116,7 +116,7 @@ def main(argv: Sequence[str]) -> None:
     cluster.check_port_is_free(task)
     server = tf.train.Server(cluster_spec, task.job_name, task.index, config=config)
     if task.job_name == "ps":
-        lifecycle.start_leaving_when_evaluated(task, server.target, config)
+        roll_call.start_leaving_when_evaluated(task, server.target, config)
         server.join()
     else:
         train(task, cluster_spec, server.target, config)
@@ -150,7 +150,7 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
         tf.summary.scalar("accuracy", model.build_accuracy(logits, batches.labels))
         train_op, update_hooks = build_updates(task, loss)
         evaluation = build_evaluation()
-    roll_call = lifecycle.RollCall(task)
+    roll = roll_call.RollCall(task)
     scaffold = lifecycle.TrainingScaffold(
         task,
         target,
@@ -169,10 +169,10 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
         master=target,
         is_chief=task.is_chief,
         scaffold=scaffold,
-        chief_only_hooks=[lifecycle.WaitForWorkersHook(roll_call, task), *make_saving_hooks(train_dir, scaffold)],
+        chief_only_hooks=[roll_call.WaitForWorkersHook(roll, task), *make_saving_hooks(train_dir, scaffold)],
         hooks=[
             *update_hooks,
-            lifecycle.RollCallHook(roll_call, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
+            roll_call.RollCallHook(roll, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
             lifecycle.StopAtStepHook(task, FLAGS.train_steps),
             progress,
         ],
@@ -186,7 +186,7 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
         with tf.Session(target, config=config) as session:
             result = evaluate(session, evaluation, test_examples)
             report_result(task, train_dir, result, progress)
-            roll_call.say(session, lifecycle.EVALUATED)
+            roll.say(session, roll_call.EVALUATED)
 
 
 def make_train_dir(task: cluster.Task) -> str:

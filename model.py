@@ -14,7 +14,7 @@ def build_logits(images: tf.Tensor, model: str, hidden_units: int) -> tf.Tensor:
     Args:
       images: float32 [b, 784], in [0, 1].
       model: `mlp` or `cnn`.
-      hidden_units: width of the hidden layer of `mlp`; `cnn` has widths of its own.
+      hidden_units: width of the fully connected hidden layer.
 
     Returns:
       Unnormalised log-probabilities of the classes, float32 [b, 10].
@@ -22,7 +22,7 @@ def build_logits(images: tf.Tensor, model: str, hidden_units: int) -> tf.Tensor:
     with tf.variable_scope(model, reuse=tf.AUTO_REUSE):
         if model == "mlp":
             return _build_mlp(images, hidden_units)
-        return _build_cnn(images)
+        return _build_cnn(images, hidden_units)
 
 
 def build_loss(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -36,19 +36,18 @@ def build_accuracy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.cast(tf.equal(predictions, labels), tf.float32))
 
 
-def _build_mlp(images: tf.Tensor, hidden_units: int) -> tf.Tensor:
-    """784, `hidden_units` with ReLU, 10."""
-    hidden = tf.nn.relu(_build_dense("hidden", images, hidden_units))
+def _build_mlp(inputs: tf.Tensor, hidden_units: int) -> tf.Tensor:
+    """Inputs float32 [b, n], then `hidden_units` with ReLU, then 10."""
+    hidden = tf.nn.relu(_build_dense("hidden", inputs, hidden_units))
     return _build_dense("logits", hidden, 10)
 
 
-def _build_cnn(images: tf.Tensor) -> tf.Tensor:
-    """Two times convolution, ReLU and pooling, then a dense layer: 28x28x1, 14x14x16, 7x7x32, 128, 10."""
+def _build_cnn(images: tf.Tensor, hidden_units: int) -> tf.Tensor:
+    """Twice convolution, ReLU and pooling, then `mlp`: 28x28x1, 14x14x16, 7x7x32, `hidden_units`, 10."""
     maps = tf.reshape(images, [-1, 28, 28, 1])
     maps = _build_conv("conv1", maps, 16)  # [b, 14, 14, 16]
     maps = _build_conv("conv2", maps, 32)  # [b, 7, 7, 32]
-    hidden = tf.nn.relu(_build_dense("hidden", tf.reshape(maps, [-1, 7 * 7 * 32]), 128))
-    return _build_dense("logits", hidden, 10)
+    return _build_mlp(tf.reshape(maps, [-1, 7 * 7 * 32]), hidden_units)
 
 
 def _build_dense(name: str, inputs: tf.Tensor, num_outputs: int) -> tf.Tensor:
@@ -62,7 +61,7 @@ def _build_dense(name: str, inputs: tf.Tensor, num_outputs: int) -> tf.Tensor:
 
 
 def _build_conv(name: str, inputs: tf.Tensor, num_maps: int) -> tf.Tensor:
-    """A 5x5 convolution with ReLU and 2x2 max pooling: float32 [b, height, width, c] to [b, height/2, width/2, num_maps]."""
+    """A 5x5 convolution, ReLU and 2x2 max pooling: float32 [b, h, w, c] to [b, h/2, w/2, num_maps]."""
     with tf.variable_scope(name):
         shape = [5, 5, inputs.shape[3], num_maps]
         weights = tf.get_variable("weights", shape, initializer=tf.glorot_uniform_initializer())

@@ -2,10 +2,9 @@
 
 import dataclasses
 import json
-import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 from absl import logging

@@ -40,6 +40,7 @@ def build_sync_updates(
     """
     sync_optimizer = tf.train.SyncReplicasOptimizer(optimizer, replicas_to_aggregate, total_num_replicas=num_workers)
     train_op = sync_optimizer.minimize(loss, tf.train.get_global_step())
+    sync_optimizer.ready_for_local_init_op.mark_used()  # the scaffold has a check of its own
     return Updates(train_op, [SyncReplicasHook(sync_optimizer, is_chief)])
 
 
@@ -61,7 +62,11 @@ class SyncReplicasHook(tf.train.SessionRunHook):
         with tf.device(self._global_step.device):
             self._add_token = update.queue.enqueue(self._global_step)
         self._updater = tf.train.QueueRunner(
-            update.queue, update.enqueue_ops, close_op=tf.no_op(), cancel_op=tf.no_op()
+            update.queue,
+            update.enqueue_ops,
+            close_op=tf.no_op(),
+            cancel_op=tf.no_op(),
+            queue_closed_exception_types=(tf.errors.OutOfRangeError, tf.errors.CancelledError),  # a session's end
         )
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -72,7 +77,7 @@ class SyncReplicasHook(tf.train.SessionRunHook):
             tf.train.LooperThread.loop(coord, STALL_SECS, self._end_stall, args=(session,))
 
     def _end_stall(self, session: tf.Session) -> None:
-        """Replace a token that a dead task has taken with it; one too many does no harm, as stale gradients are dropped."""
+        """Replace a token that a dead task took with it; one too many is harmless: stale gradients are dropped."""
         step = session.run(self._global_step)
         if step == self._last_seen_step:
             logging.warning(

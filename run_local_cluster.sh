@@ -1,0 +1,238 @@
+#!/usr/bin/env bash
+#
+# Train on a cluster of processes on this machine:
+#
+#   ./run_local_cluster.sh [--ps N] [--workers N] [--train_dir DIR] [any flag of distributed.py]
+#
+# Sets up .venv if needed (PYTHON names the interpreter to use), fetches MNIST, runs 1 ps and 2 workers by default, and
+# shows the chief's output. Each task's is kept in TRAIN_DIR/logs; TRAIN_DIR is a new folder under runs/ by default.
+# The exit status is 0 only if every task's was. Ctrl-C ends them all.
+
+# It runs on bash 3.2, which macOS has: no `wait -n`, no associative arrays, "${array[@]}" of an empty one is an error.
+
+set -u
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+readonly here
+readonly leave_secs=15 # how long tasks may take to end: after the chief has, or when told to
+
+num_ps=1
+num_workers=2
+train_dir=""
+data_dir=""
+flags=()
+names=()    # of the tasks that were started, such as worker-0
+pids=()     # of the same
+statuses=() # of the same; empty while one runs
+interrupted="" # the exit status that a signal asks for
+tee_pid=""
+
+say() { echo "run_local_cluster.sh: $*"; }
+
+fail() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+parse_arguments() {
+  local name
+  while (($#)); do
+    name="${1%%=*}"
+    name="${name#-}"
+    name="${name#-}" # distributed.py takes one dash or two
+    case "$name" in
+      ps | workers | train_dir | data_dir)
+        if [[ "$1" == *=* ]]; then
+          set_option "$name" "${1#*=}"
+        else
+          (($# > 1)) || fail "--$name needs a value"
+          set_option "$name" "$2"
+          shift
+        fi
+        ;;
+      job_name | task_index | ps_hosts | worker_hosts)
+        fail "--$name is for this script to choose: say with --ps and --workers how many tasks there are"
+        ;;
+      help | h)
+        sed -n '3,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        exit 0
+        ;;
+      *) flags+=("$1") ;;
+    esac
+    shift
+  done
+}
+
+set_option() {
+  case "$1" in
+    train_dir) train_dir="$2" ;;
+    data_dir) data_dir="$2" flags+=("--data_dir=$2") ;;
+    *)
+      [[ "$2" =~ ^[1-9][0-9]?$ ]] || fail "--$1 is '$2', expected a number from 1 to 99"
+      if [[ "$1" == ps ]]; then num_ps="$2"; else num_workers="$2"; fi
+      ;;
+  esac
+}
+
+# Print as many free ports as asked for. They lie below those that the system gives to outgoing connections, one of
+# which could otherwise take a port before its task listens there.
+choose_ports() {
+  "$python" - "$1" <<'END'
+import random, socket, sys
+
+sockets = []
+for port in random.sample(range(10000, 32768), 22768):
+    listener = socket.socket()
+    try:
+        listener.bind(("", port))
+    except OSError:
+        continue
+    sockets.append(listener)
+    if len(sockets) == int(sys.argv[1]):
+        break
+print(*(listener.getsockname()[1] for listener in sockets))
+END
+}
+
+# Join the words after the first with the first between them.
+join() {
+  local IFS="$1"
+  shift
+  echo "$*"
+}
+
+make_train_dir() {
+  if [[ -z "$train_dir" ]]; then
+    mkdir -p "$here/runs" || fail "$here/runs cannot be made; give --train_dir"
+    train_dir="$here/runs/$(date +%Y-%m-%d_%H-%M-%S)"
+    while ! mkdir "$train_dir" 2>/dev/null; do train_dir="${train_dir}_"; done
+  fi
+  mkdir -p "$train_dir/logs" || fail "--train_dir $train_dir cannot be made"
+}
+
+# start_task JOB INDEX OUTPUT: run one task in the background, with everything that it says in OUTPUT.
+start_task() {
+  "$python" "$here/distributed.py" --job_name="$1" --task_index="$2" --ps_hosts="$ps_hosts" \
+    --worker_hosts="$worker_hosts" --train_dir="$train_dir" ${flags[@]+"${flags[@]}"} \
+    </dev/null >>"$3" 2>&1 &
+  names+=("$1-$2")
+  pids+=("$!")
+  statuses+=("")
+}
+
+start_cluster() {
+  local addresses index
+  addresses=()
+  for port in $(choose_ports $((num_ps + num_workers))); do addresses+=("localhost:$port"); done
+  ps_hosts="$(join , "${addresses[@]:0:num_ps}")"
+  worker_hosts="$(join , "${addresses[@]:num_ps}")"
+  say "ps at $ps_hosts, workers at $worker_hosts, logs in $train_dir/logs"
+
+  for ((index = 0; index < num_ps; index++)); do start_task ps "$index" "$train_dir/logs/ps-$index.log"; done
+  mkfifo "$work_dir/chief"
+  tee -a "$train_dir/logs/worker-0.log" <"$work_dir/chief" &
+  tee_pid="$!"
+  start_task worker 0 "$work_dir/chief"
+  for ((index = 1; index < num_workers; index++)); do
+    start_task worker "$index" "$train_dir/logs/worker-$index.log"
+  done
+}
+
+# Fill in the statuses of tasks that have ended.
+reap() {
+  local task
+  for ((task = 0; task < ${#pids[@]}; task++)); do
+    if [[ -z "${statuses[task]}" ]] && ! kill -0 "${pids[task]}" 2>/dev/null; then
+      wait "${pids[task]}"
+      statuses[task]=$?
+    fi
+  done
+}
+
+# Print the names of the tasks, beginning with $1, that still run.
+running() {
+  local task
+  for ((task = 0; task < ${#pids[@]}; task++)); do
+    if [[ -z "${statuses[task]}" && "${names[task]}" == "$1"* ]]; then echo "${names[task]}"; fi
+  done
+}
+
+# Return when every task has ended with 0. Exit when one has not, or when none may go on.
+supervise() {
+  local task deadline
+  deadline=""
+  while :; do
+    reap
+    for ((task = 0; task < ${#pids[@]}; task++)); do
+      if [[ -n "${statuses[task]}" && "${statuses[task]}" != 0 ]]; then
+        give_up "$task" "${statuses[task]}" "ended with status ${statuses[task]}"
+      elif [[ -z "${statuses[task]}" && -n "$deadline" ]] && ((SECONDS > deadline)); then
+        give_up "$task" 1 "did not end within $leave_secs s of the chief"
+      elif [[ "${names[task]}" == worker-0 && -n "${statuses[task]}" ]]; then
+        deadline="${deadline:-$((SECONDS + leave_secs))}"
+      fi
+    done
+    [[ -n "$(running "")" ]] || return 0
+    if [[ -n "$interrupted" ]]; then
+      say "interrupted: ending $(join " " $(running ""))"
+      exit "$interrupted"
+    fi
+    sleep 0.2
+  done
+}
+
+# give_up TASK STATUS WHY: end the whole run because of one task.
+give_up() {
+  local log="$train_dir/logs/${names[$1]}.log"
+  end_tasks
+  {
+    echo "error: ${names[$1]} $3; all tasks were ended. The end of $log:"
+    tail -n 15 "$log"
+  } >&2
+  exit "$2"
+}
+
+# End the tasks that still run: the workers first, which may still need their ps.
+end_tasks() {
+  local job
+  for job in worker ps; do
+    signal_tasks TERM "$job"
+    await_tasks "$job" || signal_tasks KILL "$job"
+    await_tasks "$job"
+  done
+  if [[ -n "$tee_pid" ]]; then wait "$tee_pid"; fi
+}
+
+# signal_tasks SIGNAL NAME: send a signal to the running tasks whose names begin so.
+signal_tasks() {
+  local task
+  for ((task = 0; task < ${#pids[@]}; task++)); do
+    if [[ -z "${statuses[task]}" && "${names[task]}" == "$2"* ]]; then kill "-$1" "${pids[task]}" 2>/dev/null; fi
+  done
+}
+
+# Wait, for $leave_secs at most, until no task whose name begins with $1 runs.
+await_tasks() {
+  local deadline=$((SECONDS + leave_secs))
+  while reap && [[ -n "$(running "$1")" ]]; do
+    ((SECONDS <= deadline)) || return 1
+    sleep 0.1
+  done
+}
+
+clean_up() {
+  trap '' INT TERM HUP # nothing may interrupt this
+  end_tasks
+  rm -rf "$work_dir"
+}
+
+parse_arguments "$@"
+python="$("$here/runtime/venv.sh" requirements.txt)" || exit
+"$python" "$here/runtime/download.py" ${data_dir:+"$data_dir"} || exit
+make_train_dir
+work_dir="$(mktemp -d)" || exit
+trap clean_up EXIT
+trap 'interrupted=130' INT
+trap 'interrupted=143' TERM HUP
+start_cluster
+supervise

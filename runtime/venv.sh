@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+#
+# Make sure that .venv has what the given requirements files ask for, and print the path of its Python:
+#
+#   runtime/venv.sh requirements.txt [more/requirements.txt ...]
+#
+# PYTHON names the interpreter to make it with; by default the first suitable one of python3, python3.13 ... python3.10.
+
+set -eu
+
+project="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+readonly project
+readonly venv="$project/.venv"
+
+is_suitable() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+    if is_suitable "$candidate"; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "error: ${PYTHON:-no python3 on the PATH} is not Python 3.10 to 3.13; name one with PYTHON=/path/to/python3" >&2
+  exit 2
+}
+
+install() {
+  echo "installing $1 into $venv (TensorFlow is a download of 600 MB, once)" >&2
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$project/$1" >&2
+}
+
+# PYTHON asks for a certain version; another one's .venv is of no use then.
+if [[ -x "$venv/bin/python" && -n "${PYTHON:-}" ]]; then
+  version='import sys; print(sys.version_info[:2])'
+  if [[ "$("$PYTHON" -c "$version")" != "$("$venv/bin/python" -c "$version")" ]]; then
+    rm -rf "$venv"
+  fi
+fi
+if ! is_suitable "$venv/bin/python"; then
+  python="$(find_python)"
+  "$python" -m venv --clear "$venv" >&2 || exit 2
+fi
+for requirements in "$@"; do
+  installed="$venv/installed/$requirements" # what this file said when it was installed
+  if ! cmp -s "$project/$requirements" "$installed"; then
+    install "$requirements" || exit 2
+    mkdir -p "$(dirname "$installed")"
+    cp "$project/$requirements" "$installed"
+  fi
+done
+echo "$venv/bin/python"
