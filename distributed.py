@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 # TensorFlow reads these when it is imported. A proxy for the web must not stand between the tasks; and what its C++
@@ -77,13 +77,9 @@ flags.register_validator("learning_rate", lambda rate: 0 < rate < float("inf"), 
 flags.register_validator("data_dir", bool, "it must name a folder")
 
 
-@flags.multi_flags_validator(
-    ["replicas_to_aggregate", "sync_replicas", "worker_hosts"],
-    "it needs --sync_replicas, and at most as many replicas as --worker_hosts has workers",
-)
+@flags.multi_flags_validator(["replicas_to_aggregate", "sync_replicas"], "it needs --sync_replicas")
 def _check_replicas(values: dict[str, Any]) -> bool:
-    replicas = values["replicas_to_aggregate"]
-    return replicas is None or (values["sync_replicas"] and replicas <= len(values["worker_hosts"]))
+    return values["replicas_to_aggregate"] is None or bool(values["sync_replicas"])
 
 
 class UsageError(Exception):
@@ -91,13 +87,23 @@ class UsageError(Exception):
 
 
 class Evaluation(NamedTuple):
-    """The part of the chief's graph that measures the model on given images."""
+    """The part of the graph that measures the model on given images."""
 
     images: tf.Tensor  # placeholder, uint8 [b, 784]
     labels: tf.Tensor  # placeholder, uint8 [b]
     loss: tf.Tensor  # float32 []
     accuracy: tf.Tensor  # float32 []
     global_step: tf.Variable  # int64 []
+
+
+class Training(NamedTuple):
+    """A worker's graph."""
+
+    batches: mnist_input.Batches
+    loss: tf.Tensor  # float32 [], of this worker's batch
+    updates: updates.Updates
+    summary_op: tf.Tensor  # string []
+    evaluation: Evaluation
 
 
 class TestResult(NamedTuple):
@@ -123,7 +129,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def task_from_flags(argv: Sequence[str]) -> cluster.Task:
-    """Return this task as the flags give it, or `TF_CONFIG` where no flag says anything of the cluster."""
+    """Return this task as the flags give it, or as `TF_CONFIG` does where no flag describes the cluster."""
     if len(argv) > 1:
         raise UsageError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
     tf_config = os.environ.get("TF_CONFIG")
@@ -140,52 +146,44 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
     train_examples, test_examples = load_examples(task)
 
     tf.disable_eager_execution()
-    tf.set_random_seed(FLAGS.seed)
     with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=cluster_spec)):
-        tf.train.create_global_step()
-        batches = mnist_input.build_batches(train_examples, FLAGS.batch_size, FLAGS.seed, stream=task.index)
-        logits = model.build_logits(batches.images, FLAGS.model, FLAGS.hidden_units)
-        loss = model.build_loss(logits, batches.labels)
-        tf.summary.scalar("loss", loss)
-        tf.summary.scalar("accuracy", model.build_accuracy(logits, batches.labels))
-        train_op, update_hooks = build_updates(task, loss)
-        evaluation = build_evaluation()
+        training = build_training(task, train_examples, lambda: tf.Session(target, config=config))
     roll = roll_call.RollCall(task)
     scaffold = lifecycle.TrainingScaffold(
         task,
         target,
         config,
         train_dir,
-        local_init_op=batches.initializer,
-        local_init_feed_dict=batches.feed_dict,
+        local_init_op=training.batches.initializer,
+        local_init_feed_dict=training.batches.feed_dict,
         startup_timeout_secs=FLAGS.startup_timeout_secs,
         recovery_timeout_secs=FLAGS.recovery_timeout_secs,
     )
-
     progress = lifecycle.ProgressHook(
-        task, loss, FLAGS.train_steps, FLAGS.batch_size, num_replicas(task), FLAGS.log_every_secs
+        task, training.loss, FLAGS.train_steps, FLAGS.batch_size, num_replicas(task), FLAGS.log_every_secs
     )
     with tf.train.MonitoredTrainingSession(
         master=target,
         is_chief=task.is_chief,
         scaffold=scaffold,
-        chief_only_hooks=[roll_call.WaitForWorkersHook(roll, task), *make_saving_hooks(train_dir, scaffold)],
+        chief_only_hooks=[
+            roll_call.WaitForWorkersHook(roll, task),  # first, so that what follows sees the last step
+            *make_saving_hooks(train_dir, scaffold, training.summary_op),
+        ],
         hooks=[
-            *update_hooks,
+            *training.updates.hooks,
             roll_call.RollCallHook(roll, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
             lifecycle.StopAtStepHook(task, FLAGS.train_steps),
             progress,
         ],
         config=config,
-        stop_grace_period_secs=0.5,  # the thread that applies synchronous updates waits for gradients for ever
     ) as session:
         while not session.should_stop():
-            session.run(train_op)
+            session.run(training.updates.train_op)
 
     if test_examples:
         with tf.Session(target, config=config) as session:
-            result = evaluate(session, evaluation, test_examples)
-            report_result(task, train_dir, result, progress)
+            report_result(task, train_dir, evaluate(session, training.evaluation, test_examples), progress)
             roll.say(session, roll_call.EVALUATED)
 
 
@@ -217,16 +215,36 @@ def load_examples(task: cluster.Task) -> tuple[mnist_input.Examples, mnist_input
 
 
 def num_replicas(task: cluster.Task) -> int:
-    """Return how many workers' gradients make one update: one global step."""
-    return (FLAGS.replicas_to_aggregate or len(task.worker_hosts)) if FLAGS.sync_replicas else 1
+    """Return how many workers' gradients make one update, and so one global step."""
+    num_workers = len(task.worker_hosts)
+    if (FLAGS.replicas_to_aggregate or 1) > num_workers:
+        raise UsageError(
+            f"--replicas_to_aggregate is {FLAGS.replicas_to_aggregate}, expected at most {num_workers}, the number of"
+            " workers"
+        )
+    return (FLAGS.replicas_to_aggregate or num_workers) if FLAGS.sync_replicas else 1
 
 
-def build_updates(task: cluster.Task, loss: tf.Tensor) -> updates.Updates:
-    """Build the training step as the flags say."""
+def build_training(
+    task: cluster.Task, examples: mnist_input.Examples, make_session: Callable[[], tf.Session]
+) -> Training:
+    """Build a worker's whole graph, under the device function that places it."""
+    tf.set_random_seed(FLAGS.seed)
+    tf.train.create_global_step()
+    batches = mnist_input.build_batches(examples, FLAGS.batch_size, FLAGS.seed, stream=task.index)
+    logits = model.build_logits(batches.images, FLAGS.model, FLAGS.hidden_units)
+    loss = model.build_loss(logits, batches.labels)
+    tf.summary.scalar("loss", loss)
+    tf.summary.scalar("accuracy", model.build_accuracy(logits, batches.labels))
+
     optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
     if FLAGS.sync_replicas:
-        return updates.build_sync_updates(loss, optimizer, num_replicas(task), len(task.worker_hosts), task.is_chief)
-    return updates.build_async_updates(loss, optimizer)
+        how = updates.build_sync_updates(
+            loss, optimizer, num_replicas(task), len(task.worker_hosts), make_session if task.is_chief else None
+        )
+    else:
+        how = updates.build_async_updates(loss, optimizer)
+    return Training(batches, loss, how, tf.summary.merge_all(), build_evaluation())
 
 
 def build_evaluation() -> Evaluation:
@@ -239,15 +257,15 @@ def build_evaluation() -> Evaluation:
     return Evaluation(images, labels, loss, accuracy, tf.train.get_global_step())
 
 
-def make_saving_hooks(train_dir: str, scaffold: tf.train.Scaffold) -> list[tf.train.SessionRunHook]:
-    """Return the chief's hooks that write checkpoints and summaries, if there is a folder for them."""
+def make_saving_hooks(
+    train_dir: str, scaffold: tf.train.Scaffold, summary_op: tf.Tensor
+) -> list[tf.train.SessionRunHook]:
+    """Return the hooks that write checkpoints and summaries, if there is a folder for them."""
     if not train_dir:
         return []
     return [
         tf.train.CheckpointSaverHook(train_dir, save_secs=FLAGS.save_checkpoint_secs, scaffold=scaffold),
-        tf.train.SummarySaverHook(
-            save_secs=FLAGS.log_every_secs, output_dir=train_dir, summary_op=tf.summary.merge_all()
-        ),
+        tf.train.SummarySaverHook(save_secs=FLAGS.log_every_secs, output_dir=train_dir, summary_op=summary_op),
     ]
 
 
@@ -294,29 +312,33 @@ def report_result(task: cluster.Task, train_dir: str, result: TestResult, progre
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parse the command line as absl does, but end with status 2, and one line, where it is wrong."""
+    """Parse the command line as absl does, but end with status 2 and one line where it is wrong."""
     try:
-        return FLAGS(argv)
+        return list(FLAGS(argv))
     except flags.Error as error:
         print(f"error: {error} (see --help)", file=sys.stderr)
         sys.exit(2)
 
 
 def run(argv: Sequence[str]) -> None:
-    """Run `main`, and turn what can go wrong into one line and an exit status."""
+    """Run `main`, and end the process with a status and, if something went wrong, one line that says what."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler never runs in server.join()
+    status = 0
     try:
         main(argv)
     except (UsageError, cluster.ClusterError, download.DownloadError, mnist_input.DataError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        status = 2
     except TimeoutError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        status = 1
     except tf.errors.OpError as error:
         print(f"error: {type(error).__name__}: {error.message.splitlines()[0]}; start this task again", file=sys.stderr)
-        sys.exit(1)
+        status = 1
+    logging.flush()
+    sys.stdout.flush()
+    os._exit(status)  # at once: neither a server nor a session in use can be stopped
 
 
 if __name__ == "__main__":

@@ -74,26 +74,6 @@ set_option() {
   esac
 }
 
-# Print as many free ports as asked for. They lie below those that the system gives to outgoing connections, one of
-# which could otherwise take a port before its task listens there.
-choose_ports() {
-  "$python" - "$1" <<'END'
-import random, socket, sys
-
-sockets = []
-for port in random.sample(range(10000, 32768), 22768):
-    listener = socket.socket()
-    try:
-        listener.bind(("", port))
-    except OSError:
-        continue
-    sockets.append(listener)
-    if len(sockets) == int(sys.argv[1]):
-        break
-print(*(listener.getsockname()[1] for listener in sockets))
-END
-}
-
 # Join the words after the first with the first between them.
 join() {
   local IFS="$1"
@@ -121,9 +101,9 @@ start_task() {
 }
 
 start_cluster() {
-  local addresses index
+  local addresses index port
   addresses=()
-  for port in $(choose_ports $((num_ps + num_workers))); do addresses+=("localhost:$port"); done
+  for port in $("$python" "$here/runtime/ports.py" $((num_ps + num_workers))); do addresses+=("localhost:$port"); done
   ps_hosts="$(join , "${addresses[@]:0:num_ps}")"
   worker_hosts="$(join , "${addresses[@]:num_ps}")"
   say "ps at $ps_hosts, workers at $worker_hosts, logs in $train_dir/logs"
@@ -174,7 +154,7 @@ supervise() {
     done
     [[ -n "$(running "")" ]] || return 0
     if [[ -n "$interrupted" ]]; then
-      say "interrupted: ending $(join " " $(running ""))"
+      say "interrupted, ending every task"
       exit "$interrupted"
     fi
     sleep 0.2

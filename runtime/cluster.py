@@ -34,6 +34,8 @@ class Task:
 
     def __post_init__(self) -> None:
         for job_name, hosts in self.jobs.items():
+            if not hosts:
+                raise ClusterError(f"no {job_name} address is given: a cluster needs at least one")
             for address in hosts:
                 _check_address(job_name, address)
         addresses = self.ps_hosts + self.worker_hosts

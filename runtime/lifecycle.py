@@ -1,6 +1,7 @@
 """Start, recover, finish: what a worker's session needs, from the first to the last."""
 
 import time
+from collections.abc import Mapping
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -28,7 +29,7 @@ class TrainingScaffold(tf.train.Scaffold):
         config: tf.ConfigProto,
         train_dir: str,
         local_init_op: tf.Operation,
-        local_init_feed_dict: dict[tf.Tensor, object],
+        local_init_feed_dict: Mapping[tf.Tensor, object],
         startup_timeout_secs: float,
         recovery_timeout_secs: float,
     ):
@@ -56,6 +57,7 @@ class TrainingScaffold(tf.train.Scaffold):
         self._recovery_timeout_secs = recovery_timeout_secs
         self._global_step = tf.train.get_global_step()
         self._uninitialized = tf.report_uninitialized_variables(tf.global_variables())
+        self._uninitialized.mark_used()  # else TensorFlow prints a stack trace when a wait ends before its first use
         self._initializer = tf.global_variables_initializer()
 
     def finalize(self) -> "TrainingScaffold":
@@ -176,7 +178,15 @@ class ProgressHook(tf.train.SessionRunHook):
             self._examples_logged, self._logged_at = self.num_examples, now
 
     def end(self, session: tf.Session) -> None:
-        self._add_examples(session.run(self._fetches["global_step"]))
+        global_step = session.run(self._fetches["global_step"])
+        self._add_examples(global_step)
+        logging.info(
+            "%s: finished at global step %d, after %d local steps in %.1f s",
+            self._task,
+            global_step,
+            self._local_step,
+            self.train_secs,
+        )
 
     def _add_examples(self, global_step: int) -> None:
         count = self._count(global_step)
