@@ -1,0 +1,92 @@
+import pathlib
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+import distributed
+from runtime import cluster, download
+from runtime.ports import choose_ports
+from tests import idx_files
+
+tf.disable_eager_execution()
+tf.logging.set_verbosity(tf.logging.ERROR)
+
+
+@pytest.fixture
+def graph():
+    """A graph of the test's own."""
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture
+def set_flags():
+    """Set flags of `distributed.py` for one test, as its command line would."""
+    flags = distributed.FLAGS
+    saved = flags.flag_values_dict()
+
+    def set_flags(*arguments):
+        flags(["distributed.py", *arguments])
+
+    flags(["distributed.py"])
+    yield set_flags
+    for name, value in saved.items():
+        setattr(flags, name, value)
+
+
+class LocalServers(NamedTuple):
+    """Real TensorFlow servers in this process."""
+
+    ps_hosts: tuple
+    worker_hosts: tuple
+    ps: list
+    workers: list
+
+    def task(self, job_name, index):
+        return cluster.Task(job_name, index, self.ps_hosts, self.worker_hosts)
+
+    def worker_session(self, index, graph):
+        """A session like that of a worker's process."""
+        config = cluster.session_config(self.task("worker", index))
+        return tf.Session(self.workers[index].target, graph=graph, config=config)
+
+
+@pytest.fixture
+def local_servers():
+    """Start servers in this process; they cannot be stopped, and stay until it ends."""
+
+    def start(num_ps, num_workers):
+        hosts = tuple(f"localhost:{port}" for port in choose_ports(num_ps + num_workers))
+        servers = LocalServers(hosts[:num_ps], hosts[num_ps:], [], [])
+        for job_name, started in (("ps", servers.ps), ("worker", servers.workers)):
+            for index in range(len(servers.task("ps", 0).jobs[job_name])):
+                task = servers.task(job_name, index)
+                spec = tf.train.ClusterSpec(task.jobs)
+                started.append(tf.train.Server(spec, job_name, index, config=cluster.session_config(task)))
+        return servers
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def mnist_dir():
+    """The folder with the real MNIST; fetched into the user's cache if it is not there."""
+    data_dir = download.default_data_dir()
+    download.fetch(data_dir)
+    return data_dir
+
+
+@pytest.fixture(scope="session")
+def black_and_white_dir(tmp_path_factory):
+    """A data set in MNIST's format that any model learns at once: black images are 0 and white ones 1."""
+    data_dir = tmp_path_factory.mktemp("black_and_white")
+    for split, count in (("train", 600), ("t10k", 200)):
+        labels = np.arange(count, dtype=np.uint8) % 2
+        images = np.broadcast_to(255 * labels[:, None, None], (count, 28, 28)).astype(np.uint8)
+        idx_files.write(data_dir, split, images, labels)
+    return str(data_dir)

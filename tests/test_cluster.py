@@ -1,0 +1,133 @@
+import json
+import socket
+import threading
+
+import pytest
+
+from runtime import cluster
+from runtime.ports import choose_ports
+
+PS = ("a:1", "b:2")
+WORKERS = ("c:3", "d:4", "e:5")
+
+
+def test_a_task_knows_its_place():
+    chief, worker, ps = (
+        cluster.Task(job, index, PS, WORKERS) for job, index in (("worker", 0), ("worker", 2), ("ps", 1))
+    )
+    assert [task.is_chief for task in (chief, worker, ps)] == [True, False, False]
+    assert [task.address for task in (chief, worker, ps)] == ["c:3", "e:5", "b:2"]
+    assert [str(task) for task in (chief, worker, ps)] == ["worker 0", "worker 2", "ps 1"]
+    assert ps.device == "/job:ps/task:1"
+
+
+@pytest.mark.parametrize(
+    ("job", "index", "ps", "workers", "message"),
+    [
+        ("worker", 3, PS, WORKERS, "worker has no task 3: 3 addresses are listed"),
+        ("ps", 2, PS, WORKERS, "ps has no task 2: 2 addresses are listed"),
+        ("worker", 0, (), WORKERS, "no ps address is given"),
+        ("worker", 0, PS, (), "no worker address is given"),
+        ("worker", 0, ("a:1", "b"), WORKERS, "ps address 'b' is not host:port"),
+        ("worker", 0, (":1",), WORKERS, "ps address ':1' is not host:port"),
+        ("worker", 0, PS, ("c:0",), "worker address 'c:0' is not host:port"),
+        ("worker", 0, PS, ("c:65536",), "worker address 'c:65536' is not host:port"),
+        ("worker", 0, PS, ("c:x",), "worker address 'c:x' is not host:port"),
+        ("worker", 0, ("a:1", "a:1"), WORKERS, "a:1 is listed more than once"),
+        ("worker", 0, PS, ("c:3", "a:1"), "a:1 is listed more than once"),
+        ("chief", 0, PS, WORKERS, "the job is 'chief', expected ps or worker"),
+    ],
+)
+def test_an_unusable_cluster_is_refused(job, index, ps, workers, message):
+    with pytest.raises(cluster.ClusterError, match=message):
+        cluster.Task(job, index, ps, workers)
+
+
+def test_tf_config_gives_cluster_and_task():
+    config = {"cluster": {"ps": PS, "worker": WORKERS}, "task": {"type": "worker", "index": "1"}}
+    assert cluster.task_from_tf_config(json.dumps(config)) == cluster.Task("worker", 1, PS, WORKERS)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "TF_CONFIG is not of the form"),
+        ("[]", "TF_CONFIG is not of the form"),
+        ('{"cluster": {"ps": ["a:1"], "worker": ["b:1"]}}', "TF_CONFIG is not of the form"),
+        ('{"cluster": {"worker": ["b:1"]}, "task": {}}', "TF_CONFIG has the jobs worker, expected ps and worker"),
+        (
+            '{"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 1}}',
+            "worker has no task 1",
+        ),
+    ],
+)
+def test_an_unusable_tf_config_is_refused(config, message):
+    with pytest.raises(cluster.ClusterError, match=message):
+        cluster.task_from_tf_config(config)
+
+
+def test_a_task_waits_only_for_tasks_that_it_talks_to():
+    worker, ps = cluster.Task("worker", 1, PS, WORKERS), cluster.Task("ps", 1, PS, WORKERS)
+    assert list(cluster.session_config(worker).device_filters) == ["/job:ps", "/job:worker/task:1"]
+    assert list(cluster.session_config(ps).device_filters) == ["/job:ps/task:1"]
+
+
+def test_a_port_in_use_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        task = cluster.Task("ps", 0, (f"localhost:{port}",), WORKERS)
+        with pytest.raises(cluster.ClusterError, match=f"ps 0 cannot listen on port {port} .*Address already in use"):
+            cluster.check_port_is_free(task)
+    cluster.check_port_is_free(task)
+
+
+def test_a_probe_tells_a_tensorflow_server_from_anything_else(monkeypatch, local_servers):
+    monkeypatch.setattr(cluster, "PROBE_SECS", 0.3)
+    assert cluster.probe(local_servers(1, 1).ps_hosts[0]) is None
+    assert cluster.probe("no.such.host.invalid:2222") == "name not known"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert cluster.probe(address) == "no answer"
+    assert cluster.probe(address) == "connection refused"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer():
+            connection, _ = other.accept()
+            connection.sendall(b"220 mail.example ESMTP\r\n")
+            connection.recv(100)
+            connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        assert cluster.probe(f"127.0.0.1:{other.getsockname()[1]}") == "something else answers there"
+
+
+def test_waiting_for_a_ps_ends_and_names_each_one_that_is_missing(local_servers):
+    there = local_servers(1, 1).ps_hosts[0]
+    (port,) = choose_ports(1)
+    task = cluster.Task("worker", 0, (there, f"localhost:{port}", "no.such.host.invalid:1"), WORKERS)
+    with pytest.raises(TimeoutError) as error:
+        cluster.wait_for_ps(task, timeout_secs=0.1)
+    assert str(error.value) == (
+        f"worker 0 waited 0 s for ps 1 at localhost:{port} (connection refused), ps 2 at no.such.host.invalid:1 (name"
+        " not known): start each missing ps, or correct --ps_hosts"
+    )
+
+
+def test_waiting_ends_when_nothing_is_missing_any_more(caplog):
+    answers = iter(["a, b", "a, b", "b", ""])
+    task = cluster.Task("worker", 1, PS, WORKERS)
+    with caplog.at_level("INFO"):
+        cluster.wait_until_nothing_is_missing(task, lambda: next(answers), 60, "despair")
+    assert [record.getMessage() for record in caplog.records] == [
+        "worker 1: waiting for a, b",
+        "worker 1: waiting for b",
+    ], "one line for each change"
+
+
+def test_ports_are_free_and_all_different():
+    ports = choose_ports(50)
+    assert len(set(ports)) == 50
+    assert all(10000 <= port < 32768 for port in ports)
+    for port in ports:
+        with socket.create_server(("127.0.0.1", port)):
+            pass

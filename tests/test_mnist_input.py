@@ -1,0 +1,162 @@
+import gzip
+import hashlib
+import os
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import mnist_input
+from tests import idx_files
+
+IMAGES = "train-images-idx3-ubyte.gz"
+LABELS = "train-labels-idx1-ubyte.gz"
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """Three images, the k-th of which has pixel 28 + k set to 10 * k."""
+    images = np.zeros((3, 28, 28), np.uint8)
+    for k in range(3):
+        images[k, 1, k] = 10 * k
+    idx_files.write(tmp_path, "train", images, np.array([5, 0, 9], np.uint8))
+    return str(tmp_path)
+
+
+def test_reads_hand_made_files(data_dir):
+    examples = mnist_input.load(data_dir, "train")
+    assert examples.images.shape == (3, 784)
+    assert examples.images.dtype == np.uint8
+    assert [list(np.flatnonzero(image)) for image in examples.images] == [[], [29], [30]]
+    assert examples.images[2, 30] == 20
+    assert examples.labels.tolist() == [5, 0, 9]
+
+
+def test_reads_the_real_mnist(mnist_dir):
+    train, test = mnist_input.load(mnist_dir, "train"), mnist_input.load(mnist_dir, "t10k")
+    assert train.images.shape == (60000, 784)
+    assert test.images.shape == (10000, 784)
+    # Known MD5 of the four files' content; the headers are 16 and 8 bytes.
+    digests = [
+        hashlib.md5(bytes.fromhex(header) + part.tobytes()).hexdigest()
+        for header, part in (
+            ("00000803 0000ea60 0000001c 0000001c", train.images),
+            ("00000801 0000ea60", train.labels),
+            ("00000803 00002710 0000001c 0000001c", test.images),
+            ("00000801 00002710", test.labels),
+        )
+    ]
+    assert digests == [
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+        "2646ac647ad5339dbf082846283269ea",
+        "27ae3e4e09519cfbb04c329615203637",
+    ]
+
+
+def truncate_gzip(path):
+    with open(path, "rb+") as file:
+        file.truncate(os.path.getsize(path) - 10)
+
+
+def rewrite(change):
+    def damage(path):
+        with gzip.open(path) as file:
+            content = file.read()
+        with gzip.open(path, "wb") as file:
+            file.write(change(content))
+
+    return damage
+
+
+def write_text(path):
+    with open(path, "w") as file:
+        file.write("<html>not found</html>")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        (IMAGES, os.remove, "cannot be read as a gzip file"),
+        (IMAGES, write_text, "cannot be read as a gzip file"),
+        (IMAGES, truncate_gzip, "cannot be read as a gzip file"),
+        (IMAGES, rewrite(lambda content: b""), "has 0 bytes, expected a header of 16"),
+        (IMAGES, rewrite(lambda content: content[:-1]), "has 2367 bytes, expected 2368 for the 3 items"),
+        (IMAGES, rewrite(lambda content: content + b"x"), "has 2369 bytes, expected 2368 for the 3 items"),
+        (IMAGES, rewrite(lambda content: b"\0\0\x08\x01" + content[4:]), "begins with 0x00000801, expected 0x00000803"),
+        (IMAGES, rewrite(lambda content: content[:11] + b"\x20" + content[12:]), "images of [32, 28] pixels"),
+        (LABELS, rewrite(lambda content: content[:4] + b"\0\0\0\0"), "has 8 bytes, expected 8 for the 0 items"),
+        (LABELS, rewrite(lambda content: content[:-1] + b"\x0a"), "label 2 is 10, expected 0 to 9"),
+        (LABELS, rewrite(lambda content: content[:7] + b"\2" + content[8:10]), "has 3 images, but"),
+    ],
+)
+def test_a_bad_file_is_named_with_what_was_expected(data_dir, name, damage, message):
+    damage(os.path.join(data_dir, name))
+    with pytest.raises(mnist_input.DataError) as error:
+        mnist_input.load(data_dir, "train")
+    assert message in str(error.value)
+    assert name in str(error.value)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 7])
+def test_shards_are_disjoint_and_complete(num_shards):
+    examples = mnist_input.Examples(np.arange(60000)[:, None], np.arange(60000))
+    shards = [mnist_input.shard(examples, index, num_shards) for index in range(num_shards)]
+    assert sorted(np.concatenate([shard.labels for shard in shards])) == list(range(60000))
+    for index, shard in enumerate(shards):
+        assert shard.labels[:2].tolist() == [index, index + num_shards]
+        assert (shard.images[:, 0] == shard.labels).all()
+
+
+def test_a_shard_without_examples_is_refused():
+    examples = mnist_input.Examples(np.zeros((2, 784), np.uint8), np.zeros(2, np.uint8))
+    with pytest.raises(mnist_input.DataError, match="2 examples cannot be shared by 3 workers"):
+        mnist_input.shard(examples, 2, 3)
+
+
+def draw(num_examples, batch_size, num_batches, seed=0, stream=0):
+    """Return the examples drawn, as indices [num_batches * batch_size], and the first batch of images."""
+    # Each example's index is written into its first two pixels.
+    images = np.zeros((num_examples, 784), np.uint8)
+    images[:, 0], images[:, 1] = np.divmod(np.arange(num_examples), 256)
+    labels = (np.arange(num_examples) % 10).astype(np.uint8)
+    with tf.Graph().as_default(), tf.Session() as session:
+        batches = mnist_input.build_batches(mnist_input.Examples(images, labels), batch_size, seed, stream)
+        session.run(batches.initializer, batches.feed_dict)
+        drawn = [session.run((batches.images, batches.labels)) for _ in range(num_batches)]
+    indices = np.concatenate([np.rint(255 * (256 * image[:, 0] + image[:, 1])) for image, _ in drawn]).astype(int)
+    assert (np.concatenate([label for _, label in drawn]) == indices % 10).all()
+    assert all(image.shape == (batch_size, 784) and image.dtype == np.float32 for image, _ in drawn)
+    return indices, drawn[0][0]
+
+
+@pytest.mark.parametrize("batch_size", [100, 70, 1000])  # a divisor, no divisor, more than there are
+def test_each_epoch_uses_every_example_once_in_a_new_order(batch_size):
+    indices, _ = draw(num_examples=300, batch_size=batch_size, num_batches=1000 // batch_size + 1)
+    epochs = [indices[start : start + 300] for start in (0, 300, 600)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(300))
+    assert not (epochs[0] == epochs[1]).all()
+    assert not (epochs[1] == epochs[2]).all()
+
+
+def test_the_order_is_that_of_seed_and_stream():
+    def order(seed, stream):
+        return draw(300, 100, 6, seed, stream)[0].tolist()
+
+    assert order(1, 2) == order(1, 2)
+    assert order(1, 2) != order(1, 3)
+    assert order(1, 2) != order(2, 2)
+    assert order(1, 2) != order(2, 1)
+
+
+def test_pixels_become_floats_from_0_to_1():
+    with tf.Graph().as_default(), tf.Session() as session:
+        pixels = session.run(mnist_input.to_float(tf.constant([[0, 51, 255]], tf.uint8)))
+    np.testing.assert_array_equal(pixels, np.float32([[0.0, 0.2, 1.0]]))
+
+
+def test_the_examples_are_no_part_of_the_graph(graph):
+    examples = mnist_input.Examples(np.zeros((60000, 784), np.uint8), np.zeros(60000, np.uint8))
+    mnist_input.build_batches(examples, 100, 0, 0)
+    assert graph.as_graph_def().ByteSize() < 20_000

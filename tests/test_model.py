@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import model
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden_units", "num_parameters"),
+    [
+        ("mlp", 100, 784 * 100 + 100 + 100 * 10 + 10),
+        ("mlp", 7, 784 * 7 + 7 + 7 * 10 + 10),
+        ("cnn", 100, (25 * 16 + 16) + (25 * 16 * 32 + 32) + (7 * 7 * 32 * 100 + 100) + (100 * 10 + 10)),
+    ],
+)
+def test_shapes_and_number_of_parameters(graph, kind, hidden_units, num_parameters):
+    images = tf.placeholder(tf.float32, [None, 784])
+    logits = model.build_logits(images, kind, hidden_units)
+    assert logits.shape.as_list() == [None, 10]
+    assert logits.dtype == tf.float32
+    assert sum(variable.shape.num_elements() for variable in tf.trainable_variables()) == num_parameters
+
+    model.build_logits(images, kind, hidden_units)
+    assert len(tf.trainable_variables()) == (4 if kind == "mlp" else 8), "a second call must share the variables"
+
+
+def test_mlp_is_the_formula(graph):
+    images = np.random.default_rng(0).random((5, 784), np.float32)
+    logits = model.build_logits(tf.constant(images), "mlp", 20)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        values = {variable.op.name: session.run(variable) for variable in tf.trainable_variables()}
+        actual = session.run(logits)
+    hidden = np.maximum(0, images @ values["mlp/hidden/weights"] + values["mlp/hidden/biases"])
+    np.testing.assert_allclose(actual, hidden @ values["mlp/logits/weights"] + values["mlp/logits/biases"], rtol=1e-4)
+
+
+def test_loss_and_accuracy_are_averages_over_the_batch(graph):
+    # Probabilities 0.8 of the right class, and 0.1 of it.
+    logits = np.log(np.float32([[0.8] + 9 * [0.2 / 9], [0.1, 0.82] + 8 * [0.01]]))
+    labels = tf.constant([0, 0])
+    with tf.Session() as session:
+        loss, accuracy = session.run([model.build_loss(logits, labels), model.build_accuracy(logits, labels)])
+    assert loss == pytest.approx(-(np.log(0.8) + np.log(0.1)) / 2, rel=1e-5)
+    assert accuracy == 0.5
+
+
+def test_loss_is_stable_for_large_logits(graph):
+    with tf.Session() as session:
+        loss = session.run(model.build_loss(tf.constant([[1000.0] + 9 * [-1000.0]]), tf.constant([1])))
+    assert loss == 2000.0

@@ -1,0 +1,145 @@
+"""The arithmetic of updates, on real servers, against numbers worked out by hand.
+
+Worker i's loss is (i + 1) * w: its gradient is the constant i + 1.
+"""
+
+import threading
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from runtime import updates
+
+LEARNING_RATE = 0.5
+
+
+class Worker:
+    """A worker that takes a step when told to."""
+
+    def __init__(self, servers, index, replicas=None):
+        self.index = index
+        task = servers.task("worker", index)
+        with tf.Graph().as_default() as graph:
+            spec = tf.train.ClusterSpec(task.jobs)
+            with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
+                self.global_step = tf.train.create_global_step()
+                self.weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
+                loss = (index + 1) * self.weight
+                optimizer = updates.make_optimizer("sgd", LEARNING_RATE)
+                if replicas is None:
+                    how = updates.build_async_updates(loss, optimizer)
+                else:
+                    make_session = (lambda: servers.worker_session(0, graph)) if task.is_chief else None
+                    how = updates.build_sync_updates(loss, optimizer, replicas, len(task.worker_hosts), make_session)
+            initializer = tf.global_variables_initializer()
+            local_initializer = tf.local_variables_initializer()
+            self.train_op = how.train_op
+            for hook in how.hooks:
+                hook.begin()
+        self.session = servers.worker_session(index, graph)
+        if task.is_chief:
+            self.session.run(initializer)
+        self.session.run(local_initializer)
+        self.coord = tf.train.Coordinator()
+        for hook in how.hooks:
+            hook.after_create_session(self.session, self.coord)
+
+    def step(self):
+        self.session.run(self.train_op)
+
+    def start_step(self):
+        thread = threading.Thread(target=self.step, daemon=True)
+        thread.start()
+        return thread
+
+    def read(self):
+        return self.session.run([self.weight, self.global_step])
+
+
+def step_together(*workers):
+    for thread in [worker.start_step() for worker in workers]:
+        thread.join(20)
+        assert not thread.is_alive(), "a worker got no token"
+
+
+def test_asynchronous_updates_are_applied_one_by_one(local_servers):
+    servers = local_servers(1, 2)
+    workers = [Worker(servers, index) for index in range(2)]
+    workers[0].step()
+    assert workers[1].read() == [0 - 0.5 * 1, 1]
+    workers[1].step()
+    workers[1].step()
+    assert workers[0].read() == [0 - 0.5 * (1 + 2 + 2), 3]
+
+
+def test_synchronous_updates_average_all_gradients(local_servers):
+    servers = local_servers(2, 3)
+    workers = [Worker(servers, index, replicas=3) for index in range(3)]
+    for step in range(1, 5):
+        step_together(*workers)
+        assert workers[step % 3].read() == [0 - 0.5 * (1 + 2 + 3) / 3 * step, step]
+
+
+def test_no_synchronous_update_happens_before_every_gradient_is_there(local_servers):
+    servers = local_servers(1, 2)
+    workers = [Worker(servers, index, replicas=2) for index in range(2)]
+    early = workers[0].start_step()
+    early.join(0.5)
+    assert early.is_alive(), "there must be no spare token"
+    assert workers[1].read() == [0, 0]
+    workers[1].step()
+    early.join(20)
+    assert workers[1].read() == [0 - 0.5 * (1 + 2) / 2, 1]
+
+
+def test_the_gradients_of_a_backup_worker_are_dropped(local_servers):
+    servers = local_servers(1, 3)
+    fast, slow, slower = workers = [Worker(servers, index, replicas=1) for index in range(3)]
+    fast.step()
+    assert fast.read() == [0 - 0.5 * 1, 1], "one gradient is enough"
+    slow.step()  # its gradient is of step 0, and stale
+    slower.step()
+    assert fast.read() == [0 - 0.5 * 1, 1]
+    slow.step()
+    assert [worker.read() for worker in workers] == 3 * [[0 - 0.5 * (1 + 2), 2]]
+
+
+def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, monkeypatch):
+    monkeypatch.setattr(updates, "STALL_SECS", 0.3)
+    servers = local_servers(1, 2)
+    workers = [Worker(servers, index, replicas=2) for index in range(2)]
+    step_together(*workers)
+    for step in range(2, 5):  # from here on worker 0 takes both shares
+        while workers[0].read()[1] < step:
+            step_together(workers[0])
+        assert workers[0].read() == [0 - 0.5 * ((1 + 2) / 2 + (step - 1) * 1), step]
+    workers[0].coord.request_stop()
+
+
+def test_the_token_queue_serves_the_next_chief(local_servers):
+    servers = local_servers(1, 2)
+    chief, other = (Worker(servers, index, replicas=2) for index in range(2))
+    step_together(chief, other)
+    chief.coord.request_stop()
+    chief.coord.join(stop_grace_period_secs=5)
+    step_together(chief, other)
+    assert other.read() == [0 - 0.5 * 1.5 * 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sgd", 0 - 0.5 - 0.5),
+        ("momentum", 0 - 0.5 - 0.5 * (1 + 0.9)),
+        ("adam", 0 - 0.5 - 0.5),  # of a constant gradient, whose size cancels out
+    ],
+)
+def test_optimizers(graph, name, expected):
+    weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
+    tf.train.create_global_step()
+    train_op = updates.build_async_updates(1 * weight, updates.make_optimizer(name, LEARNING_RATE)).train_op
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train_op)
+        session.run(train_op)
+        assert session.run(weight) == pytest.approx(expected, rel=1e-5)
