@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from absl.testing import flagsaver
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
@@ -27,16 +28,14 @@ def graph():
 @pytest.fixture
 def set_flags():
     """Set flags of `distributed.py` for one test, as its command line would."""
-    flags = distributed.FLAGS
-    saved = flags.flag_values_dict()
+    saved = flagsaver.save_flag_values(distributed.FLAGS)
 
     def set_flags(*arguments):
-        flags(["distributed.py", *arguments])
+        distributed.FLAGS(["distributed.py", *arguments])
 
-    flags(["distributed.py"])
+    set_flags()
     yield set_flags
-    for name, value in saved.items():
-        setattr(flags, name, value)
+    flagsaver.restore_flag_values(saved, distributed.FLAGS)
 
 
 class LocalServers(NamedTuple):

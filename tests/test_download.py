@@ -68,14 +68,14 @@ def test_files_that_are_there_are_not_touched(tmp_path, monkeypatch, mirror):
 
 
 def test_a_wrong_content_is_refused_and_the_next_source_is_tried(tmp_path, monkeypatch, mirror):
-    bad, good = mirror({name: b"something else" for name in CONTENTS}), mirror(CONTENTS)
+    bad, good = mirror(dict.fromkeys(CONTENTS, b"something else")), mirror(CONTENTS)
     monkeypatch.setattr(download, "MIRRORS", (bad, good))
     download.fetch(str(tmp_path / "data"))
     assert read_all(tmp_path / "data") == CONTENTS
 
 
 def test_when_no_source_has_them_every_reason_is_told_and_nothing_is_left(tmp_path, monkeypatch, mirror):
-    wrong, empty = mirror({name: b"something else" for name in CONTENTS}), mirror({})
+    wrong, empty = mirror(dict.fromkeys(CONTENTS, b"something else")), mirror({})
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         refused = f"http://127.0.0.1:{nobody.getsockname()[1]}/"

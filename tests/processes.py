@@ -1,0 +1,119 @@
+"""Real processes of `distributed.py` on this machine, and how to wait for what they do."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+from runtime.ports import choose_ports
+
+PROJECT = pathlib.Path(__file__).parents[1]
+DEADLINE_SECS = 90.0  # far more than anything here takes
+
+
+def poll_for(predicate, what, timeout_secs=DEADLINE_SECS):
+    """Return the first true value of `predicate()`."""
+    deadline = time.monotonic() + timeout_secs
+    while not (value := predicate()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {timeout_secs} s, still no {what}")
+        time.sleep(0.05)
+    return value
+
+
+class Process:
+    """A child whose output goes to a file."""
+
+    def __init__(self, arguments, output, env=None, cwd=None):
+        self.output_path = pathlib.Path(output)
+        with open(output, "ab") as file:
+            self._popen = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                cwd=cwd,
+                start_new_session=True,  # the terminal's Ctrl-C is for the test
+            )
+
+    def output(self):
+        return self.output_path.read_text(errors="replace")
+
+    def wait_for_output(self, pattern):
+        """Wait until the output matches, and return the last match."""
+        poll_for(lambda: re.search(pattern, self.output()) or self._popen.poll() is not None, repr(pattern))
+        matches = list(re.finditer(pattern, self.output()))
+        assert matches, f"the process ended with {self._popen.poll()} before it said {pattern!r}:\n{self.output()}"
+        return matches[-1]
+
+    def wait(self, timeout_secs=DEADLINE_SECS):
+        return self._popen.wait(timeout_secs)
+
+    def is_running(self):
+        return self._popen.poll() is None
+
+    def send(self, signal_number):
+        self._popen.send_signal(signal_number)
+
+    def kill(self):
+        """Kill with -9."""
+        self._popen.kill()
+        self._popen.wait()
+
+
+class Cluster:
+    """Tasks of `distributed.py`, to be started, killed and started again by name, such as "worker 0".
+
+    As a context manager it ends what still runs; that something does is an error unless there is one already.
+    """
+
+    def __init__(self, folder, num_ps, num_workers, *flags):
+        ports = choose_ports(num_ps + num_workers)
+        self.addresses = [f"localhost:{port}" for port in ports]
+        self.ps_hosts, self.worker_hosts = ",".join(self.addresses[:num_ps]), ",".join(self.addresses[num_ps:])
+        self.names = [f"ps {i}" for i in range(num_ps)] + [f"worker {i}" for i in range(num_workers)]
+        self.tasks = {}
+        self._folder = pathlib.Path(folder)
+        self._flags = [f"--ps_hosts={self.ps_hosts}", f"--worker_hosts={self.worker_hosts}", *flags]
+
+    def start(self, *names):
+        """Start tasks, or start them again; all of them if none is named. Return the last."""
+        for name in names or self.names:
+            job_name, index = name.split()
+            self.start_with(name, f"--job_name={job_name}", f"--task_index={index}", *self._flags)
+        return self.tasks[(names or self.names)[-1]]
+
+    def start_with(self, name, *flags, env=None):
+        """Start a task with these flags and nothing else."""
+        command = [sys.executable, str(PROJECT / "distributed.py"), *flags]
+        output = self._folder / f"{name.replace(' ', '-')}.log"
+        self.tasks[name] = Process(command, output, env, cwd=self._folder)
+
+    def __getitem__(self, name):
+        return self.tasks[name]
+
+    def wait(self):
+        """Wait until every task has ended, and return their statuses by name."""
+        return {name: task.wait() for name, task in self.tasks.items()}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error_type, *_):
+        left = [name for name, task in self.tasks.items() if task.is_running()]
+        for name in left:
+            self.tasks[name].kill()
+        if error_type:
+            for name, task in self.tasks.items():
+                print(f"--- {name}, at its end:", *task.output().splitlines()[-40:], sep="\n")
+        else:
+            assert not left, f"{left} still ran"
+
+
+def running_with(text, columns="command"):
+    """Return `columns` of the running processes in whose command lines `text` stands."""
+    lines = subprocess.run(["ps", "-A", "-ww", "-o", columns], capture_output=True, text=True, check=True).stdout
+    return [line for line in lines.splitlines() if text in line]

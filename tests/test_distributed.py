@@ -1,0 +1,205 @@
+"""Flags, and what stands where in the graph."""
+
+import multiprocessing
+import os
+import re
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from absl import app
+
+import distributed
+import mnist_input
+from runtime import cluster, roll_call
+from runtime.ports import choose_ports
+
+PS_HOSTS = ("a:1", "b:2")
+WORKER_HOSTS = ("c:3", "d:4")
+EXAMPLES = mnist_input.Examples(np.zeros((50, 784), np.uint8), np.zeros(50, np.uint8))
+
+
+def build(set_flags, *flags, worker=1):
+    """Build a worker's graph, without any server, and return each op's device by its name."""
+    set_flags(*flags)
+    task = cluster.Task("worker", worker, PS_HOSTS, WORKER_HOSTS)
+    spec = tf.train.ClusterSpec(task.jobs)
+    with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
+        distributed.build_training(task, EXAMPLES, tf.Session)
+    roll_call.RollCall(task)
+    tf.train.Saver(sharded=True)
+    return {op.name: device_of(op) for op in tf.get_default_graph().get_operations()}
+
+
+def device_of(op):
+    """Return where TensorFlow places an op: where it says or, if it uses a variable, where that is."""
+    if op.device:
+        return op.device
+    handles = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
+    return device_of(handles[0].op) if handles else ""
+
+
+def variable_devices():
+    return {variable.op.name: variable.device for variable in tf.global_variables() + tf.local_variables()}
+
+
+PS_0, PS_1, WORKER_1 = "/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:1"
+
+
+def test_variables_go_round_robin_to_the_ps_tasks_and_slots_to_their_variables(graph, set_flags):
+    build(set_flags)
+    assert variable_devices() == {
+        "global_step": PS_0,
+        "mlp/hidden/weights": PS_1,
+        "mlp/hidden/biases": PS_0,
+        "mlp/logits/weights": PS_1,
+        "mlp/logits/biases": PS_0,
+        "mlp/hidden/weights/Adam": PS_1,
+        "mlp/hidden/weights/Adam_1": PS_1,
+        "mlp/hidden/biases/Adam": PS_0,
+        "mlp/hidden/biases/Adam_1": PS_0,
+        "mlp/logits/weights/Adam": PS_1,
+        "mlp/logits/weights/Adam_1": PS_1,
+        "mlp/logits/biases/Adam": PS_0,
+        "mlp/logits/biases/Adam_1": PS_0,
+        "beta1_power": PS_0,
+        "beta2_power": PS_0,
+    }
+
+
+def test_synchronous_mode_adds_one_variable_on_the_worker(graph, set_flags):
+    build(set_flags, "--sync_replicas", "--optimizer=sgd")
+    devices = variable_devices()
+    assert devices.pop("sync_rep_local_step") == WORKER_1
+    assert set(devices) == {
+        "global_step",
+        *(f"mlp/{layer}/{kind}" for layer in ("hidden", "logits") for kind in ("weights", "biases")),
+    }
+    assert set(devices.values()) == {PS_0, PS_1}
+
+
+@pytest.mark.parametrize("flags", [[], ["--sync_replicas"], ["--model=cnn", "--optimizer=momentum"]])
+def test_every_op_has_its_place(graph, set_flags, flags):
+    devices = build(set_flags, *flags)
+    # What runs once, at the start or in a save, may run wherever the session is.
+    unplaced = [name for name, device in devices.items() if not device]
+    assert [name for name in unplaced if not re.search("/Initializer/|^save/|^roll_call/word", name)] == []
+    elsewhere = {device for device in devices.values() if not device.startswith((PS_0, PS_1, WORKER_1))}
+    assert elsewhere <= {"", "/device:CPU:0", "/device:CPU:*"}
+
+
+@pytest.mark.parametrize("flags", [[], ["--sync_replicas"]])
+def test_what_computes_is_on_the_worker_and_what_updates_is_on_the_ps(graph, set_flags, flags):
+    build(set_flags, *flags)
+    operations = graph.get_operations()
+    computing = [
+        op for op in operations if op.type in ("MatMul", "Relu", "IteratorV2", "IteratorGetNext", "Placeholder")
+    ]
+    assert {op.device for op in computing if not op.name.startswith("roll_call/")} == {WORKER_1}
+    updating = [op for op in operations if re.match("ResourceApply|ConditionalAccumulator|Accumulator", op.type)]
+    assert {op.device for op in updating} == {PS_0, PS_1}
+    queues = [op.device for op in operations if op.type == "FIFOQueueV2"]
+    assert queues == (["/job:ps/task:0/device:CPU:*"] if flags else [])
+
+
+def test_the_same_seed_gives_the_same_weights(set_flags):
+    def weights(seed):
+        set_flags(f"--seed={seed}")
+        with tf.Graph().as_default():
+            distributed.build_training(cluster.Task("worker", 0, PS_HOSTS, WORKER_HOSTS), EXAMPLES, tf.Session)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                return session.run(tf.trainable_variables()[0])
+
+    np.testing.assert_array_equal(weights(3), weights(3))
+    assert (weights(3) != weights(4)).any()
+
+
+@pytest.mark.parametrize(
+    ("flags", "replicas"),
+    [
+        ([], 1),
+        (["--sync_replicas"], 2),
+        (["--issync=1"], 2),
+        (["--sync_replicas", "--replicas_to_aggregate=1"], 1),
+    ],
+)
+def test_replicas_in_a_global_step(set_flags, flags, replicas):
+    set_flags(*flags)
+    assert distributed.num_replicas(cluster.Task("worker", 0, PS_HOSTS, WORKER_HOSTS)) == replicas
+
+
+def test_the_cluster_comes_from_tf_config_unless_a_flag_describes_it(set_flags, monkeypatch):
+    monkeypatch.setenv(
+        "TF_CONFIG", '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "ps", "index": 0}}'
+    )
+    set_flags("--train_steps=5")
+    assert distributed.task_from_flags(["distributed.py"]) == cluster.Task("ps", 0, ("a:1",), ("b:2",))
+
+
+def test_flags_win_over_tf_config(set_flags, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "not used")
+    set_flags("--job_name=worker", "--task_index=1")
+    task = distributed.task_from_flags(["distributed.py"])
+    assert task == cluster.Task("worker", 1, ("localhost:2222",), ("localhost:2223", "localhost:2224"))
+
+
+# Each case is a process of its own, forked from one that has imported TensorFlow, which takes seconds.
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(["distributed"])
+
+
+def run_distributed(flags, output):
+    """Do what `python distributed.py FLAGS` does, in this process, with its output in a file."""
+    file = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ.pop("TF_CONFIG", None)
+    os.chdir(os.path.dirname(output))
+    app.run(distributed.run, argv=["distributed.py", *flags], flags_parser=distributed.parse_flags)
+
+
+(PORT,) = choose_ports(1)
+WORKER = ["--job_name=worker", "--task_index=0", f"--worker_hosts=localhost:{PORT},localhost:1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--job_name=ps"], "--job_name (ps or worker) and --task_index are required"),
+        (["--task_index=0"], "--job_name (ps or worker) and --task_index are required"),
+        (["--job_name=chief", "--task_index=0"], "flag --job_name=chief: value should be one of <ps|worker>"),
+        (["--job_name=ps", "--task_index=-1"], "flag --task_index=-1: -1 is not a non-negative integer"),
+        (["--job_name=ps", "--task_index=1"], "ps has no task 1: 1 addresses are listed"),
+        ([*WORKER, "--ps_hosts="], "no ps address is given"),
+        ([*WORKER, "--ps_hosts=host"], "ps address 'host' is not host:port"),
+        ([*WORKER, "--sync_replicas", "False"], "unexpected argument 'False': flags are written --name=value"),
+        ([*WORKER, "--sync_replicas=perhaps"], "flag --sync_replicas=perhaps"),
+        ([*WORKER, "--train_step=5"], "Unknown command line flag 'train_step'. Did you mean: train_steps ?"),
+        ([*WORKER, "--train_steps=0"], "flag --train_steps=0: 0 is not a positive integer"),
+        ([*WORKER, "--train_steps=many"], "flag --train_steps=many"),
+        ([*WORKER, "--batch_size=0"], "flag --batch_size=0"),
+        ([*WORKER, "--hidden_units=0"], "flag --hidden_units=0"),
+        ([*WORKER, "--learning_rate=0"], "flag --learning_rate=0.0: it must be a number above 0"),
+        ([*WORKER, "--learning_rate=nan"], "flag --learning_rate=nan: it must be a number above 0"),
+        ([*WORKER, "--optimizer=magic"], "flag --optimizer=magic: value should be one of <adam|momentum|sgd>"),
+        ([*WORKER, "--model=resnet"], "flag --model=resnet: value should be one of <mlp|cnn>"),
+        ([*WORKER, "--replicas_to_aggregate=1"], "replicas_to_aggregate=1, sync_replicas=False: it needs --sync"),
+        ([*WORKER, "--issync=1", "--replicas_to_aggregate=3"], "--replicas_to_aggregate is 3, expected at most 2"),
+        ([*WORKER, "--seed=-1"], "flag --seed=-1"),
+        ([*WORKER, "--startup_timeout_secs=0"], "flag --startup_timeout_secs=0"),
+        ([*WORKER, "--log_every_secs=0"], "flag --log_every_secs=0"),
+        ([*WORKER, "--data_dir="], "flag --data_dir=: it must name a folder"),
+        ([*WORKER, "--data_dir=/dev/null/data"], "/dev/null/data"),
+        ([*WORKER, "--train_dir=/dev/null/train"], "--train_dir /dev/null/train cannot be written: Not a directory"),
+    ],
+)
+def test_bad_input_ends_with_status_2_and_one_line(flags, message, tmp_path):
+    output = tmp_path / "output"
+    process = FORK_SERVER.Process(target=run_distributed, args=(flags, str(output)))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 2
+    (line,) = [line for line in output.read_text().splitlines() if line.startswith("error: ")]
+    assert message in line
+    assert os.listdir(tmp_path) == ["output"], "no file may be touched"

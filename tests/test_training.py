@@ -1,0 +1,231 @@
+"""Promises of the README, each kept by a cluster of real processes."""
+
+import json
+import os
+import re
+
+import pytest
+
+from tests.processes import Cluster, poll_for
+
+FINISHED = r"finished at global step (\d+), after (\d+) local steps"
+LAST_LINE = (
+    r"test accuracy (\d\.\d{4}) \(test loss (\d+\.\d{4})\) after (\d+) global steps in (\d+\.\d) s, (\d+) examples/s\n$"
+)
+PROGRESS = r"global step (\d+)/\d+, local step \d+, loss \d+\.\d{4}, \d+ examples/s"
+
+
+def local_steps(cluster):
+    """Return how many steps each worker took, after the end."""
+    workers = [task for name, task in cluster.tasks.items() if name.startswith("worker")]
+    return [int(re.search(FINISHED, worker.output())[2]) for worker in workers]
+
+
+def steps_logged(task):
+    return [int(step) for step in re.findall(PROGRESS, task.output())]
+
+
+def assert_all_end_within_2_secs_of_the_last_line(cluster):
+    cluster["worker 0"].wait_for_output(r"test accuracy .*\n")
+    assert {name: task.wait(timeout_secs=2) for name, task in cluster.tasks.items()} == dict.fromkeys(cluster.names, 0)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["ps 0", "worker 1", "worker 0"],
+        ["worker 0", "worker 1", "ps 0"],
+        ["worker 1", "until worker 1 waits for the ps", "ps 0", "until worker 1 waits for the chief", "worker 0"],
+    ],
+)
+def test_any_start_order_trains_and_every_process_ends_within_2_secs(tmp_path, black_and_white_dir, steps):
+    with Cluster(tmp_path, 1, 2, "--train_steps=1500", f"--data_dir={black_and_white_dir}") as cluster:
+        for step in steps:
+            if step in cluster.names:
+                cluster.start(step)
+            elif step.endswith("the ps"):
+                cluster["worker 1"].wait_for_output(rf"waiting for ps 0 at {cluster.ps_hosts} \(connection refused\)")
+            else:
+                cluster["worker 1"].wait_for_output(
+                    rf"waiting for the chief, worker 0 at {cluster.addresses[1]}, to initialise or restore the model"
+                )
+        assert_all_end_within_2_secs_of_the_last_line(cluster)
+        assert min(local_steps(cluster)) > 0, "every worker trains"
+        assert "test accuracy 1.0000" in cluster["worker 0"].output(), "black and white are easily told apart"
+
+
+def test_asynchronous_workers_share_the_steps(tmp_path, mnist_dir):
+    with Cluster(tmp_path, 1, 2, "--train_steps=3000", f"--data_dir={mnist_dir}") as cluster:
+        cluster.start()
+        assert_all_end_within_2_secs_of_the_last_line(cluster)
+        shares = local_steps(cluster)
+        accuracy, _, global_step, *_ = re.search(LAST_LINE, cluster["worker 0"].output()).groups()
+        assert sum(shares) == int(global_step), "the parameters have every step that was taken, and no other"
+        assert 3000 <= int(global_step) <= 3001, "at most one step per other worker after the last"
+        assert min(shares) > 0.35 * 3000
+        assert float(accuracy) > 0.95
+
+
+def test_synchronous_training_takes_every_step_with_every_worker(tmp_path, mnist_dir):
+    train_dir = tmp_path / "train"
+    flags = ["--sync_replicas", "--train_steps=300", f"--train_dir={train_dir}", f"--data_dir={mnist_dir}"]
+    with Cluster(tmp_path, 2, 3, *flags) as cluster:
+        cluster.start()
+        assert_all_end_within_2_secs_of_the_last_line(cluster)
+        assert min(local_steps(cluster)) > 200
+        for ps in ("ps 0", "ps 1"):
+            for worker in range(3):
+                assert f"{ps}: worker {worker}: trained" in cluster[ps].output()
+        accuracy, loss, global_step, secs, examples_per_sec = re.search(
+            LAST_LINE, cluster["worker 0"].output()
+        ).groups()
+        assert int(global_step) == 300, "synchronous training ends exactly"
+
+        result = json.loads((train_dir / "result.json").read_text())
+        assert result == {
+            "test_accuracy": pytest.approx(float(accuracy), abs=0.5e-4),
+            "test_loss": pytest.approx(float(loss), abs=0.5e-4),
+            "global_step": 300,
+            "train_secs": pytest.approx(float(secs), abs=0.05),
+            "examples_per_sec": pytest.approx(300 * 3 * 100 / result["train_secs"], rel=0.01),
+            "model": "mlp",
+            "optimizer": "adam",
+            "sync_replicas": True,
+            "local_steps": 1,
+            "batch_size": 100,
+            "num_ps": 2,
+            "num_workers": 3,
+            "tensorflow_version": result["tensorflow_version"],
+        }
+        assert float(examples_per_sec) == pytest.approx(result["examples_per_sec"], abs=0.5)
+        shards = [name for name in os.listdir(train_dir) if name.startswith("model.ckpt-300.data")]
+        assert len(shards) == 2, "each ps saves what it holds"
+
+
+def test_synchronous_training_takes_no_step_before_all_workers_are_there(tmp_path, black_and_white_dir):
+    flags = ["--sync_replicas", "--replicas_to_aggregate=1", "--train_steps=50", "--log_every_secs=0.1"]
+    with Cluster(tmp_path, 1, 2, *flags, f"--data_dir={black_and_white_dir}") as cluster:
+        cluster.start("ps 0")
+        chief = cluster.start("worker 0")
+        chief.wait_for_output(rf"waiting for worker 1 at {cluster.addresses[2]}\n")
+        cluster.start("worker 1").wait_for_output("waiting for|finished")
+        assert_all_end_within_2_secs_of_the_last_line(cluster)
+        assert "worker 1: training" in cluster["ps 0"].output()
+        waited, stepped = (chief.output().index(text) for text in ("waiting for worker 1", "finished at"))
+        assert waited < stepped
+        assert min(local_steps(cluster)) > 0, "with one step's gradient enough, worker 0 alone could have taken all"
+
+
+def test_the_cnn_trains(tmp_path, black_and_white_dir):
+    flags = ["--model=cnn", "--train_steps=60", "--optimizer=momentum", "--learning_rate=0.01"]
+    with Cluster(tmp_path, 2, 2, *flags, f"--data_dir={black_and_white_dir}") as cluster:
+        cluster.start()
+        assert_all_end_within_2_secs_of_the_last_line(cluster)
+        assert "test accuracy 1.0000" in cluster["worker 0"].output()
+
+
+def test_a_second_run_resumes_where_the_first_stopped(tmp_path, black_and_white_dir):
+    train_dir = tmp_path / "train"
+
+    def run(train_steps):
+        flags = [f"--train_steps={train_steps}", f"--train_dir={train_dir}", f"--data_dir={black_and_white_dir}"]
+        with Cluster(tmp_path, 2, 2, *flags) as cluster:
+            cluster.start()
+            assert set(cluster.wait().values()) == {0}
+        return json.loads((train_dir / "result.json").read_text())["global_step"], cluster["worker 0"].output()
+
+    first_stop, _ = run(100)
+    second_stop, output = run(200)
+    assert f"restored {train_dir}/model.ckpt-{first_stop}, at global step {first_stop}\n" in output
+    assert second_stop in (200, 201)
+    third_stop, output = run(200)
+    assert f"global step {second_stop} of 200: nothing is left to train" in output
+    assert third_stop == second_stop, "no step is taken at the end"
+
+
+def test_without_train_dir_nothing_is_saved_and_a_warning_says_so(tmp_path, black_and_white_dir):
+    with Cluster(tmp_path, 1, 1, "--train_steps=20", f"--data_dir={black_and_white_dir}") as cluster:
+        cluster.start()
+        assert set(cluster.wait().values()) == {0}
+        assert "nothing is saved, since --train_dir is not given" in cluster["worker 0"].output()
+    assert sorted(os.listdir(tmp_path)) == ["ps-0.log", "worker-0.log"]
+
+
+@pytest.fixture
+def long_run(tmp_path, black_and_white_dir):
+    """Start a cluster that has time to lose a task, and wait until it has taken some steps."""
+
+    def start(*flags):
+        cluster = Cluster(
+            tmp_path,
+            2,
+            2,
+            "--train_steps=2000",
+            "--log_every_secs=0.2",
+            f"--train_dir={tmp_path / 'train'}",
+            f"--data_dir={black_and_white_dir}",
+            *flags,
+        )
+        cluster.start()
+        poll_for(lambda: any(step > 300 for step in steps_logged(cluster["worker 1"])), "300 steps")
+        return cluster
+
+    return start
+
+
+@pytest.mark.parametrize("mode", ["--nosync_replicas", "--sync_replicas"])
+def test_a_restarted_chief_keeps_the_living_model(long_run, mode):
+    with long_run(mode, "--save_checkpoint_secs=600") as cluster:
+        before = max(steps_logged(cluster["worker 0"]))
+        cluster["worker 0"].kill()
+        chief = cluster.start("worker 0")
+        kept = chief.wait_for_output(r"the ps tasks hold a living model: keeping it, at global step (\d+)")
+        assert int(kept[1]) >= before, "the only checkpoint is of step 0"
+        assert_all_end_within_2_secs_of_the_last_line(cluster)
+
+
+@pytest.mark.parametrize("mode", ["--nosync_replicas", "--sync_replicas"])
+def test_a_lost_ps_is_restored_from_the_last_checkpoint(long_run, mode, tmp_path):
+    with long_run(mode, "--save_checkpoint_secs=1") as cluster:
+        poll_for(
+            lambda: re.search(r"model\.ckpt-[1-9]", (tmp_path / "train" / "checkpoint").read_text()),
+            "checkpoint after that of step 0",
+        )
+        cluster["ps 1"].kill()
+        cluster.start("ps 1")
+        restored = cluster["worker 0"].wait_for_output(r"restored .*/model\.ckpt-(\d+), at global step (\d+)")
+        assert restored[1] == restored[2]
+        assert int(restored[1]) > 0
+        assert_all_end_within_2_secs_of_the_last_line(cluster)
+
+
+@pytest.mark.parametrize("mode", ["--nosync_replicas", "--sync_replicas"])
+def test_a_restarted_worker_takes_part_again(long_run, mode):
+    with long_run(mode) as cluster:
+        cluster["worker 1"].kill()
+        cluster.start("worker 1")
+        assert_all_end_within_2_secs_of_the_last_line(cluster)
+        assert local_steps(cluster)[1] > 0
+
+
+def test_a_ps_that_never_comes_is_named(tmp_path, black_and_white_dir):
+    with Cluster(tmp_path, 2, 1, f"--data_dir={black_and_white_dir}", "--startup_timeout_secs=1") as cluster:
+        cluster.start("ps 1")
+        worker = cluster.start("worker 0")
+        assert worker.wait() == 1
+        assert (
+            f"error: worker 0 waited 1 s for ps 0 at {cluster.addresses[0]} (connection refused): start each missing ps"
+        ) in worker.output()
+        cluster["ps 1"].kill()
+
+
+def test_tf_config_describes_the_cluster_and_proxies_do_not_matter(tmp_path, black_and_white_dir):
+    with Cluster(tmp_path, 1, 1) as cluster:
+        jobs = {"ps": [cluster.ps_hosts], "worker": [cluster.worker_hosts]}
+        proxies = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
+        for name in cluster.names:
+            job_name, index = name.split()
+            config = {"cluster": jobs, "task": {"type": job_name, "index": int(index)}}
+            env = {**proxies, "TF_CONFIG": json.dumps(config)}
+            cluster.start_with(name, "--train_steps=20", f"--data_dir={black_and_white_dir}", env=env)
+        assert_all_end_within_2_secs_of_the_last_line(cluster)
