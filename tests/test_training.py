@@ -194,8 +194,7 @@ def test_a_lost_ps_is_restored_from_the_last_checkpoint(long_run, mode, tmp_path
         cluster["ps 1"].kill()
         cluster.start("ps 1")
         restored = cluster["worker 0"].wait_for_output(r"restored .*/model\.ckpt-(\d+), at global step (\d+)")
-        assert restored[1] == restored[2]
-        assert int(restored[1]) > 0
+        assert int(restored[2]) >= int(restored[1]) > 0, "asynchronous steps go on while a checkpoint is written"
         assert_all_end_within_2_secs_of_the_last_line(cluster)
 
 
