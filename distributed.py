@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 # TensorFlow reads these when it is imported. A proxy for the web must not stand between the tasks; and what its C++
@@ -147,7 +147,7 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
 
     tf.disable_eager_execution()
     with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=cluster_spec)):
-        training = build_training(task, train_examples, lambda: tf.Session(target, config=config))
+        training = build_training(task, train_examples)
     roll = roll_call.RollCall(task)
     scaffold = lifecycle.TrainingScaffold(
         task,
@@ -177,6 +177,7 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
             progress,
         ],
         config=config,
+        stop_grace_period_secs=0.5,  # the thread that applies synchronous updates never stops by itself
     ) as session:
         while not session.should_stop():
             session.run(training.updates.train_op)
@@ -225,9 +226,7 @@ def num_replicas(task: cluster.Task) -> int:
     return (FLAGS.replicas_to_aggregate or num_workers) if FLAGS.sync_replicas else 1
 
 
-def build_training(
-    task: cluster.Task, examples: mnist_input.Examples, make_session: Callable[[], tf.Session]
-) -> Training:
+def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Training:
     """Build a worker's whole graph, under the device function that places it."""
     tf.set_random_seed(FLAGS.seed)
     tf.train.create_global_step()
@@ -239,9 +238,7 @@ def build_training(
 
     optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
     if FLAGS.sync_replicas:
-        how = updates.build_sync_updates(
-            loss, optimizer, num_replicas(task), len(task.worker_hosts), make_session if task.is_chief else None
-        )
+        how = updates.build_sync_updates(loss, optimizer, num_replicas(task), len(task.worker_hosts), task.is_chief)
     else:
         how = updates.build_async_updates(loss, optimizer)
     return Training(batches, loss, how, tf.summary.merge_all(), build_evaluation())

@@ -135,7 +135,10 @@ def build_batches(examples: Examples, batch_size: int, seed: int, stream: int) -
     # the training step.
     epochs = tf.data.Dataset.range(sys.maxsize)
     batches = epochs.map(shuffle).rebatch(batch_size, drop_remainder=True).map(gather).prefetch(4)
-    iterator = tf.data.make_initializable_iterator(batches)
+    # There is nothing to tune, and closing a session would wait for the tuner's thread, which sleeps up to a minute.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    iterator = tf.data.make_initializable_iterator(batches.with_options(options))
     batch_images, batch_labels = iterator.get_next()
     feed_dict = {images: examples.images, labels: examples.labels}
     return Batches(batch_images, batch_labels, iterator.initializer, feed_dict)

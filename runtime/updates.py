@@ -1,7 +1,5 @@
 """How what the workers compute reaches the parameters on the ps tasks."""
 
-import threading
-from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -34,75 +32,53 @@ def build_async_updates(loss: tf.Tensor, optimizer: tf.train.Optimizer) -> Updat
 
 
 def build_sync_updates(
-    loss: tf.Tensor,
-    optimizer: tf.train.Optimizer,
-    replicas_to_aggregate: int,
-    num_workers: int,
-    make_updater_session: Callable[[], tf.Session] | None,
+    loss: tf.Tensor, optimizer: tf.train.Optimizer, replicas_to_aggregate: int, num_workers: int, is_chief: bool
 ) -> Updates:
     """Average the gradients of `replicas_to_aggregate` batches in each update (Chen et al. 2016, arXiv:1604.00981).
 
     With fewer replicas than workers, the slowest gradients of each update are dropped: those are the backup workers.
-
-    Args:
-      loss: of this worker's batch, float32 [].
-      optimizer: what applies the average.
-      replicas_to_aggregate: from 1 to `num_workers`.
-      num_workers: how many workers there are.
-      make_updater_session: makes the session in which the chief applies the updates; None on other workers.
     """
     sync_optimizer = tf.train.SyncReplicasOptimizer(optimizer, replicas_to_aggregate, total_num_replicas=num_workers)
     train_op = sync_optimizer.minimize(loss, tf.train.get_global_step())
     sync_optimizer.ready_for_local_init_op.mark_used()  # the scaffold has a check of its own
-    return Updates(train_op, [SyncReplicasHook(sync_optimizer, make_updater_session)])
+    return Updates(train_op, [SyncReplicasHook(sync_optimizer, is_chief)])
 
 
 class SyncReplicasHook(tf.train.SessionRunHook):
-    """Does for `SyncReplicasOptimizer` what its own `make_session_run_hook()` does, with three differences.
+    """Does for `SyncReplicasOptimizer` what its own `make_session_run_hook()` does, but for three things.
 
-    * No spare tokens at the start, with which a fast worker would do a slow one's share.
-    * The token queue is not closed when the chief stops: it outlives the chief on the ps, and the next one needs it.
-    * The updates run in a session of their own, which is never closed. There is always one that waits for gradients,
-      and to close its session took up to 10 s with two ps tasks.
+    * It hands out no spare tokens at the start, with which a fast worker would do a slow one's share.
+    * It does not close the token queue when the chief stops: the queue stays on the ps, and the next chief needs it.
+    * It replaces tokens that dead tasks took with them, since the others would wait for ever.
     """
 
-    def __init__(
-        self, optimizer: tf.train.SyncReplicasOptimizer, make_updater_session: Callable[[], tf.Session] | None
-    ):
+    def __init__(self, optimizer: tf.train.SyncReplicasOptimizer, is_chief: bool):
         self._optimizer = optimizer
-        self._make_updater_session = make_updater_session
-        self._updater: threading.Thread | None = None
+        self._is_chief = is_chief
 
     def begin(self) -> None:
-        is_chief = self._make_updater_session is not None
-        self._init_op = self._optimizer.chief_init_op if is_chief else self._optimizer.local_step_init_op
+        self._init_op = self._optimizer.chief_init_op if self._is_chief else self._optimizer.local_step_init_op
         self._global_step = tf.train.get_global_step()
-        queue_runner = self._optimizer.get_chief_queue_runner()
-        (self._update_op,) = queue_runner.enqueue_ops
+        update = self._optimizer.get_chief_queue_runner()
         with tf.device(self._global_step.device):
-            self._add_token = queue_runner.queue.enqueue(self._global_step)
+            self._add_token = update.queue.enqueue(self._global_step)
+        self._updater = tf.train.QueueRunner(
+            update.queue,
+            update.enqueue_ops,
+            close_op=tf.no_op(),
+            cancel_op=tf.no_op(),
+            queue_closed_exception_types=(tf.errors.OutOfRangeError, tf.errors.CancelledError),  # the session's end
+        )
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         session.run(self._init_op)
-        if self._make_updater_session is None:
-            return
-        if self._updater is None or not self._updater.is_alive():
-            updater_session = self._make_updater_session()
-            self._updater = threading.Thread(target=self._update, args=(updater_session,), name="updater", daemon=True)
-            self._updater.start()
-        self._last_seen_step = -1
-        tf.train.LooperThread.loop(coord, STALL_SECS, self._end_stall, args=(session,))
-
-    def _update(self, session: tf.Session) -> None:
-        """Apply one synchronous update after another, until a ps is lost."""
-        try:
-            while True:
-                session.run(self._update_op)
-        except tf.errors.OpError as error:
-            logging.info("worker 0: synchronous updates end: %s", type(error).__name__)
+        if self._is_chief:
+            self._updater.create_threads(session, coord=coord, daemon=True, start=True)
+            self._last_seen_step = -1
+            tf.train.LooperThread.loop(coord, STALL_SECS, self._end_stall, args=(session,))
 
     def _end_stall(self, session: tf.Session) -> None:
-        """Replace a token that a dead task took with it; one too many is harmless: stale gradients are dropped."""
+        """Add a token if the global step stands still; one too many is harmless: stale gradients are dropped."""
         step = session.run(self._global_step)
         if step == self._last_seen_step:
             logging.warning(

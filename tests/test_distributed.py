@@ -25,7 +25,7 @@ def build(set_flags, *flags, worker=1):
     task = cluster.Task("worker", worker, PS_HOSTS, WORKER_HOSTS)
     spec = tf.train.ClusterSpec(task.jobs)
     with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
-        distributed.build_training(task, EXAMPLES, tf.Session)
+        distributed.build_training(task, EXAMPLES)
     roll_call.RollCall(task)
     tf.train.Saver(sharded=True)
     return {op.name: device_of(op) for op in tf.get_default_graph().get_operations()}
@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_weights(set_flags):
     def weights(seed):
         set_flags(f"--seed={seed}")
         with tf.Graph().as_default():
-            distributed.build_training(cluster.Task("worker", 0, PS_HOSTS, WORKER_HOSTS), EXAMPLES, tf.Session)
+            distributed.build_training(cluster.Task("worker", 0, PS_HOSTS, WORKER_HOSTS), EXAMPLES)
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
                 return session.run(tf.trainable_variables()[0])

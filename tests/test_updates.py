@@ -16,7 +16,7 @@ LEARNING_RATE = 0.5
 class Worker:
     """A worker that takes a step when told to."""
 
-    def __init__(self, servers, index, replicas=None):
+    def __init__(self, servers, index, replicas=None, initialize=True):
         self.index = index
         task = servers.task("worker", index)
         with tf.Graph().as_default() as graph:
@@ -29,15 +29,14 @@ class Worker:
                 if replicas is None:
                     how = updates.build_async_updates(loss, optimizer)
                 else:
-                    make_session = (lambda: servers.worker_session(0, graph)) if task.is_chief else None
-                    how = updates.build_sync_updates(loss, optimizer, replicas, len(task.worker_hosts), make_session)
+                    how = updates.build_sync_updates(loss, optimizer, replicas, len(task.worker_hosts), task.is_chief)
             initializer = tf.global_variables_initializer()
             local_initializer = tf.local_variables_initializer()
             self.train_op = how.train_op
             for hook in how.hooks:
                 hook.begin()
         self.session = servers.worker_session(index, graph)
-        if task.is_chief:
+        if task.is_chief and initialize:
             self.session.run(initializer)
         self.session.run(local_initializer)
         self.coord = tf.train.Coordinator()
@@ -120,9 +119,11 @@ def test_the_token_queue_serves_the_next_chief(local_servers):
     servers = local_servers(1, 2)
     chief, other = (Worker(servers, index, replicas=2) for index in range(2))
     step_together(chief, other)
-    chief.coord.request_stop()
-    chief.coord.join(stop_grace_period_secs=5)
-    step_together(chief, other)
+    chief.coord.request_stop()  # as a session does when it ends
+    chief.coord.join(stop_grace_period_secs=0.1, ignore_live_threads=True)
+    chief.session.close()
+    next_chief = Worker(servers, 0, replicas=2, initialize=False)
+    step_together(next_chief, other)
     assert other.read() == [0 - 0.5 * 1.5 * 2, 2]
 
 
