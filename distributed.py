@@ -160,7 +160,13 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
         recovery_timeout_secs=FLAGS.recovery_timeout_secs,
     )
     progress = lifecycle.ProgressHook(
-        task, training.loss, FLAGS.train_steps, FLAGS.batch_size, num_replicas(task), FLAGS.log_every_secs
+        task,
+        training.loss,
+        training.updates.global_step,
+        FLAGS.train_steps,
+        FLAGS.batch_size,
+        num_replicas(task),
+        FLAGS.log_every_secs,
     )
     with tf.train.MonitoredTrainingSession(
         master=target,
@@ -173,7 +179,7 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
         hooks=[
             *training.updates.hooks,
             roll_call.RollCallHook(roll, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
-            lifecycle.StopAtStepHook(task, FLAGS.train_steps),
+            lifecycle.StopAtStepHook(task, training.updates.global_step, FLAGS.train_steps),
             progress,
         ],
         config=config,

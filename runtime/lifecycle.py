@@ -1,5 +1,6 @@
 """Start, recover, finish: what a worker's session needs, from the first to the last."""
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -98,20 +99,28 @@ class TrainingScaffold(tf.train.Scaffold):
         logging.info("%s: %s, at global step %d", self._task, how, session.run(self._global_step))
 
 
-class StopAtStepHook(tf.train.StopAtStepHook):
-    """Also stops a worker that joins when `last_step` has been reached, before it takes a step too many."""
+class StopAtStepHook(tf.train.SessionRunHook):
+    """Stops a worker when its own step has reached `last_step`, or when it joins after that.
 
-    def __init__(self, task: cluster.Task, last_step: int):
-        super().__init__(last_step=last_step)
-        self._task = task
-        self._train_steps = last_step
+    `tf.train.StopAtStepHook` looks at the global step as it was before the step, and so lets workers take a few more.
+    """
+
+    def __init__(self, task: cluster.Task, global_step: tf.Tensor, last_step: int):
+        """Stop `task` when `global_step`, int64 [], as it is after a step, has reached `last_step`."""
+        self._task, self._global_step, self._last_step = task, global_step, last_step
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        super().after_create_session(session, coord)
         step = session.run(tf.train.get_global_step(session.graph))
-        if step >= self._train_steps:
-            logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._train_steps)
+        if step >= self._last_step:
+            logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._last_step)
             coord.request_stop()
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        return tf.train.SessionRunArgs(self._global_step)
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        if run_values.results >= self._last_step:
+            run_context.request_stop()
 
 
 class ProgressHook(tf.train.SessionRunHook):
@@ -124,6 +133,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self,
         task: cluster.Task,
         loss: tf.Tensor,
+        global_step: tf.Tensor,
         train_steps: int,
         batch_size: int,
         num_replicas: int,
@@ -134,6 +144,7 @@ class ProgressHook(tf.train.SessionRunHook):
         Args:
           task: this worker.
           loss: of the batch, float32 [].
+          global_step: as it is after a step, int64 [].
           train_steps: what the line shows beside the global step.
           batch_size: examples in one local step.
           num_replicas: local steps, of any worker, in one global step.
@@ -142,20 +153,20 @@ class ProgressHook(tf.train.SessionRunHook):
         self.train_secs = 0.0  # from the first step to the last
         self.num_examples = 0  # used in that time
         self._task, self._train_steps = task, train_steps
-        self._fetches = {"loss": loss, "global_step": tf.train.get_global_step()}
+        self._fetches = {"loss": loss, "global_step": global_step}
         self._examples_per_count = batch_size * (num_replicas if task.is_chief else 1)
         self._log_every_secs = log_every_secs
         self._local_step = 0
-        self._started_at = 0.0
+        self._started_at = math.inf
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         # Not since the last session: a restored model may have lost steps.
-        self._counted = self._count(session.run(self._fetches["global_step"]))
+        self._counted = self._count(session.run(tf.train.get_global_step(session.graph)))
         self._examples_logged, self._logged_at = self.num_examples, time.monotonic()
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs | None:
         now = time.monotonic()
-        self._started_at = self._started_at or now
+        self._started_at = min(self._started_at, now)
         is_due = now >= self._logged_at + self._log_every_secs
         return tf.train.SessionRunArgs(self._fetches) if is_due else None
 
@@ -178,7 +189,7 @@ class ProgressHook(tf.train.SessionRunHook):
             self._examples_logged, self._logged_at = self.num_examples, now
 
     def end(self, session: tf.Session) -> None:
-        global_step = session.run(self._fetches["global_step"])
+        global_step = session.run(tf.train.get_global_step(session.graph))
         self._add_examples(global_step)
         logging.info(
             "%s: finished at global step %d, after %d local steps in %.1f s",

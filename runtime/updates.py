@@ -14,6 +14,7 @@ class Updates(NamedTuple):
     """What a worker runs to take a step, and the hooks that this needs in its session."""
 
     train_op: tf.Operation
+    global_step: tf.Tensor  # int64 [], as it is after the step
     hooks: list[tf.train.SessionRunHook]
 
 
@@ -28,7 +29,8 @@ def make_optimizer(name: str, learning_rate: float) -> tf.train.Optimizer:
 
 def build_async_updates(loss: tf.Tensor, optimizer: tf.train.Optimizer) -> Updates:
     """Let every worker apply its gradients as soon as it has them, to parameters that others may have changed since."""
-    return Updates(optimizer.minimize(loss, tf.train.get_global_step()), [])
+    train_op = optimizer.minimize(loss, tf.train.get_global_step())
+    return Updates(train_op, _read_global_step_after(train_op), [])
 
 
 def build_sync_updates(
@@ -41,7 +43,13 @@ def build_sync_updates(
     sync_optimizer = tf.train.SyncReplicasOptimizer(optimizer, replicas_to_aggregate, total_num_replicas=num_workers)
     train_op = sync_optimizer.minimize(loss, tf.train.get_global_step())
     sync_optimizer.ready_for_local_init_op.mark_used()  # the scaffold has a check of its own
-    return Updates(train_op, [SyncReplicasHook(sync_optimizer, is_chief)])
+    return Updates(train_op, _read_global_step_after(train_op), [SyncReplicasHook(sync_optimizer, is_chief)])
+
+
+def _read_global_step_after(train_op: tf.Operation) -> tf.Tensor:
+    """Build the global step as it is after the step; the variable, fetched beside the step, would be older."""
+    with tf.control_dependencies([train_op]):
+        return tf.train.get_global_step().read_value()
 
 
 class SyncReplicasHook(tf.train.SessionRunHook):

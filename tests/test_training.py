@@ -160,7 +160,6 @@ def long_run(tmp_path, black_and_white_dir):
             tmp_path,
             2,
             2,
-            "--train_steps=2000",
             "--log_every_secs=0.2",
             f"--train_dir={tmp_path / 'train'}",
             f"--data_dir={black_and_white_dir}",
@@ -173,9 +172,14 @@ def long_run(tmp_path, black_and_white_dir):
     return start
 
 
-@pytest.mark.parametrize("mode", ["--nosync_replicas", "--sync_replicas"])
+# While a worker is away, the others go on if they are asynchronous; they must not reach the end before it is back.
+GOES_ON = ["--train_steps=4000"]
+WAITS = ["--train_steps=1000", "--sync_replicas"]
+
+
+@pytest.mark.parametrize("mode", [GOES_ON, WAITS], ids=["asynchronous", "synchronous"])
 def test_a_restarted_chief_keeps_the_living_model(long_run, mode):
-    with long_run(mode, "--save_checkpoint_secs=600") as cluster:
+    with long_run(*mode, "--save_checkpoint_secs=600") as cluster:
         before = max(steps_logged(cluster["worker 0"]))
         cluster["worker 0"].kill()
         chief = cluster.start("worker 0")
@@ -184,9 +188,9 @@ def test_a_restarted_chief_keeps_the_living_model(long_run, mode):
         assert_all_end_within_2_secs_of_the_last_line(cluster)
 
 
-@pytest.mark.parametrize("mode", ["--nosync_replicas", "--sync_replicas"])
+@pytest.mark.parametrize("mode", [["--train_steps=2000"], WAITS], ids=["asynchronous", "synchronous"])
 def test_a_lost_ps_is_restored_from_the_last_checkpoint(long_run, mode, tmp_path):
-    with long_run(mode, "--save_checkpoint_secs=1") as cluster:
+    with long_run(*mode, "--save_checkpoint_secs=1") as cluster:
         poll_for(
             lambda: re.search(r"model\.ckpt-[1-9]", (tmp_path / "train" / "checkpoint").read_text()),
             "checkpoint after that of step 0",
@@ -198,9 +202,9 @@ def test_a_lost_ps_is_restored_from_the_last_checkpoint(long_run, mode, tmp_path
         assert_all_end_within_2_secs_of_the_last_line(cluster)
 
 
-@pytest.mark.parametrize("mode", ["--nosync_replicas", "--sync_replicas"])
+@pytest.mark.parametrize("mode", [GOES_ON, WAITS], ids=["asynchronous", "synchronous"])
 def test_a_restarted_worker_takes_part_again(long_run, mode):
-    with long_run(mode) as cluster:
+    with long_run(*mode) as cluster:
         cluster["worker 1"].kill()
         cluster.start("worker 1")
         assert_all_end_within_2_secs_of_the_last_line(cluster)

@@ -1,0 +1,152 @@
+import logging
+import threading
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from runtime import cluster, lifecycle
+
+
+class Worker:
+    """A worker with a model of one variable on the ps, and a scaffold."""
+
+    def __init__(self, servers, index, train_dir="", startup_timeout_secs=20):
+        self.task = servers.task("worker", index)
+        self.target = servers.workers[index].target
+        self.config = cluster.session_config(self.task)
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            spec = tf.train.ClusterSpec(self.task.jobs)
+            with tf.device(tf.train.replica_device_setter(worker_device=self.task.device, cluster=spec)):
+                global_step = tf.train.create_global_step()
+                self.step = global_step.assign_add(1)
+                value = tf.placeholder(tf.int64, [])
+                self.fed = tf.get_variable("fed", [], tf.int64, collections=["fed"], trainable=False)
+                self.scaffold = lifecycle.TrainingScaffold(
+                    self.task,
+                    self.target,
+                    self.config,
+                    str(train_dir),
+                    local_init_op=self.fed.assign(value),
+                    local_init_feed_dict={value: 7},
+                    startup_timeout_secs=startup_timeout_secs,
+                    recovery_timeout_secs=20,
+                )
+
+    def session(self, hooks=()):
+        with self.graph.as_default():
+            return tf.train.MonitoredTrainingSession(
+                self.target, self.task.is_chief, scaffold=self.scaffold, hooks=hooks, config=self.config
+            )
+
+
+def test_a_chief_initialises_then_keeps_what_lives_on_the_ps(local_servers, caplog):
+    servers = local_servers(2, 1)
+    with caplog.at_level(logging.INFO), Worker(servers, 0).session() as session:
+        assert "worker 0: initialised a new model, at global step 0" in caplog.text
+    worker = Worker(servers, 0)
+    with worker.session() as session:
+        session.run(worker.step)
+        session.run(worker.step)
+    with caplog.at_level(logging.INFO), Worker(servers, 0).session():
+        assert "the ps tasks hold a living model: keeping it, at global step 2" in caplog.text
+
+
+def test_a_chief_restores_where_nothing_lives_and_a_living_model_wins(local_servers, tmp_path, caplog):
+    worker = Worker(local_servers(1, 1), 0, tmp_path)
+    with worker.session() as session:
+        session.run(worker.step)
+        with tf.Session(worker.target, worker.graph) as saving:
+            worker.scaffold.saver.save(saving, str(tmp_path / "model.ckpt"), global_step=1)
+        session.run(worker.step)
+
+    servers = local_servers(1, 1)
+    with caplog.at_level(logging.INFO), Worker(servers, 0, tmp_path).session():
+        assert f"restored {tmp_path}/model.ckpt-1, at global step 1" in caplog.text
+    worker = Worker(servers, 0, tmp_path)
+    with worker.session() as session:
+        session.run(worker.step)
+    with caplog.at_level(logging.INFO), Worker(servers, 0, tmp_path).session():
+        assert "keeping it, at global step 2" in caplog.text
+
+
+def test_what_must_run_in_every_session_runs_in_every_session(local_servers):
+    worker = Worker(local_servers(1, 1), 0)
+    for _ in range(2):
+        with worker.session() as session:
+            assert session.run(worker.fed) == 7
+
+
+def test_a_worker_that_looks_before_the_chief_is_there_trains_at_once_when_it_is(local_servers):
+    servers = local_servers(1, 2)
+    other, trained = Worker(servers, 1), threading.Event()
+
+    def train():
+        with other.session() as session:
+            session.run(other.step)
+            trained.set()
+
+    threading.Thread(target=train, daemon=True).start()
+    assert not trained.wait(0.5)
+    with Worker(servers, 0).session():
+        assert trained.wait(10), "TensorFlow's own wait is a nap of 30 s"
+
+
+def test_a_worker_whose_chief_never_comes_says_so(local_servers):
+    worker = Worker(local_servers(1, 2), 1, startup_timeout_secs=0.3)
+    with pytest.raises(
+        TimeoutError, match=r"worker 1 waited 0 s for the chief, worker 0 at localhost:.*start the chief"
+    ):
+        worker.session()
+
+
+def count_steps(worker, last_step):
+    hook = lifecycle.StopAtStepHook(worker.task, worker.step, last_step)
+    steps = 0
+    with worker.session([hook]) as session:
+        while not session.should_stop():
+            session.run(worker.step)
+            steps += 1
+    return steps
+
+
+def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_servers):
+    servers = local_servers(1, 2)
+    assert count_steps(Worker(servers, 0), last_step=5) == 5
+    assert count_steps(Worker(servers, 1), last_step=5) == 0
+    assert count_steps(Worker(servers, 1), last_step=7) == 2
+
+
+@pytest.mark.parametrize(
+    ("index", "line", "examples"),
+    [
+        (0, "worker 0: global step 10/100, local step 5, loss 0.2500, 60 examples/s", 11 * 3 * 10),
+        (1, "worker 1: global step 10/100, local step 5, loss 0.2500, 10 examples/s", 5 * 10),
+    ],
+)
+def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
+    graph, monkeypatch, caplog, index, line, examples
+):
+    """Five steps of a second, in each of which two global steps are taken, each of three batches of ten examples."""
+    now = 0
+    monkeypatch.setattr(lifecycle.time, "monotonic", lambda: now)
+    task = cluster.Task("worker", index, ("a:1",), ("b:2", "c:3"))
+    variable = tf.train.create_global_step()
+    hook = lifecycle.ProgressHook(
+        task, tf.constant(0.25), variable, train_steps=100, batch_size=10, num_replicas=3, log_every_secs=4
+    )
+    with tf.Session() as session, caplog.at_level(logging.INFO):
+        session.run(tf.global_variables_initializer())
+        hook.after_create_session(session, tf.train.Coordinator())
+        for local_step in range(1, 6):
+            is_due = hook.before_run(None) is not None
+            assert is_due == (local_step == 5), "nothing is fetched but for a line"
+            now += 1
+            results = {"loss": 0.25, "global_step": 2 * local_step} if is_due else None
+            hook.after_run(None, tf.train.SessionRunValues(results, None, None))
+        assert [record.getMessage() for record in caplog.records] == [line]
+
+        session.run(variable.assign(11))  # another worker's last step
+        hook.end(session)
+    assert hook.num_examples == examples
+    assert hook.train_secs == 5
