@@ -12,7 +12,6 @@ or all of it with ./run_local_cluster.sh. On several machines, give all tasks th
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
-import json
 import os
 import signal
 import sys
@@ -31,9 +30,9 @@ from absl import app, flags, logging
 
 import mnist_input
 import model
-from runtime import cluster, download, lifecycle, roll_call, updates
+from runtime import cluster, download, lifecycle, result, roll_call, updates
 
-EVALUATION_BATCH_SIZE = 1000  # what fits in memory as the activations of cnn
+EVALUATION_BATCH_SIZE = 1000  # the activations of cnn for all test images would take a gigabyte
 
 FLAGS = flags.FLAGS
 
@@ -51,7 +50,7 @@ flags.DEFINE_string(
 
 # What is trained, and how.
 flags.DEFINE_enum("model", "mlp", model.MODELS, "the model")
-flags.DEFINE_integer("hidden_units", 100, "width of the hidden layer of mlp", lower_bound=1)
+flags.DEFINE_integer("hidden_units", 100, "width of the hidden layer", lower_bound=1)
 flags.DEFINE_integer("train_steps", 10000, "global steps at which training ends", lower_bound=1)
 flags.DEFINE_integer("batch_size", 100, "examples per worker and step", lower_bound=1)
 flags.DEFINE_float("learning_rate", 0.001, "of the optimizer")
@@ -104,14 +103,6 @@ class Training(NamedTuple):
     updates: updates.Updates
     summary_op: tf.Tensor  # string []
     evaluation: Evaluation
-
-
-class TestResult(NamedTuple):
-    """What the evaluation found, and at which step."""
-
-    loss: float
-    accuracy: float  # in [0, 1]
-    global_step: int
 
 
 def main(argv: Sequence[str]) -> None:
@@ -177,8 +168,8 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
             *make_saving_hooks(train_dir, scaffold, training.summary_op),
         ],
         hooks=[
+            roll_call.RollCallHook(roll, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),  # before any update
             *training.updates.hooks,
-            roll_call.RollCallHook(roll, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
             lifecycle.StopAtStepHook(task, training.updates.global_step, FLAGS.train_steps),
             progress,
         ],
@@ -190,7 +181,10 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
 
     if test_examples:
         with tf.Session(target, config=config) as session:
-            report_result(task, train_dir, evaluate(session, training.evaluation, test_examples), progress)
+            found = evaluate(task, session, training.evaluation, test_examples, progress)
+            if train_dir:
+                found.write(train_dir)
+            print(found, flush=True)
             roll.say(session, roll_call.EVALUATED)
 
 
@@ -272,7 +266,13 @@ def make_saving_hooks(
     ]
 
 
-def evaluate(session: tf.Session, evaluation: Evaluation, examples: mnist_input.Examples) -> TestResult:
+def evaluate(
+    task: cluster.Task,
+    session: tf.Session,
+    evaluation: Evaluation,
+    examples: mnist_input.Examples,
+    progress: lifecycle.ProgressHook,
+) -> result.Result:
     """Measure the parameters that the ps tasks hold now on all `examples`."""
     sums = np.zeros(2)
     for start in range(0, len(examples.labels), EVALUATION_BATCH_SIZE):
@@ -280,37 +280,20 @@ def evaluate(session: tf.Session, evaluation: Evaluation, examples: mnist_input.
         feed_dict = {evaluation.images: images, evaluation.labels: labels}
         sums += len(labels) * np.array(session.run([evaluation.loss, evaluation.accuracy], feed_dict))
     loss, accuracy = sums / len(examples.labels)
-    return TestResult(float(loss), float(accuracy), int(session.run(evaluation.global_step)))
-
-
-def report_result(task: cluster.Task, train_dir: str, result: TestResult, progress: lifecycle.ProgressHook) -> None:
-    """Write `result.json` to `train_dir`, unless that is empty, and print the last line."""
-    examples_per_sec = progress.num_examples / progress.train_secs if progress.train_secs else 0.0
-    if train_dir:
-        content = {
-            "test_accuracy": round(result.accuracy, 6),
-            "test_loss": round(result.loss, 6),
-            "global_step": result.global_step,
-            "train_secs": round(progress.train_secs, 3),
-            "examples_per_sec": round(examples_per_sec, 1),
-            "model": FLAGS.model,
-            "optimizer": FLAGS.optimizer,
-            "sync_replicas": FLAGS.sync_replicas,
-            "local_steps": 1,
-            "batch_size": FLAGS.batch_size,
-            "num_ps": len(task.ps_hosts),
-            "num_workers": len(task.worker_hosts),
-            "tensorflow_version": tf.__version__,
-        }
-        path = os.path.join(train_dir, "result.json")
-        with open(path + ".tmp", "w") as file:
-            json.dump(content, file, indent=2)
-            file.write("\n")
-        os.replace(path + ".tmp", path)
-    print(
-        f"test accuracy {result.accuracy:.4f} (test loss {result.loss:.4f}) after {result.global_step} global steps"
-        f" in {progress.train_secs:.1f} s, {examples_per_sec:.0f} examples/s",
-        flush=True,
+    return result.Result(
+        test_accuracy=round(accuracy, 6),
+        test_loss=round(loss, 6),
+        global_step=int(session.run(evaluation.global_step)),
+        train_secs=round(progress.train_secs, 3),
+        examples_per_sec=round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else 0.0,
+        model=FLAGS.model,
+        optimizer=FLAGS.optimizer,
+        sync_replicas=FLAGS.sync_replicas,
+        local_steps=1,
+        batch_size=FLAGS.batch_size,
+        num_ps=len(task.ps_hosts),
+        num_workers=len(task.worker_hosts),
+        tensorflow_version=tf.__version__,
     )
 
 

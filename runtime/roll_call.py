@@ -11,6 +11,8 @@ from runtime import cluster
 
 FINISH_GRACE_SECS = 20.0  # how long the chief waits for a worker that trained, and may have died
 
+LINGER_SECS = 0.5  # how long a ps stays after the chief's last word, so that the chief gets its answer from all
+
 # What a worker says of itself in the roll call.
 TRAINING = "training"
 TRAINED = "trained"
@@ -92,7 +94,7 @@ def _watch_until_evaluated(task: cluster.Task, target: str, config: tf.ConfigPro
                 if word != heard[worker]:
                     logging.info("%s: worker %d: %s", task, worker, word)
             heard = words
-    time.sleep(cluster.POLL_SECS)  # the chief's last call must get its answer
+    time.sleep(LINGER_SECS)
 
 
 class RollCallHook(tf.train.SessionRunHook):
