@@ -113,8 +113,8 @@ def test_synchronous_training_takes_no_step_before_all_workers_are_there(tmp_pat
         cluster.start("worker 1")
         assert_all_end_within_2_secs_of_the_last_line(cluster)
         # One gradient is enough for an update, so that worker 0 could have trained alone.
-        time_of_day, secs = re.search(r"(\S+) \d+ \S+ worker 0: finished at .* in (\d+\.\d) s", chief.output()).groups()
-        finished_at = datetime.datetime.combine(started_at, datetime.time.fromisoformat(time_of_day))
+        time, secs = re.search(r"I(\S+ \S+) \d+ \S+ worker 0: finished at .* in (\d+\.\d) s", chief.output()).groups()
+        finished_at = datetime.datetime.strptime(f"{started_at.year}{time}", "%Y%m%d %H:%M:%S.%f")
         assert finished_at - datetime.timedelta(seconds=float(secs)) > started_at
 
 
