@@ -60,6 +60,8 @@ class TrainingScaffold(tf.train.Scaffold):
         self._uninitialized = tf.report_uninitialized_variables(tf.global_variables())
         self._uninitialized.mark_used()  # else TensorFlow prints a stack trace when a wait ends before its first use
         self._initializer = tf.global_variables_initializer()
+        if task.is_chief:
+            _log_placement(task)
 
     def finalize(self) -> "TrainingScaffold":
         """Wait until a session can be made and used.
@@ -97,6 +99,14 @@ class TrainingScaffold(tf.train.Scaffold):
             session.run(self._initializer)
             how = "initialised a new model"
         logging.info("%s: %s, at global step %d", self._task, how, session.run(self._global_step))
+
+
+def _log_placement(task: cluster.Task) -> None:
+    """Log what lies on each ps: optimizer slots and the global step too."""
+    for index in range(len(task.ps_hosts)):
+        held = [v for v in tf.global_variables() if tf.DeviceSpec.from_string(v.device).task == index]
+        num_bytes = sum(variable.shape.num_elements() * variable.dtype.size for variable in held)
+        logging.info("%s: ps %d holds %d variables, %d bytes", task, index, len(held), num_bytes)
 
 
 class StopAtStepHook(tf.train.SessionRunHook):
