@@ -11,6 +11,7 @@ import zlib
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 NUM_CLASSES = 10
@@ -30,8 +31,8 @@ class DataError(Exception):
 class Examples(NamedTuple):
     """Images and their labels, as they lie in memory."""
 
-    images: np.ndarray  # uint8 [n, 784], 0 is paper and 255 is ink
-    labels: np.ndarray  # uint8 [n], in [0, 10)
+    images: npt.NDArray[np.uint8]  # uint8 [n, 784], 0 is paper and 255 is ink
+    labels: npt.NDArray[np.uint8]  # uint8 [n], in [0, 10)
 
 
 class Batches(NamedTuple):
@@ -40,7 +41,7 @@ class Batches(NamedTuple):
     images: tf.Tensor  # float32 [b, 784], in [0, 1]
     labels: tf.Tensor  # int32 [b], in [0, 10)
     initializer: tf.Operation
-    feed_dict: dict[tf.Tensor, np.ndarray]
+    feed_dict: dict[tf.Tensor, npt.NDArray[np.uint8]]
 
 
 def load(data_dir: str, split: str) -> Examples:
@@ -64,7 +65,7 @@ def load(data_dir: str, split: str) -> Examples:
     return Examples(images, labels)
 
 
-def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> np.ndarray:
+def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Read a gzipped IDX file of unsigned bytes as uint8 `[n, *item_shape]`, n > 0."""
     remedy = "put the right file there, or delete it to have MNIST's fetched"
     try:

@@ -27,7 +27,7 @@ find_python() {
 }
 
 install() {
-  echo "installing $1 into $venv (TensorFlow is a download of 600 MB, once)" >&2
+  echo "installing $1 into $venv; TensorFlow, the first time, is a download of 600 MB" >&2
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$project/$1" >&2
 }
 
