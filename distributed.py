@@ -111,6 +111,7 @@ def main(argv: Sequence[str]) -> None:
     config = cluster.session_config(task)
     cluster_spec = tf.train.ClusterSpec(task.jobs)
     cluster.check_port_is_free(task)
+    cluster.warn_if_reachable(task)
     server = tf.train.Server(cluster_spec, task.job_name, task.index, config=config)
     if task.job_name == "ps":
         roll_call.start_leaving_when_evaluated(task, server.target, config)
@@ -159,19 +160,21 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
         num_replicas(task),
         FLAGS.log_every_secs,
     )
+    saving_hooks = make_saving_hooks(task, train_dir, scaffold, training.summary_op)
     with tf.train.MonitoredTrainingSession(
         master=target,
         is_chief=task.is_chief,
         scaffold=scaffold,
         chief_only_hooks=[
             roll_call.WaitForWorkersHook(roll, task),  # first, so that what follows sees the last step
-            *make_saving_hooks(train_dir, scaffold, training.summary_op),
+            *saving_hooks,
         ],
         hooks=[
             roll_call.RollCallHook(roll, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),  # before any update
             *training.updates.hooks,
             lifecycle.StopAtStepHook(task, training.updates.global_step, FLAGS.train_steps),
             progress,
+            lifecycle.StopOnSignalHook(task, saving_hooks),
         ],
         config=config,
         stop_grace_period_secs=0.5,  # the thread that applies synchronous updates never stops by itself
@@ -255,10 +258,10 @@ def build_evaluation() -> Evaluation:
 
 
 def make_saving_hooks(
-    train_dir: str, scaffold: tf.train.Scaffold, summary_op: tf.Tensor
+    task: cluster.Task, train_dir: str, scaffold: tf.train.Scaffold, summary_op: tf.Tensor
 ) -> list[tf.train.SessionRunHook]:
-    """Return the hooks that write checkpoints and summaries, if there is a folder for them."""
-    if not train_dir:
+    """Return the chief's hooks that write checkpoints and summaries, if there is a folder for them."""
+    if not task.is_chief or not train_dir:
         return []
     return [
         tf.train.CheckpointSaverHook(train_dir, save_secs=FLAGS.save_checkpoint_secs, scaffold=scaffold),
@@ -316,7 +319,7 @@ def run(argv: Sequence[str]) -> None:
     except (UsageError, cluster.ClusterError, download.DownloadError, mnist_input.DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2
-    except TimeoutError as error:
+    except (TimeoutError, lifecycle.StoppedError) as error:
         print(f"error: {error}", file=sys.stderr)
         status = 1
     except tf.errors.OpError as error:

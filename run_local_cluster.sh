@@ -2,11 +2,14 @@
 #
 # Train on a cluster of processes on this machine:
 #
-#   ./run_local_cluster.sh [--ps N] [--workers N] [--train_dir DIR] [any flag of distributed.py]
+#   ./run_local_cluster.sh [--ps N] [--workers N] [--train_dir DIR] [--max_restarts N] [--no_isolation]
+#                          [any flag of distributed.py]
 #
 # Sets up .venv if needed (PYTHON names the interpreter to use), fetches MNIST, runs 1 ps and 2 workers by default, and
 # shows the chief's output. Each task's is kept in TRAIN_DIR/logs; TRAIN_DIR is a new folder under runs/ by default.
-# The exit status is 0 only if every task's was. Ctrl-C ends them all.
+# A task that dies is started again, 3 times at most by default. The exit status is 0 only if every task's was in the
+# end. Ctrl-C ends them all. Where the system allows it, the cluster runs in a network of its own, which nothing outside
+# can reach; --no_isolation turns that off.
 
 # It runs on bash 3.2, which macOS has: no `wait -n`, no associative arrays, "${array[@]}" of an empty one is an error.
 
@@ -20,10 +23,13 @@ num_ps=1
 num_workers=2
 train_dir=""
 data_dir=""
+max_restarts=3
+isolation=1
 flags=()
-names=()    # of the tasks that were started, such as worker-0
-pids=()     # of the same
-statuses=() # of the same; empty while one runs
+names=()    # of the tasks, such as worker-0
+pids=()     # of the same, and so on
+statuses=() # empty while one runs
+restarts=() # how often each was started again
 interrupted="" # the exit status that a signal asks for
 tee_pid=""
 
@@ -41,7 +47,7 @@ parse_arguments() {
     name="${name#-}"
     name="${name#-}" # distributed.py takes one dash or two
     case "$name" in
-      ps | workers | train_dir | data_dir)
+      ps | workers | train_dir | data_dir | max_restarts)
         if [[ "$1" == *=* ]]; then
           set_option "$name" "${1#*=}"
         else
@@ -53,8 +59,9 @@ parse_arguments() {
       job_name | task_index | ps_hosts | worker_hosts)
         fail "--$name is for this script to choose: say with --ps and --workers how many tasks there are"
         ;;
+      no_isolation) isolation="" ;;
       help | h)
-        sed -n '3,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        sed -n '3,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 0
         ;;
       *) flags+=("$1") ;;
@@ -67,6 +74,10 @@ set_option() {
   case "$1" in
     train_dir) train_dir="$2" ;;
     data_dir) data_dir="$2" flags+=("--data_dir=$2") ;;
+    max_restarts)
+      [[ "$2" =~ ^[0-9]{1,6}$ ]] || fail "--max_restarts is '$2', expected a number from 0"
+      max_restarts="$2"
+      ;;
     *)
       [[ "$2" =~ ^[1-9][0-9]?$ ]] || fail "--$1 is '$2', expected a number from 1 to 99"
       if [[ "$1" == ps ]]; then num_ps="$2"; else num_workers="$2"; fi
@@ -90,14 +101,16 @@ make_train_dir() {
   mkdir -p "$train_dir/logs" || fail "--train_dir $train_dir cannot be made"
 }
 
-# start_task JOB INDEX OUTPUT: run one task in the background, with everything that it says in OUTPUT.
-start_task() {
-  "$python" "$here/distributed.py" --job_name="$1" --task_index="$2" --ps_hosts="$ps_hosts" \
-    --worker_hosts="$worker_hosts" --train_dir="$train_dir" ${flags[@]+"${flags[@]}"} \
-    </dev/null >>"$3" 2>&1 &
-  names+=("$1-$2")
-  pids+=("$!")
-  statuses+=("")
+# A server of TensorFlow listens on every interface and runs whatever it is sent. So become this script again, but in a
+# network that has nothing except a loopback interface of its own.
+isolate() {
+  local unshare=(unshare --user --map-root-user --net)
+  if "${unshare[@]}" ip link set lo up 2>/dev/null; then
+    # shellcheck disable=SC2016 # the inner shell expands these
+    exec "${unshare[@]}" sh -c 'ip link set lo up && exec "$0" "$@"' \
+      "${BASH_SOURCE[0]}" "$@" --train_dir "$train_dir" --no_isolation
+  fi
+  say "no private network here (it takes unshare and ip): whoever reaches this machine's ports can use the cluster"
 }
 
 start_cluster() {
@@ -107,15 +120,29 @@ start_cluster() {
   ps_hosts="$(join , "${addresses[@]:0:num_ps}")"
   worker_hosts="$(join , "${addresses[@]:num_ps}")"
   say "ps at $ps_hosts, workers at $worker_hosts, logs in $train_dir/logs"
-
-  for ((index = 0; index < num_ps; index++)); do start_task ps "$index" "$train_dir/logs/ps-$index.log"; done
-  mkfifo "$work_dir/chief"
-  tee -a "$train_dir/logs/worker-0.log" <"$work_dir/chief" &
-  tee_pid="$!"
-  start_task worker 0 "$work_dir/chief"
-  for ((index = 1; index < num_workers; index++)); do
-    start_task worker "$index" "$train_dir/logs/worker-$index.log"
+  for ((index = 0; index < num_ps; index++)); do names+=("ps-$index"); done
+  for ((index = 0; index < num_workers; index++)); do names+=("worker-$index"); done
+  for ((index = 0; index < ${#names[@]}; index++)); do
+    restarts[index]=0
+    start_task "$index"
   done
+}
+
+# start_task TASK: run a task in the background, with what it says in its log, and the chief's shown here too.
+start_task() {
+  local name="${names[$1]}"
+  local log="$train_dir/logs/$name.log" output
+  output="$log"
+  if [[ "$name" == worker-0 ]]; then
+    output="$work_dir/chief"
+    if [[ -n "$tee_pid" ]]; then wait "$tee_pid"; else mkfifo "$output"; fi
+    tee -a "$log" <"$output" &
+    tee_pid="$!"
+  fi
+  "$python" "$here/distributed.py" --job_name="${name%-*}" --task_index="${name#*-}" --ps_hosts="$ps_hosts" \
+    --worker_hosts="$worker_hosts" --train_dir="$train_dir" ${flags[@]+"${flags[@]}"} </dev/null >>"$output" 2>&1 &
+  pids[$1]="$!"
+  statuses[$1]=""
 }
 
 # Fill in the statuses of tasks that have ended.
@@ -137,15 +164,19 @@ running() {
   done
 }
 
-# Return when every task has ended with 0. Exit when one has not, or when none may go on.
+# Return when every task has ended with 0. Exit when one cannot, or when none may go on.
 supervise() {
   local task deadline
   deadline=""
   while :; do
+    if [[ -n "$interrupted" ]]; then
+      say "interrupted, ending every task"
+      exit "$interrupted"
+    fi
     reap
     for ((task = 0; task < ${#pids[@]}; task++)); do
       if [[ -n "${statuses[task]}" && "${statuses[task]}" != 0 ]]; then
-        give_up "$task" "${statuses[task]}" "ended with status ${statuses[task]}"
+        restart "$task" "$deadline"
       elif [[ -z "${statuses[task]}" && -n "$deadline" ]] && ((SECONDS > deadline)); then
         give_up "$task" 1 "did not end within $leave_secs s of the chief"
       elif [[ "${names[task]}" == worker-0 && -n "${statuses[task]}" ]]; then
@@ -153,12 +184,21 @@ supervise() {
       fi
     done
     [[ -n "$(running "")" ]] || return 0
-    if [[ -n "$interrupted" ]]; then
-      say "interrupted, ending every task"
-      exit "$interrupted"
-    fi
     sleep 0.2
   done
+}
+
+# restart TASK CHIEF_HAS_FINISHED: start a dead task again, unless that is of no use.
+restart() {
+  local status="${statuses[$1]}"
+  if ((status == 2)); then
+    give_up "$1" 2 "cannot use what it was given"
+  elif [[ -n "$2" ]] || ((restarts[$1] == max_restarts)); then
+    give_up "$1" "$status" "ended with status $status"
+  fi
+  restarts[$1]=$((restarts[$1] + 1))
+  say "${names[$1]} ended with status $status: starting it again (${restarts[$1]} of $max_restarts)"
+  start_task "$1"
 }
 
 # give_up TASK STATUS WHY: end the whole run because of one task.
@@ -210,6 +250,7 @@ parse_arguments "$@"
 python="$("$here/runtime/venv.sh" requirements.txt)" || exit
 "$python" "$here/runtime/download.py" ${data_dir:+"$data_dir"} || exit
 make_train_dir
+[[ -z "$isolation" ]] || isolate "$@"
 work_dir="$(mktemp -d)" || exit
 trap clean_up EXIT
 trap 'interrupted=130' INT

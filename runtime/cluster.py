@@ -1,6 +1,7 @@
 """Who is in the cluster, and are they there?"""
 
 import dataclasses
+import ipaddress
 import json
 import socket
 import time
@@ -74,6 +75,14 @@ class Task:
         return f"{self.job_name} {self.index}"
 
 
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")  # of IPv6 addresses
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
 def _check_address(job_name: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
@@ -121,7 +130,7 @@ def check_port_is_free(task: Task) -> None:
     Raises:
       ClusterError: the port is in use, or is not ours to use.
     """
-    port = int(task.address.rpartition(":")[2])
+    port = _port(task.address)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: the last run's port is free
         try:
@@ -133,15 +142,28 @@ def check_port_is_free(task: Task) -> None:
             ) from error
 
 
+def warn_if_reachable(task: Task) -> None:
+    """Log that others may reach this task's server, unless its address is this machine's own loopback."""
+    try:
+        found = socket.getaddrinfo(_host(task.address), None)
+    except socket.gaierror:
+        found = []
+    if not found or not all(ipaddress.ip_address(info[4][0]).is_loopback for info in found):
+        logging.warning(
+            "%s: whoever can reach %s, by any interface, can read and change everything: see 'Security' in README.md",
+            task,
+            task.address,
+        )
+
+
 def probe(address: str) -> str | None:
     """Ask for a sign of life of a TensorFlow server at `host:port`.
 
     Returns:
       None if it answers as gRPC does; else the reason, such as "connection refused".
     """
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECS) as connection:
+        with socket.create_connection((_host(address), _port(address)), timeout=PROBE_SECS) as connection:
             connection.sendall(HTTP2_HELLO)
             answer = connection.recv(9)
     except socket.gaierror:

@@ -1,4 +1,5 @@
 import pathlib
+import signal
 import sys
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from runtime import cluster, download
 from runtime.ports import choose_ports
 from tests import idx_files
 
+# Where a shell runs the tests in the background, it has SIGINT ignored, and then every child would ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 tf.disable_eager_execution()
 tf.logging.set_verbosity(tf.logging.ERROR)
 

@@ -81,6 +81,16 @@ def test_a_port_in_use_is_named():
     cluster.check_port_is_free(task)
 
 
+@pytest.mark.parametrize(
+    ("host", "warns"),
+    [("localhost", False), ("127.0.0.1", False), ("[::1]", False), ("10.1.2.3", True), ("no.such.host.invalid", True)],
+)
+def test_a_task_that_others_can_reach_says_so(caplog, host, warns):
+    cluster.warn_if_reachable(cluster.Task("ps", 0, (f"{host}:2222",), WORKERS))
+    line = f"ps 0: whoever can reach {host}:2222, by any interface, can read and change everything"
+    assert (line in caplog.text) == warns
+
+
 def test_a_probe_tells_a_tensorflow_server_from_anything_else(monkeypatch, local_servers):
     monkeypatch.setattr(cluster, "PROBE_SECS", 0.3)
     assert cluster.probe(local_servers(1, 1).ps_hosts[0]) is None

@@ -1,9 +1,13 @@
 """The promises of `run_local_cluster.sh`, and of the README's first command."""
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
+import socket
+import subprocess
 
 import pytest
 
@@ -14,25 +18,35 @@ class Launcher:
     def __init__(self, folder):
         self._folder = folder
         self.train_dir = folder / "train"
-        self._count = 0
+        self.log_before_kill = ""
+        self._runs = []
 
     def start(self, *arguments):
-        self._count += 1
         command = [str(PROJECT / "run_local_cluster.sh"), f"--train_dir={self.train_dir}", *arguments]
-        return Process(command, self._folder / f"launcher-{self._count}", cwd=self._folder)
+        self._runs.append(Process(command, self._folder / f"launcher-{len(self._runs)}", cwd=self._folder))
+        return self._runs[-1]
+
+    def end(self):
+        """End what a failed test has left."""
+        for run in self._runs:
+            if run.is_running():
+                run.send(signal.SIGTERM)
+                run.wait()
 
     def processes(self):
         """Return the command lines of tasks that run."""
         return [line for line in running_with(str(self.train_dir)) if "distributed.py" in line]
 
     def log(self, name):
-        return (self.train_dir / "logs" / f"{name}.log").read_text()
+        path = self.train_dir / "logs" / f"{name}.log"
+        return path.read_text() if path.exists() else ""
 
 
 @pytest.fixture
 def launcher(tmp_path):
     launcher = Launcher(tmp_path)
     yield launcher
+    launcher.end()
     assert launcher.processes() == [], "no process may be left"
 
 
@@ -67,6 +81,7 @@ def test_a_mistake_ends_everything_with_its_message_and_status_2(launcher):
     run = launcher.start("--batch_size=0")
     assert run.wait() == 2
     assert "error: flag --batch_size=0: 0 is not a positive integer" in run.output()
+    assert "starting it again" not in run.output()
 
 
 @pytest.mark.parametrize(
@@ -77,6 +92,7 @@ def test_a_mistake_ends_everything_with_its_message_and_status_2(launcher):
         ("--workers=0", "--workers is '0', expected a number from 1 to 99"),
         ("--ps=two", "--ps is 'two', expected a number from 1 to 99"),
         ("--ps", "--ps needs a value"),
+        ("--max_restarts=-1", "--max_restarts is '-1', expected a number from 0"),
     ],
 )
 def test_what_the_launcher_cannot_use_is_refused_before_anything_starts(launcher, argument, message):
@@ -87,32 +103,92 @@ def test_what_the_launcher_cannot_use_is_refused_before_anything_starts(launcher
 
 
 @pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_leaves_no_process_behind(launcher, black_and_white_dir, signal_number, status):
-    run = launcher.start("--train_steps=1000000", f"--data_dir={black_and_white_dir}")
+def test_an_interrupted_run_saves_and_leaves_no_process_behind(launcher, black_and_white_dir, signal_number, status):
+    run = launcher.start("--train_steps=1000000", "--save_checkpoint_secs=600", f"--data_dir={black_and_white_dir}")
     run.wait_for_output("worker 0: global step")
     assert len(launcher.processes()) == 3
     run.send(signal_number)
     assert run.wait() == status
+    assert "worker 0 stopped and saved because of SIGTERM" in run.output()
+    assert re.search(r"model\.ckpt-[1-9]", (launcher.train_dir / "checkpoint").read_text())
 
 
-def test_when_one_task_dies_all_end_and_its_log_is_shown(launcher, black_and_white_dir):
-    run = launcher.start("--train_steps=1000000", "--log_every_secs=0.5", f"--data_dir={black_and_white_dir}")
-    poll_for(lambda: run.is_running() and (launcher.train_dir / "logs" / "worker-1.log").exists(), "log of worker 1")
-    poll_for(lambda: "worker 1: global step" in launcher.log("worker-1"), "progress of worker 1")
-    (pid,) = [
-        int(line.split()[0])
+def kill(launcher, name):
+    """Wait until a task trains, or serves, and kill it with -9."""
+    job_name, index = name.split("-")
+    at_work = "worker 1: training" if job_name == "ps" else f"worker {index}: global step"
+    last_life = len(launcher.log_before_kill)
+    poll_for(lambda: at_work in launcher.log(name)[last_life:], f"{name} at work")
+    launcher.log_before_kill = launcher.log(name)
+    (line,) = [
+        line
         for line in running_with(str(launcher.train_dir), columns="pid,command")
-        if "--job_name=worker --task_index=1" in line
+        if f"--job_name={job_name} --task_index={index}" in line
     ]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(int(line.split()[0]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["worker-1", "worker-0", "ps-0"])
+def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir, name):
+    run = launcher.start(
+        "--train_steps=3000", "--log_every_secs=0.2", "--save_checkpoint_secs=1", f"--data_dir={black_and_white_dir}"
+    )
+    kill(launcher, name)
+    assert run.wait() == 0, run.output()
+    assert f"{name} ended with status 137: starting it again (1 of 3)" in run.output()
+    assert "test accuracy 1.0000" in run.output()
+
+
+def test_a_task_that_dies_too_often_ends_the_run_with_its_log_and_status(launcher, black_and_white_dir):
+    run = launcher.start(
+        "--train_steps=1000000", "--log_every_secs=0.2", "--max_restarts=1", f"--data_dir={black_and_white_dir}"
+    )
+    kill(launcher, "worker-1")
+    kill(launcher, "worker-1")
     assert run.wait() == 128 + signal.SIGKILL
-    assert "error: worker-1 ended with status 137; all tasks were ended" in run.output()
-    assert "worker 1: global step" in run.output()
+    output = run.output()
+    assert output.count("worker-1 ended with status 137: starting it again") == 1
+    assert f"error: worker-1 ended with status 137; all tasks were ended. The end of {launcher.train_dir}" in output
+    assert "worker 1: global step" in output
+
+
+def ports(run):
+    """Return the ports that a running launcher's tasks listen on."""
+    return [int(port) for port in re.findall(r"localhost:(\d+)", run.wait_for_output(r"ps at .*\n")[0])]
+
+
+def answers(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+    return False
+
+
+def allows_private_networks():
+    command = ["unshare", "--user", "--map-root-user", "--net", "ip", "link", "set", "lo", "up"]
+    return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not allows_private_networks() and not os.environ.get("CI"), reason="needs unshare and ip")
+def test_no_port_of_an_isolated_cluster_answers_from_outside(launcher, black_and_white_dir):
+    run = launcher.start("--train_steps=1000000", f"--data_dir={black_and_white_dir}")
+    run.wait_for_output("worker 0: global step")
+    assert [answers(port) for port in ports(run)] == [False, False, False]
+    run.send(signal.SIGTERM)
+    run.wait()
+
+
+def test_without_isolation_the_ports_are_open(launcher, black_and_white_dir):
+    run = launcher.start("--train_steps=1000000", "--no_isolation", f"--data_dir={black_and_white_dir}")
+    run.wait_for_output("worker 0: global step")
+    assert [answers(port) for port in ports(run)] == [True, True, True]
+    run.send(signal.SIGTERM)
+    run.wait()
 
 
 def test_help_says_how_to_use_it(launcher):
     run = launcher.start("--help")
     assert run.wait() == 0
-    assert (
-        "./run_local_cluster.sh [--ps N] [--workers N] [--train_dir DIR] [any flag of distributed.py]" in run.output()
-    )
+    lines = run.output().splitlines()
+    assert lines[0] == "Train on a cluster of processes on this machine:"
+    assert "--max_restarts N" in lines[2]
+    assert lines[-1].endswith("--no_isolation turns that off.")

@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import re
+import signal
 
 import pytest
 
@@ -215,6 +216,45 @@ def test_a_restarted_worker_takes_part_again(long_run, mode):
         cluster.start("worker 1")
         assert_all_end_within_2_secs_of_the_last_line(cluster)
         assert local_steps(cluster)[1] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_worker_after_its_step_and_the_chief_saves(tmp_path, black_and_white_dir, number):
+    flags = ["--train_steps=1000000", "--save_checkpoint_secs=600", "--log_every_secs=0.1"]
+    with Cluster(tmp_path, 1, 2, *flags, f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}") as cluster:
+        cluster.start()
+        for worker, how in (("worker 1", "stopped"), ("worker 0", "stopped and saved")):
+            cluster[worker].wait_for_output(PROGRESS)
+            cluster[worker].send(number)
+            assert cluster[worker].wait() == 1
+            assert (
+                f"error: {worker} {how} because of {number.name}; start it again to go on" in cluster[worker].output()
+            )
+        saved = re.search(r"model\.ckpt-(\d+)", (tmp_path / "checkpoint").read_text())
+        assert int(saved[1]) >= max(steps_logged(cluster["worker 0"])) > 0
+        cluster["ps 0"].kill()
+
+
+def test_a_second_signal_stops_a_blocked_worker_at_once(tmp_path, black_and_white_dir):
+    flags = ["--train_steps=1000000", "--sync_replicas", f"--data_dir={black_and_white_dir}"]
+    with Cluster(tmp_path, 1, 2, *flags) as cluster:
+        cluster.start()
+        chief = cluster["worker 0"]
+        chief.wait_for_output(PROGRESS)
+        cluster["worker 1"].kill()  # the chief's step now waits for a gradient, for 5 s at least
+        chief.send(signal.SIGTERM)
+        chief.wait_for_output("SIGTERM: stopping after this step, or at once at a second signal")
+        chief.send(signal.SIGTERM)
+        assert chief.wait() == 128 + signal.SIGTERM
+        cluster["ps 0"].kill()
+
+
+def test_a_signal_ends_a_worker_that_waits_for_its_ps(tmp_path, black_and_white_dir):
+    with Cluster(tmp_path, 1, 1, f"--data_dir={black_and_white_dir}") as cluster:
+        worker = cluster.start("worker 0")
+        worker.wait_for_output("waiting for ps 0")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 128 + signal.SIGTERM
 
 
 def test_a_ps_that_never_comes_is_named(tmp_path, black_and_white_dir):
