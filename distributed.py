@@ -15,13 +15,14 @@ or all of it with ./run_local_cluster.sh. On several machines, give all tasks th
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-# TensorFlow reads these when it is imported. A proxy for the web must not stand between the tasks; and what its C++
-# side says below an error, our own lines say better.
+# TensorFlow reads these when it is imported. A proxy for the web must not stand between the tasks. A call to a lost ps
+# must fail at once: by default some wait until it is back, and so nothing that waits for them, such as closing a
+# session, would end. What the C++ side says below an error, our own lines say better.
 os.environ.setdefault("TF_GRPC_DEFAULT_OPTIONS", "grpc.enable_http_proxy=0")
+os.environ.setdefault("GRPC_FAIL_FAST", "true")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
@@ -30,7 +31,7 @@ from absl import app, flags, logging
 
 import mnist_input
 import model
-from runtime import cluster, download, lifecycle, result, roll_call, updates
+from runtime import checkpoints, cluster, download, lifecycle, result, roll_call, signals, updates
 
 EVALUATION_BATCH_SIZE = 1000  # the activations of cnn for all test images would take a gigabyte
 
@@ -85,6 +86,16 @@ class UsageError(Exception):
     """A flag's value cannot be used."""
 
 
+# What ends a task with status 2: its flags, its input or its environment must change.
+UNUSABLE = (
+    UsageError,
+    cluster.ClusterError,
+    download.DownloadError,
+    checkpoints.CheckpointError,
+    mnist_input.DataError,
+)
+
+
 class Evaluation(NamedTuple):
     """The part of the graph that measures the model on given images."""
 
@@ -101,7 +112,6 @@ class Training(NamedTuple):
     batches: mnist_input.Batches
     loss: tf.Tensor  # float32 [], of this worker's batch
     updates: updates.Updates
-    summary_op: tf.Tensor  # string []
     evaluation: Evaluation
 
 
@@ -134,12 +144,14 @@ def task_from_flags(argv: Sequence[str]) -> cluster.Task:
 
 def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, config: tf.ConfigProto) -> None:
     """Build the model, train it together with the other workers, and, as the chief, evaluate it."""
-    train_dir = make_train_dir(task)
+    train_dir = checkpoints.make_train_dir(task, FLAGS.train_dir)
     train_examples, test_examples = load_examples(task)
 
     tf.disable_eager_execution()
     with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=cluster_spec)):
         training = build_training(task, train_examples)
+    if task.is_chief:
+        checkpoints.check_last_checkpoint(train_dir)
     roll = roll_call.RollCall(task)
     scaffold = lifecycle.TrainingScaffold(
         task,
@@ -160,7 +172,9 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
         num_replicas(task),
         FLAGS.log_every_secs,
     )
-    saving_hooks = make_saving_hooks(task, train_dir, scaffold, training.summary_op)
+    saving_hooks = checkpoints.make_saving_hooks(
+        train_dir if task.is_chief else "", scaffold, FLAGS.save_checkpoint_secs, FLAGS.log_every_secs
+    )
     with tf.train.MonitoredTrainingSession(
         master=target,
         is_chief=task.is_chief,
@@ -174,7 +188,7 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
             *training.updates.hooks,
             lifecycle.StopAtStepHook(task, training.updates.global_step, FLAGS.train_steps),
             progress,
-            lifecycle.StopOnSignalHook(task, saving_hooks),
+            signals.StopOnSignalHook(task, saving_hooks),
         ],
         config=config,
         stop_grace_period_secs=0.5,  # the thread that applies synchronous updates never stops by itself
@@ -189,25 +203,6 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
                 found.write(train_dir)
             print(found, flush=True)
             roll.say(session, roll_call.EVALUATED)
-
-
-def make_train_dir(task: cluster.Task) -> str:
-    """Return `--train_dir` as an absolute path, after checking, as the chief, that it can be written; or ""."""
-    if not FLAGS.train_dir:
-        if task.is_chief:
-            logging.warning(
-                "%s: nothing is saved, since --train_dir is not given: if a ps is lost, training begins again", task
-            )
-        return ""
-    train_dir = os.path.abspath(FLAGS.train_dir)
-    if task.is_chief:
-        try:
-            os.makedirs(train_dir, exist_ok=True)
-            with tempfile.TemporaryFile(dir=train_dir):
-                pass
-        except OSError as error:
-            raise UsageError(f"--train_dir {train_dir} cannot be written: {error.strerror}") from error
-    return train_dir
 
 
 def load_examples(task: cluster.Task) -> tuple[mnist_input.Examples, mnist_input.Examples | None]:
@@ -244,7 +239,7 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
         how = updates.build_sync_updates(loss, optimizer, num_replicas(task), len(task.worker_hosts), task.is_chief)
     else:
         how = updates.build_async_updates(loss, optimizer)
-    return Training(batches, loss, how, tf.summary.merge_all(), build_evaluation())
+    return Training(batches, loss, how, build_evaluation())
 
 
 def build_evaluation() -> Evaluation:
@@ -255,18 +250,6 @@ def build_evaluation() -> Evaluation:
     loss = model.build_loss(logits, tf.cast(labels, tf.int32))
     accuracy = model.build_accuracy(logits, tf.cast(labels, tf.int32))
     return Evaluation(images, labels, loss, accuracy, tf.train.get_global_step())
-
-
-def make_saving_hooks(
-    task: cluster.Task, train_dir: str, scaffold: tf.train.Scaffold, summary_op: tf.Tensor
-) -> list[tf.train.SessionRunHook]:
-    """Return the chief's hooks that write checkpoints and summaries, if there is a folder for them."""
-    if not task.is_chief or not train_dir:
-        return []
-    return [
-        tf.train.CheckpointSaverHook(train_dir, save_secs=FLAGS.save_checkpoint_secs, scaffold=scaffold),
-        tf.train.SummarySaverHook(save_secs=FLAGS.log_every_secs, output_dir=train_dir, summary_op=summary_op),
-    ]
 
 
 def evaluate(
@@ -316,10 +299,10 @@ def run(argv: Sequence[str]) -> None:
     status = 0
     try:
         main(argv)
-    except (UsageError, cluster.ClusterError, download.DownloadError, mnist_input.DataError) as error:
+    except UNUSABLE as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2
-    except (TimeoutError, lifecycle.StoppedError) as error:
+    except (TimeoutError, signals.StoppedError) as error:
         print(f"error: {error}", file=sys.stderr)
         status = 1
     except tf.errors.OpError as error:

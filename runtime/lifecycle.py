@@ -1,19 +1,13 @@
 """Start, recover, finish: what a worker's session needs, from the first to the last."""
 
 import math
-import os
-import select
-import signal
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import cluster
-
-STOP_SECS = 30.0  # how long a worker may take to finish its step and to save, after a signal
 
 
 class TrainingScaffold(tf.train.Scaffold):
@@ -62,6 +56,7 @@ class TrainingScaffold(tf.train.Scaffold):
         self._task, self._target, self._config, self._train_dir = task, target, config, train_dir
         self._timeout_secs = startup_timeout_secs
         self._recovery_timeout_secs = recovery_timeout_secs
+        self._has_trained = False
         self._global_step = tf.train.get_global_step()
         self._uninitialized = tf.report_uninitialized_variables(tf.global_variables())
         self._uninitialized.mark_used()  # else TensorFlow prints a stack trace when a wait ends before its first use
@@ -104,6 +99,12 @@ class TrainingScaffold(tf.train.Scaffold):
         else:
             session.run(self._initializer)
             how = "initialised a new model"
+            if self._has_trained:
+                logging.warning(
+                    "%s: a ps was lost, there is no checkpoint, and so the model is lost: training begins again",
+                    self._task,
+                )
+        self._has_trained = True
         logging.info("%s: %s, at global step %d", self._task, how, session.run(self._global_step))
 
 
@@ -137,54 +138,6 @@ class StopAtStepHook(tf.train.SessionRunHook):
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         if run_values.results >= self._last_step:
             run_context.request_stop()
-
-
-class StoppedError(Exception):
-    """Training was stopped, in order, before its end."""
-
-
-class StopOnSignalHook(tf.train.SessionRunHook):
-    """Lets SIGTERM or SIGINT stop a worker after its step, and the chief save first.
-
-    A thread hears the signals, through a pipe that Python's C handler writes to, since Python's own handlers do not run
-    while the main thread is inside TensorFlow. A second signal ends the process at once, and so does the first if there
-    is no session yet, or if the step is blocked.
-    """
-
-    def __init__(self, task: cluster.Task, saving_hooks: Sequence[tf.train.SessionRunHook]):
-        """Prepare to stop `task`; `saving_hooks` save in their `end()`."""
-        self._task, self._saving_hooks = task, saving_hooks
-        self._has_session = False
-        self._received: signal.Signals | None = None
-
-    def begin(self) -> None:
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)  # as set_wakeup_fd demands
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell has it for what runs in the background
-                signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(writer)
-        threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
-
-    def _listen(self, reader: int) -> None:
-        number = signal.Signals(os.read(reader, 1)[0])
-        if self._has_session:
-            logging.info("%s: %s: stopping after this step, or at once at a second signal", self._task, number.name)
-            self._received = number
-            select.select([reader], [], [], STOP_SECS)
-        logging.info("%s: %s: stopping at once", self._task, number.name)
-        logging.flush()
-        os._exit(128 + number)
-
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self._has_session = True
-
-    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        if self._received:
-            for hook in self._saving_hooks:
-                hook.end(run_context.session)
-            saved = "and saved " if self._saving_hooks else ""
-            raise StoppedError(f"{self._task} stopped {saved}because of {self._received.name}; start it again to go on")
 
 
 class ProgressHook(tf.train.SessionRunHook):

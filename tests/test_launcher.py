@@ -68,13 +68,20 @@ def test_one_command_trains_mnist_and_prints_the_accuracy(launcher, mnist_dir):
     assert "the chief has evaluated: leaving" in launcher.log("ps-0")
 
 
-def test_a_second_run_in_the_same_folder_resumes_and_keeps_the_logs(launcher, black_and_white_dir):
-    arguments = ["--ps", "2", "--workers", "1", "--batch_size=10", f"--data_dir={black_and_white_dir}"]
-    for steps in (50, 70):
-        run = launcher.start(*arguments, "--train_steps", str(steps))
+def test_a_second_run_resumes_where_the_first_stopped_and_keeps_the_logs(launcher, black_and_white_dir):
+    def run(*arguments):
+        run = launcher.start(*arguments, f"--data_dir={black_and_white_dir}")
         assert run.wait() == 0, run.output()
-    assert f"restored {launcher.train_dir}/model.ckpt-50, at global step 50" in run.output()
-    assert launcher.log("worker-0").count("finished at global step") == 2
+        return json.loads((launcher.train_dir / "result.json").read_text())["global_step"], run.output()
+
+    first_stop, _ = run("--train_steps=100")
+    second_stop, output = run("--train_steps", "200")
+    assert f"restored {launcher.train_dir}/model.ckpt-{first_stop}, at global step {first_stop}\n" in output
+    assert second_stop in (200, 201)
+    third_stop, output = run("--train_steps=200")
+    assert f"global step {second_stop} of 200: nothing is left to train" in output
+    assert third_stop == second_stop, "no step is taken at the end"
+    assert launcher.log("worker-0").count("finished at global step") == 3
 
 
 def test_a_mistake_ends_everything_with_its_message_and_status_2(launcher):
@@ -102,13 +109,12 @@ def test_what_the_launcher_cannot_use_is_refused_before_anything_starts(launcher
     assert not launcher.train_dir.exists()
 
 
-@pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_saves_and_leaves_no_process_behind(launcher, black_and_white_dir, signal_number, status):
+def test_an_interrupted_run_saves_and_leaves_no_process_behind(launcher, black_and_white_dir):
     run = launcher.start("--train_steps=1000000", "--save_checkpoint_secs=600", f"--data_dir={black_and_white_dir}")
     run.wait_for_output("worker 0: global step")
     assert len(launcher.processes()) == 3
-    run.send(signal_number)
-    assert run.wait() == status
+    run.send(signal.SIGINT)
+    assert run.wait() == 128 + signal.SIGINT
     assert "worker 0 stopped and saved because of SIGTERM" in run.output()
     assert re.search(r"model\.ckpt-[1-9]", (launcher.train_dir / "checkpoint").read_text())
 
@@ -128,14 +134,20 @@ def kill(launcher, name):
     os.kill(int(line.split()[0]), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["worker-1", "worker-0", "ps-0"])
-def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir, name):
-    run = launcher.start(
-        "--train_steps=3000", "--log_every_secs=0.2", "--save_checkpoint_secs=1", f"--data_dir={black_and_white_dir}"
-    )
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("worker-1", "worker 1: finished at global step"),
+        ("worker-0", "worker 0: the ps tasks hold a living model: keeping it, at global step"),
+        ("ps-0", "worker 0: restored "),
+    ],
+)
+def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir, name, line):
+    run = launcher.start("--train_steps=2500", "--log_every_secs=0.2", f"--data_dir={black_and_white_dir}")
     kill(launcher, name)
     assert run.wait() == 0, run.output()
     assert f"{name} ended with status 137: starting it again (1 of 3)" in run.output()
+    assert line in launcher.log("worker-1") + launcher.log("worker-0")
     assert "test accuracy 1.0000" in run.output()
 
 
@@ -174,7 +186,7 @@ def test_no_port_of_an_isolated_cluster_answers_from_outside(launcher, black_and
     run.wait_for_output("worker 0: global step")
     assert [answers(port) for port in ports(run)] == [False, False, False]
     run.send(signal.SIGTERM)
-    run.wait()
+    assert run.wait() == 128 + signal.SIGTERM
 
 
 def test_without_isolation_the_ports_are_open(launcher, black_and_white_dir):

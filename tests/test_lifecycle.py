@@ -19,6 +19,7 @@ class Worker:
             spec = tf.train.ClusterSpec(self.task.jobs)
             with tf.device(tf.train.replica_device_setter(worker_device=self.task.device, cluster=spec)):
                 global_step = tf.train.create_global_step()
+                tf.get_variable("w", [3, 2])
                 self.step = global_step.assign_add(1)
                 value = tf.placeholder(tf.int64, [])
                 self.fed = tf.get_variable("fed", [], tf.int64, collections=["fed"], trainable=False)

@@ -1,0 +1,79 @@
+import pytest
+import tensorflow.compat.v1 as tf
+
+from runtime import checkpoints, cluster
+
+CHIEF = cluster.Task("worker", 0, ("a:1",), ("b:2", "c:3"))
+OTHER = cluster.Task("worker", 1, ("a:1",), ("b:2", "c:3"))
+
+
+def save(folder, shapes):
+    """Save a checkpoint with zeros of these shapes, and return its path."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        saved = [tf.get_variable(name, shape, initializer=tf.zeros_initializer()) for name, shape in shapes.items()]
+        session.run(tf.global_variables_initializer())
+        return tf.train.Saver(saved).save(session, str(folder / "model.ckpt"), global_step=5)
+
+
+@pytest.fixture
+def model(graph):
+    tf.get_variable("steps", [])
+    tf.get_variable("w", [3, 2])
+
+
+def test_a_checkpoint_of_this_model_may_have_more_in_it(model, tmp_path):
+    save(tmp_path, {"w": [3, 2], "steps": [], "other": [1]})
+    checkpoints.check_last_checkpoint(str(tmp_path))
+
+
+def test_without_a_checkpoint_there_is_nothing_to_check(model, tmp_path):
+    checkpoints.check_last_checkpoint(str(tmp_path))
+    checkpoints.check_last_checkpoint("")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"w": [3, 2]}, "has no variable steps, expected shape []"),
+        ({"w": [3, 5], "steps": []}, "has w of shape [3, 5], expected [3, 2]"),
+        ({"steps": []}, "has no variable w, expected shape [3, 2]"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(model, tmp_path, shapes, message):
+    path = save(tmp_path, shapes)
+    with pytest.raises(checkpoints.CheckpointError) as error:
+        checkpoints.check_last_checkpoint(str(tmp_path))
+    assert str(error.value) == f"{path} {message}: give the flags that it was made with, or another --train_dir"
+
+
+def test_a_broken_checkpoint_is_refused(model, tmp_path):
+    path = save(tmp_path, {"w": [3, 2], "steps": []})
+    with open(path + ".index", "r+b") as file:
+        file.truncate(10)
+    with pytest.raises(checkpoints.CheckpointError) as error:
+        checkpoints.check_last_checkpoint(str(tmp_path))
+    assert str(error.value).startswith(f"{path} cannot be read (")
+    assert f"name an older one in {tmp_path}/checkpoint, or give another --train_dir" in str(error.value)
+
+
+def test_the_chief_makes_the_train_dir_and_the_others_do_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert checkpoints.make_train_dir(OTHER, "a/b") == f"{tmp_path}/a/b"
+    assert not (tmp_path / "a").exists()
+    assert checkpoints.make_train_dir(CHIEF, "a/b") == f"{tmp_path}/a/b"
+    assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "b"]
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_train_dir_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(checkpoints.CheckpointError, match="file/train cannot be written: Not a directory"):
+        checkpoints.make_train_dir(CHIEF, str(tmp_path / "file" / "train"))
+
+
+def test_without_a_train_dir_nothing_is_saved_and_the_chief_says_so(graph, caplog):
+    assert checkpoints.make_train_dir(OTHER, "") == ""
+    assert caplog.text == ""
+    assert checkpoints.make_train_dir(CHIEF, "") == ""
+    assert "nothing is saved, since --train_dir is not given" in caplog.text
+    assert checkpoints.make_saving_hooks("", tf.train.Scaffold(), 60, 2) == []
