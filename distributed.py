@@ -188,6 +188,7 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
             *training.updates.hooks,
             lifecycle.StopAtStepHook(task, training.updates.global_step, FLAGS.train_steps),
             progress,
+            lifecycle.WatchPsHook(task, FLAGS.recovery_timeout_secs),
             signals.StopOnSignalHook(task, saving_hooks),
         ],
         config=config,

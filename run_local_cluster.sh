@@ -105,6 +105,7 @@ make_train_dir() {
 # network that has nothing except a loopback interface of its own.
 isolate() {
   local unshare=(unshare --user --map-root-user --net)
+  PATH="$PATH:/usr/sbin:/sbin" # where ip is, for users other than root
   if "${unshare[@]}" ip link set lo up 2>/dev/null; then
     # shellcheck disable=SC2016 # the inner shell expands these
     exec "${unshare[@]}" sh -c 'ip link set lo up && exec "$0" "$@"' \

@@ -177,18 +177,20 @@ def probe(address: str) -> str | None:
     return None if answer[3:4] == bytes([HTTP2_SETTINGS]) else "something else answers there"
 
 
+def missing_ps(task: Task) -> str:
+    """Return each ps that does not answer, with its address and the reason, or "" if all do."""
+    reasons = ((index, address, probe(address)) for index, address in enumerate(task.ps_hosts))
+    return ", ".join(f"ps {index} at {address} ({reason})" for index, address, reason in reasons if reason)
+
+
 def wait_for_ps(task: Task, timeout_secs: float) -> None:
     """Wait until every ps answers.
 
     Raises:
       TimeoutError: some did not within `timeout_secs`; the message has each one's address and reason.
     """
-
-    def missing() -> str:
-        reasons = ((index, address, probe(address)) for index, address in enumerate(task.ps_hosts))
-        return ", ".join(f"ps {index} at {address} ({reason})" for index, address, reason in reasons if reason)
-
-    wait_until_nothing_is_missing(task, missing, timeout_secs, "start each missing ps, or correct --ps_hosts")
+    remedy = "start each missing ps, or correct --ps_hosts"
+    wait_until_nothing_is_missing(task, lambda: missing_ps(task), timeout_secs, remedy)
 
 
 def wait_until_nothing_is_missing(task: Task, missing: Callable[[], str], timeout_secs: float, remedy: str) -> None:

@@ -1,6 +1,9 @@
 """Start, recover, finish: what a worker's session needs, from the first to the last."""
 
 import math
+import os
+import sys
+import threading
 import time
 from collections.abc import Mapping
 
@@ -8,6 +11,8 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import cluster
+
+WATCH_SECS = 1.0  # how often a worker that trains looks for its ps tasks
 
 
 class TrainingScaffold(tf.train.Scaffold):
@@ -114,6 +119,34 @@ def _log_placement(task: cluster.Task) -> None:
         held = [v for v in tf.global_variables() if tf.DeviceSpec.from_string(v.device).task == index]
         num_bytes = sum(variable.shape.num_elements() * variable.dtype.size for variable in held)
         logging.info("%s: ps %d holds %d variables, %d bytes", task, index, len(held), num_bytes)
+
+
+class WatchPsHook(tf.train.SessionRunHook):
+    """Ends the process with status 1 when a ps has been away for too long.
+
+    A step does not always find out: one that waits for a token of another ps, or whose link was cut, waits for ever.
+    """
+
+    def __init__(self, task: cluster.Task, timeout_secs: float):
+        self._task, self._timeout_secs = task, timeout_secs
+        self._watcher = threading.Thread(target=self._watch, name="watch_ps", daemon=True)
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        if not self._watcher.is_alive():
+            self._watcher.start()
+
+    def _watch(self) -> None:
+        complete_at = time.monotonic()
+        while True:
+            time.sleep(WATCH_SECS)
+            missing, now = cluster.missing_ps(self._task), time.monotonic()
+            if not missing:
+                complete_at = now
+            elif now > complete_at + self._timeout_secs:
+                secs = now - complete_at
+                print(f"error: {self._task} has been without {missing} for {secs:.0f} s: start it", file=sys.stderr)
+                logging.flush()
+                os._exit(1)
 
 
 class StopAtStepHook(tf.train.SessionRunHook):
