@@ -136,14 +136,13 @@ class WatchPsHook(tf.train.SessionRunHook):
             self._watcher.start()
 
     def _watch(self) -> None:
-        complete_at = time.monotonic()
+        missing_since = math.inf
         while True:
             time.sleep(WATCH_SECS)
             missing, now = cluster.missing_ps(self._task), time.monotonic()
-            if not missing:
-                complete_at = now
-            elif now > complete_at + self._timeout_secs:
-                secs = now - complete_at
+            missing_since = min(missing_since, now) if missing else math.inf
+            secs = now - missing_since
+            if secs > self._timeout_secs:
                 print(f"error: {self._task} has been without {missing} for {secs:.0f} s: start it", file=sys.stderr)
                 logging.flush()
                 os._exit(1)
