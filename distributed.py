@@ -144,6 +144,7 @@ def task_from_flags(argv: Sequence[str]) -> cluster.Task:
 
 def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, config: tf.ConfigProto) -> None:
     """Build the model, train it together with the other workers, and, as the chief, evaluate it."""
+    replicas = num_replicas(task)  # refuses too many before anything is built
     train_dir = checkpoints.make_train_dir(task, FLAGS.train_dir)
     train_examples, test_examples = load_examples(task)
 
@@ -169,7 +170,7 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
         training.updates.global_step,
         FLAGS.train_steps,
         FLAGS.batch_size,
-        num_replicas(task),
+        replicas,
         FLAGS.log_every_secs,
     )
     saving_hooks = checkpoints.make_saving_hooks(
@@ -215,7 +216,11 @@ def load_examples(task: cluster.Task) -> tuple[mnist_input.Examples, mnist_input
 
 
 def num_replicas(task: cluster.Task) -> int:
-    """Return how many workers' gradients make one update, and so one global step."""
+    """Return how many workers' gradients make one update, and so one global step.
+
+    Raises:
+      UsageError: `--replicas_to_aggregate` is more than there are workers.
+    """
     num_workers = len(task.worker_hosts)
     if (FLAGS.replicas_to_aggregate or 1) > num_workers:
         raise UsageError(

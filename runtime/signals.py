@@ -23,7 +23,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     A thread hears the signals, through a pipe that Python's C handler writes to, since Python's own handlers do not run
     while the main thread is inside TensorFlow. A second signal ends the process at once, and so does the first if there
-    is no session yet, or if the step is blocked.
+    is no session yet. A step that is blocked has `STOP_SECS`.
     """
 
     def __init__(self, task: cluster.Task, saving_hooks: Sequence[tf.train.SessionRunHook]):
