@@ -18,10 +18,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-# TensorFlow reads these when it is imported. A proxy for the web must not stand between the tasks. A call to a lost ps
-# must fail at once: by default some wait until it is back, and so nothing that waits for them, such as closing a
-# session, would end. What the C++ side says below an error, our own lines say better.
-os.environ.setdefault("TF_GRPC_DEFAULT_OPTIONS", "grpc.enable_http_proxy=0")
+# TensorFlow reads these when it is imported. A proxy for the web must not stand between the tasks. A task that is back
+# must be found soon: by default up to 2 minutes pass between gRPC's attempts. A call to a lost ps must fail at once: by
+# default some wait until it is back, and so nothing that waits for them, such as closing a session, would end. What the
+# C++ side says below an error, our own lines say better.
+os.environ.setdefault(
+    "TF_GRPC_DEFAULT_OPTIONS",
+    "grpc.enable_http_proxy=0,grpc.initial_reconnect_backoff_ms=200,grpc.max_reconnect_backoff_ms=1000",
+)
 os.environ.setdefault("GRPC_FAIL_FAST", "true")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -31,7 +35,7 @@ from absl import app, flags, logging
 
 import mnist_input
 import model
-from runtime import checkpoints, cluster, download, lifecycle, result, roll_call, signals, updates
+from runtime import checkpoints, cluster, download, errors, lifecycle, result, roll_call, signals, updates, watch
 
 EVALUATION_BATCH_SIZE = 1000  # the activations of cnn for all test images would take a gigabyte
 
@@ -123,6 +127,7 @@ def main(argv: Sequence[str]) -> None:
     cluster.check_port_is_free(task)
     cluster.warn_if_reachable(task)
     server = tf.train.Server(cluster_spec, task.job_name, task.index, config=config)
+    watch.start_watching(task, FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs)
     if task.job_name == "ps":
         roll_call.start_leaving_when_evaluated(task, server.target, config)
         server.join()
@@ -185,12 +190,11 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
             *saving_hooks,
         ],
         hooks=[
-            roll_call.RollCallHook(roll, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),  # before any update
             *training.updates.hooks,
             lifecycle.StopAtStepHook(task, training.updates.global_step, FLAGS.train_steps),
             progress,
-            lifecycle.WatchPsHook(task, FLAGS.recovery_timeout_secs),
             signals.StopOnSignalHook(task, saving_hooks),
+            roll_call.RollCallHook(roll, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),  # its word is the last
         ],
         config=config,
         stop_grace_period_secs=0.5,  # the thread that applies synchronous updates never stops by itself
@@ -242,7 +246,7 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
 
     optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
     if FLAGS.sync_replicas:
-        how = updates.build_sync_updates(loss, optimizer, num_replicas(task), len(task.worker_hosts), task.is_chief)
+        how = updates.build_sync_updates(loss, optimizer, num_replicas(task), task)
     else:
         how = updates.build_async_updates(loss, optimizer)
     return Training(batches, loss, how, build_evaluation())
@@ -312,7 +316,7 @@ def run(argv: Sequence[str]) -> None:
         print(f"error: {error}", file=sys.stderr)
         status = 1
     except tf.errors.OpError as error:
-        print(f"error: {type(error).__name__}: {error.message.splitlines()[0]}; start this task again", file=sys.stderr)
+        print(f"error: {errors.reason(error)}; start this task again", file=sys.stderr)
         status = 1
     logging.flush()
     sys.stdout.flush()

@@ -1,12 +1,18 @@
 """What is saved in the train directory, and whether the model can be restored from it."""
 
+import fcntl
 import os
+import socket
 import tempfile
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import cluster
+from runtime.errors import reason
+
+NEEDED_BYTES = 2**20  # that a train directory must have room for: a checkpoint of the default model
+LOCK_FILE = "chief.lock"  # says which process trains there, and is locked while it does
 
 
 class CheckpointError(Exception):
@@ -16,10 +22,10 @@ class CheckpointError(Exception):
 def make_train_dir(task: cluster.Task, train_dir: str) -> str:
     """Return `train_dir` as an absolute path or, if it is empty, as it is.
 
-    The chief makes it, and warns if there is none.
+    The chief makes it, and keeps other jobs out of it; it warns if there is none.
 
     Raises:
-      CheckpointError: it cannot be written.
+      CheckpointError: it cannot be written, or another job uses it.
     """
     if task.is_chief and not train_dir:
         logging.warning(
@@ -28,11 +34,34 @@ def make_train_dir(task: cluster.Task, train_dir: str) -> str:
     elif task.is_chief:
         try:
             os.makedirs(train_dir, exist_ok=True)
-            with tempfile.TemporaryFile(dir=train_dir):
-                pass
+            _lock(train_dir)
+            with tempfile.TemporaryFile(dir=train_dir) as file:
+                file.write(bytes(NEEDED_BYTES))
+                os.fsync(file)  # or some file systems find out later that they are full
         except OSError as error:
             raise CheckpointError(f"--train_dir {train_dir} cannot be written: {error.strerror}") from error
     return os.path.abspath(train_dir) if train_dir else ""
+
+
+def _lock(train_dir: str) -> None:
+    """Keep the chiefs of other jobs out of `train_dir` for as long as this process lives.
+
+    Raises:
+      CheckpointError: another chief has it.
+    """
+    descriptor = os.open(os.path.join(train_dir, LOCK_FILE), os.O_RDWR | os.O_CREAT)  # never closed
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(descriptor, 1000).decode(errors="replace").strip()
+        raise CheckpointError(
+            f"--train_dir {train_dir} is in use by another job, whose chief is {holder}: end that, or give another"
+            " --train_dir"
+        ) from error
+    except OSError as error:  # some network file systems know no locks
+        logging.warning("--train_dir %s cannot be locked (%s): let no other job use it", train_dir, error.strerror)
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
 def check_last_checkpoint(train_dir: str) -> None:
@@ -60,6 +89,21 @@ def check_last_checkpoint(train_dir: str) -> None:
             raise CheckpointError(f"{path} has {variable.op.name} of shape {found}, expected {expected}: {remedy}")
 
 
+class CheckpointHook(tf.train.CheckpointSaverHook):
+    """Saves periodically as TensorFlow's own hook does, but trains on when that fails.
+
+    The model lives on the ps tasks, and would be lost if the job ended because a disk is full.
+    """
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        try:
+            super().after_run(run_context, run_values)
+        except (tf.errors.AbortedError, tf.errors.UnavailableError):  # a ps was lost, and the session with it
+            raise
+        except tf.errors.OpError as error:
+            logging.error("no checkpoint could be written (%s): make that possible; training goes on", reason(error))
+
+
 def make_saving_hooks(
     train_dir: str, scaffold: tf.train.Scaffold, save_checkpoint_secs: float, save_summaries_secs: float
 ) -> list[tf.train.SessionRunHook]:
@@ -67,7 +111,7 @@ def make_saving_hooks(
     if not train_dir:
         return []
     return [
-        tf.train.CheckpointSaverHook(train_dir, save_secs=save_checkpoint_secs, scaffold=scaffold),
+        CheckpointHook(train_dir, save_secs=save_checkpoint_secs, scaffold=scaffold),
         tf.train.SummarySaverHook(
             save_secs=save_summaries_secs, output_dir=train_dir, summary_op=tf.summary.merge_all()
         ),

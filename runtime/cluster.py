@@ -3,10 +3,13 @@
 import dataclasses
 import ipaddress
 import json
+import math
+import shlex
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+import psutil
 import tensorflow.compat.v1 as tf
 from absl import logging
 
@@ -22,6 +25,18 @@ HTTP2_SETTINGS = 4
 
 class ClusterError(Exception):
     """The description of the cluster, or this task's place in it, is unusable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """Another task, as one sees it from here."""
+
+    job_name: str
+    index: int
+    address: str  # host:port
+
+    def __str__(self) -> str:
+        return f"{self.job_name} {self.index} at {self.address}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +85,16 @@ class Task:
     def device(self) -> str:
         """This task's device name."""
         return f"/job:{self.job_name}/task:{self.index}"
+
+    def others(self, job_name: str) -> list[Peer]:
+        """Return the tasks of one job, without this one."""
+        peers = (Peer(job_name, index, address) for index, address in enumerate(self.jobs[job_name]))
+        return [peer for peer in peers if peer.address != self.address]
+
+    @property
+    def needed(self) -> list[Peer]:
+        """The tasks that no task can go on without: every ps, and the chief."""
+        return [*self.others("ps"), *(peer for peer in self.others("worker") if peer.index == 0)]
 
     def __str__(self) -> str:
         return f"{self.job_name} {self.index}"
@@ -137,9 +162,20 @@ def check_port_is_free(task: Task) -> None:
             listener.bind(("", port))
         except OSError as error:
             raise ClusterError(
-                f"{task} cannot listen on port {port} of {task.address}: {error.strerror}; end the process that does,"
-                " or change the port in every task's host lists"
+                f"{task} cannot listen on port {port} of {task.address}: {error.strerror}{_listeners(port)}; end the"
+                " process that does, or change the port in every task's host lists"
             ) from error
+
+
+def _listeners(port: int) -> str:
+    """Return which processes listen on a port, in brackets, as far as this user may know."""
+    try:
+        sockets = [s for s in psutil.net_connections("tcp") if s.status == psutil.CONN_LISTEN]
+        pids = {s.pid for s in sockets if s.pid and s.laddr and s.laddr.port == port}
+        processes = [f"process {pid}, {shlex.join(psutil.Process(pid).cmdline())}" for pid in sorted(pids)]
+    except psutil.Error:
+        return ""
+    return f" ({', '.join(processes)})" if processes else ""
 
 
 def warn_if_reachable(task: Task) -> None:
@@ -177,31 +213,33 @@ def probe(address: str) -> str | None:
     return None if answer[3:4] == bytes([HTTP2_SETTINGS]) else "something else answers there"
 
 
-def missing_ps(task: Task) -> str:
-    """Return each ps that does not answer, with its address and the reason, or "" if all do."""
-    reasons = ((index, address, probe(address)) for index, address in enumerate(task.ps_hosts))
-    return ", ".join(f"ps {index} at {address} ({reason})" for index, address, reason in reasons if reason)
+def missing(peers: Sequence[Peer]) -> dict[Peer, str]:
+    """Return those that do not answer, each with the reason."""
+    reasons = {peer: probe(peer.address) for peer in peers}
+    return {peer: reason for peer, reason in reasons.items() if reason}
 
 
-def wait_for_ps(task: Task, timeout_secs: float) -> None:
-    """Wait until every ps answers.
-
-    Raises:
-      TimeoutError: some did not within `timeout_secs`; the message has each one's address and reason.
-    """
-    remedy = "start each missing ps, or correct --ps_hosts"
-    wait_until_nothing_is_missing(task, lambda: missing_ps(task), timeout_secs, remedy)
+def describe(reasons: Mapping[Peer, str]) -> str:
+    """Return what `missing()` found as text: "" if that was nothing."""
+    return ", ".join(f"{peer} ({reason})" for peer, reason in reasons.items())
 
 
-def wait_until_nothing_is_missing(task: Task, missing: Callable[[], str], timeout_secs: float, remedy: str) -> None:
-    """Poll until `missing()` returns an empty text; meanwhile, log what it returns when that changes, or is old.
+def wait_for_ps(task: Task) -> None:
+    """Wait until every ps answers, saying which do not, and why; `runtime/watch.py` keeps the time."""
+    wait_until_nothing_is_missing(task, lambda: describe(missing(task.others("ps"))))
+
+
+def wait_until_nothing_is_missing(
+    task: Task, look: Callable[[], str], timeout_secs: float = math.inf, remedy: str = ""
+) -> None:
+    """Poll until `look()`, which says what is missing, returns an empty text; log what it says when that changes.
 
     Raises:
       TimeoutError: something was still missing after `timeout_secs`; the message says what, and has `remedy`.
     """
     start = time.monotonic()
     told, told_at = "", start
-    while what := missing():
+    while what := look():
         now = time.monotonic()
         if now > start + timeout_secs:
             raise TimeoutError(f"{task} waited {timeout_secs:.0f} s for {what}: {remedy}")

@@ -1,9 +1,6 @@
 """Start, recover, finish: what a worker's session needs, from the first to the last."""
 
 import math
-import os
-import sys
-import threading
 import time
 from collections.abc import Mapping
 
@@ -11,8 +8,6 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import cluster
-
-WATCH_SECS = 1.0  # how often a worker that trains looks for its ps tasks
 
 
 class TrainingScaffold(tf.train.Scaffold):
@@ -48,8 +43,8 @@ class TrainingScaffold(tf.train.Scaffold):
           train_dir: where the checkpoints are, or empty.
           local_init_op: runs in every new session, beside the initialisation of local variables.
           local_init_feed_dict: what it is fed.
-          startup_timeout_secs: how long the first session may take to become possible.
-          recovery_timeout_secs: how long each later one may.
+          startup_timeout_secs: how long the chief may take to make the model before the first session.
+          recovery_timeout_secs: how long before each later one.
         """
         super().__init__(
             init_op=tf.no_op(),  # init_fn decides
@@ -73,10 +68,11 @@ class TrainingScaffold(tf.train.Scaffold):
         """Wait until a session can be made and used.
 
         Raises:
-          TimeoutError: a ps, or the chief, was not there in time.
+          TimeoutError: the chief did not initialise or restore the model in time.
         """
         super().finalize()
-        cluster.wait_for_ps(self._task, self._timeout_secs)
+        time.sleep(cluster.POLL_SECS if self._has_trained else 0)  # gRPC takes its time to find a ps that is back
+        cluster.wait_for_ps(self._task)
         if not self._task.is_chief:
             chief = f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
             cluster.wait_until_nothing_is_missing(
@@ -105,10 +101,7 @@ class TrainingScaffold(tf.train.Scaffold):
             session.run(self._initializer)
             how = "initialised a new model"
             if self._has_trained:
-                logging.warning(
-                    "%s: a ps was lost, there is no checkpoint, and so the model is lost: training begins again",
-                    self._task,
-                )
+                logging.warning("%s: there is no checkpoint, so the model is lost: training begins again", self._task)
         self._has_trained = True
         logging.info("%s: %s, at global step %d", self._task, how, session.run(self._global_step))
 
@@ -121,45 +114,23 @@ def _log_placement(task: cluster.Task) -> None:
         logging.info("%s: ps %d holds %d variables, %d bytes", task, index, len(held), num_bytes)
 
 
-class WatchPsHook(tf.train.SessionRunHook):
-    """Ends the process with status 1 when a ps has been away for too long.
-
-    A step does not always find out: one that waits for a token of another ps, or whose link was cut, waits for ever.
-    """
-
-    def __init__(self, task: cluster.Task, timeout_secs: float):
-        self._task, self._timeout_secs = task, timeout_secs
-        self._watcher = threading.Thread(target=self._watch, name="watch_ps", daemon=True)
-
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        if not self._watcher.is_alive():
-            self._watcher.start()
-
-    def _watch(self) -> None:
-        missing_since = math.inf
-        while True:
-            time.sleep(WATCH_SECS)
-            missing, now = cluster.missing_ps(self._task), time.monotonic()
-            missing_since = min(missing_since, now) if missing else math.inf
-            secs = now - missing_since
-            if secs > self._timeout_secs:
-                print(f"error: {self._task} has been without {missing} for {secs:.0f} s: start it", file=sys.stderr)
-                logging.flush()
-                os._exit(1)
-
-
 class StopAtStepHook(tf.train.SessionRunHook):
     """Stops a worker when its own step has reached `last_step`, or when it joins after that.
 
     `tf.train.StopAtStepHook` looks at the global step as it was before the step, and so lets workers take a few more.
+    This one also says how many steps are lost when a ps was.
     """
 
     def __init__(self, task: cluster.Task, global_step: tf.Tensor, last_step: int):
         """Stop `task` when `global_step`, int64 [], as it is after a step, has reached `last_step`."""
         self._task, self._global_step, self._last_step = task, global_step, last_step
+        self._seen_step = 0
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         step = session.run(tf.train.get_global_step(session.graph))
+        if step < self._seen_step:
+            lost = self._seen_step - step
+            logging.warning("%s: global step %d after %d: %d steps are lost", self._task, step, self._seen_step, lost)
         if step >= self._last_step:
             logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._last_step)
             coord.request_stop()
@@ -168,7 +139,8 @@ class StopAtStepHook(tf.train.SessionRunHook):
         return tf.train.SessionRunArgs(self._global_step)
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        if run_values.results >= self._last_step:
+        self._seen_step = run_values.results
+        if self._seen_step >= self._last_step:
             run_context.request_stop()
 
 

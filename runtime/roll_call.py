@@ -9,7 +9,7 @@ from absl import logging
 
 from runtime import cluster
 
-FINISH_GRACE_SECS = 20.0  # how long the chief waits for a worker that trained, and may have died
+GRACE_SECS = 20.0  # how long to wait for a worker that took part before, and may come back
 
 LINGER_SECS = 0.5  # how long a ps stays after the chief's last word, so that the chief gets its answer from all
 
@@ -70,7 +70,6 @@ def start_leaving_when_evaluated(task: cluster.Task, target: str, config: tf.Con
         status = 1
         try:
             _watch_until_evaluated(task, target, config)
-            logging.info("%s: the chief has evaluated: leaving", task)
             status = 0
         except Exception:  # whatever it is: a ps that does not watch would stay for ever
             logging.exception("%s: cannot hear when the workers have finished; start it again", task)
@@ -94,24 +93,36 @@ def _watch_until_evaluated(task: cluster.Task, target: str, config: tf.ConfigPro
                 if word != heard[worker]:
                     logging.info("%s: worker %d: %s", task, worker, word)
             heard = words
+    unfinished = [worker for worker, word in enumerate(heard) if word in ("", TRAINING)]
+    without = f", without the last word of {', '.join(f'worker {i}' for i in unfinished)}" if unfinished else ""
+    logging.info("%s: the chief has evaluated: leaving%s", task, without)
     time.sleep(LINGER_SECS)
 
 
 class RollCallHook(tf.train.SessionRunHook):
-    """Says when this worker trains and when it has trained; in synchronous mode no step is taken until all are there.
+    """Says when this worker trains and when it has trained; synchronous workers wait for each other before.
 
-    `end()` is not called after an error, and then nothing is said.
+    A new model waits for all of them, or fails; one that has trained already goes on without those that do not come
+    back soon. `end()` is not called after an error, and then nothing is said.
     """
 
-    def __init__(self, roll_call: RollCall, task: cluster.Task, wait_for_all: bool, timeout_secs: float):
+    def __init__(self, roll_call: RollCall, task: cluster.Task, wait_for_all: bool, startup_timeout_secs: float):
         self._roll_call, self._task = roll_call, task
-        self._wait_for_all, self._timeout_secs = wait_for_all, timeout_secs
+        self._wait_for_all, self._startup_timeout_secs = wait_for_all, startup_timeout_secs
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._roll_call.say(session, TRAINING)
-        if self._wait_for_all:
-            remedy = "start each missing worker, or correct --worker_hosts"
-            cluster.wait_until_nothing_is_missing(self._task, lambda: self._absent(session), self._timeout_secs, remedy)
+        if not self._wait_for_all:
+            return
+        is_new = session.run(tf.train.get_global_step(session.graph)) == 0
+        timeout_secs = self._startup_timeout_secs if is_new else min(GRACE_SECS, self._startup_timeout_secs)
+        remedy = "start each missing worker, or correct --worker_hosts" if is_new else "training goes on"
+        try:
+            cluster.wait_until_nothing_is_missing(self._task, lambda: self._absent(session), timeout_secs, remedy)
+        except TimeoutError as error:
+            if is_new:
+                raise
+            logging.warning("%s", error)
 
     def _absent(self, session: tf.Session) -> str:
         words = self._roll_call.listen(session)
@@ -134,7 +145,7 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
     def end(self, session: tf.Session) -> None:
         try:
             cluster.wait_until_nothing_is_missing(
-                self._task, lambda: self._still_training(session), FINISH_GRACE_SECS, "ending without it"
+                self._task, lambda: self._still_training(session), GRACE_SECS, "ending without it"
             )
         except TimeoutError as error:
             logging.warning("%s", error)

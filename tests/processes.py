@@ -44,16 +44,21 @@ class Process:
 
     def wait_for_output(self, pattern):
         """Wait until the output matches, and return the last match."""
-        poll_for(lambda: re.search(pattern, self.output()) or self._popen.poll() is not None, repr(pattern))
+        poll_for(lambda: re.search(pattern, self.output()) or self.status is not None, repr(pattern))
         matches = list(re.finditer(pattern, self.output()))
-        assert matches, f"the process ended with {self._popen.poll()} before it said {pattern!r}:\n{self.output()}"
+        assert matches, f"the process ended with {self.status} before it said {pattern!r}:\n{self.output()}"
         return matches[-1]
 
     def wait(self, timeout_secs=DEADLINE_SECS):
         return self._popen.wait(timeout_secs)
 
+    @property
+    def status(self):
+        """The exit status, or None while it runs."""
+        return self._popen.poll()
+
     def is_running(self):
-        return self._popen.poll() is None
+        return self.status is None
 
     def send(self, signal_number):
         self._popen.send_signal(signal_number)

@@ -1,3 +1,6 @@
+import fcntl
+import os
+
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -62,7 +65,25 @@ def test_the_chief_makes_the_train_dir_and_the_others_do_not(tmp_path, monkeypat
     assert not (tmp_path / "a").exists()
     assert checkpoints.make_train_dir(CHIEF, "a/b") == f"{tmp_path}/a/b"
     assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "b"]
-    assert list((tmp_path / "a" / "b").iterdir()) == []
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["chief.lock"]
+
+
+def test_a_train_dir_in_use_by_another_job_is_refused(tmp_path):
+    lock = tmp_path / "chief.lock"
+    with open(lock, "w") as file:
+        file.write("process 7 on host.example\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(checkpoints.CheckpointError) as error:
+            checkpoints.make_train_dir(CHIEF, str(tmp_path))
+        assert str(error.value) == (
+            f"--train_dir {tmp_path} is in use by another job, whose chief is process 7 on host.example: end that, or"
+            " give another --train_dir"
+        )
+        assert lock.read_text() == "process 7 on host.example\n"
+        assert list(tmp_path.iterdir()) == [lock], "nothing is touched"
+    checkpoints.make_train_dir(CHIEF, str(tmp_path))
+    assert lock.read_text().startswith(f"process {os.getpid()} on "), "a lock ends with its process"
 
 
 def test_a_train_dir_that_cannot_be_written_is_named(tmp_path):

@@ -1,4 +1,5 @@
 import json
+import os
 import socket
 import threading
 
@@ -72,12 +73,17 @@ def test_a_task_waits_only_for_tasks_that_it_talks_to():
     assert list(cluster.session_config(ps).device_filters) == ["/job:ps/task:1"]
 
 
-def test_a_port_in_use_is_named():
+def test_a_port_in_use_is_named_and_so_is_the_process():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         task = cluster.Task("ps", 0, (f"localhost:{port}",), WORKERS)
-        with pytest.raises(cluster.ClusterError, match=f"ps 0 cannot listen on port {port} .*Address already in use"):
+        with pytest.raises(cluster.ClusterError) as error:
             cluster.check_port_is_free(task)
+        in_use = (
+            f"ps 0 cannot listen on port {port} of localhost:{port}: Address already in use (process {os.getpid()}, "
+        )
+        assert str(error.value).startswith(in_use)
+        assert "pytest" in str(error.value)
     cluster.check_port_is_free(task)
 
 
@@ -111,16 +117,28 @@ def test_a_probe_tells_a_tensorflow_server_from_anything_else(monkeypatch, local
         assert cluster.probe(f"127.0.0.1:{other.getsockname()[1]}") == "something else answers there"
 
 
-def test_waiting_for_a_ps_ends_and_names_each_one_that_is_missing(local_servers):
+def test_what_does_not_answer_is_named_with_its_reason(local_servers):
     there = local_servers(1, 1).ps_hosts[0]
     (port,) = choose_ports(1)
     task = cluster.Task("worker", 0, (there, f"localhost:{port}", "no.such.host.invalid:1"), WORKERS)
-    with pytest.raises(TimeoutError) as error:
-        cluster.wait_for_ps(task, timeout_secs=0.1)
-    assert str(error.value) == (
-        f"worker 0 waited 0 s for ps 1 at localhost:{port} (connection refused), ps 2 at no.such.host.invalid:1 (name"
-        " not known): start each missing ps, or correct --ps_hosts"
+    assert cluster.describe(cluster.missing(task.others("ps"))) == (
+        f"ps 1 at localhost:{port} (connection refused), ps 2 at no.such.host.invalid:1 (name not known)"
     )
+
+
+def test_every_task_needs_every_ps_and_the_chief():
+    def needed(job_name, index):
+        return [str(peer) for peer in cluster.Task(job_name, index, ("a:1", "b:2"), ("c:3", "d:4")).needed]
+
+    assert needed("worker", 0) == ["ps 0 at a:1", "ps 1 at b:2"]
+    assert needed("worker", 1) == ["ps 0 at a:1", "ps 1 at b:2", "worker 0 at c:3"]
+    assert needed("ps", 1) == ["ps 0 at a:1", "worker 0 at c:3"]
+
+
+def test_waiting_has_an_end():
+    task = cluster.Task("worker", 1, PS, WORKERS)
+    with pytest.raises(TimeoutError, match="worker 1 waited 0 s for Godot: write to Beckett"):
+        cluster.wait_until_nothing_is_missing(task, lambda: "Godot", 0.1, "write to Beckett")
 
 
 def test_waiting_ends_when_nothing_is_missing_any_more(caplog):

@@ -56,7 +56,7 @@ def test_the_chief_ends_when_the_others_have_trained_but_not_before(local_server
 
 
 def test_the_chief_does_not_wait_for_a_dead_worker_for_ever(local_servers, monkeypatch, caplog):
-    monkeypatch.setattr(roll_call, "FINISH_GRACE_SECS", 0.1)
+    monkeypatch.setattr(roll_call, "GRACE_SECS", 0.1)
     servers = local_servers(1, 2)
     chief, chief_graph = build(servers, "worker", 0)
     dead, dead_graph = build(servers, "worker", 1)

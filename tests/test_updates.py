@@ -8,7 +8,7 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime import updates
+from runtime import cluster, updates
 
 LEARNING_RATE = 0.5
 
@@ -29,7 +29,7 @@ class Worker:
                 if replicas is None:
                     how = updates.build_async_updates(loss, optimizer)
                 else:
-                    how = updates.build_sync_updates(loss, optimizer, replicas, len(task.worker_hosts), task.is_chief)
+                    how = updates.build_sync_updates(loss, optimizer, replicas, task)
             initializer = tf.global_variables_initializer()
             local_initializer = tf.local_variables_initializer()
             self.train_op = how.train_op
@@ -103,16 +103,23 @@ def test_the_gradients_of_a_backup_worker_are_dropped(local_servers):
     assert [worker.read() for worker in workers] == 3 * [[0 - 0.5 * (1 + 2), 2]]
 
 
-def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, monkeypatch):
-    monkeypatch.setattr(updates, "STALL_SECS", 0.3)
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, monkeypatch, caplog, is_gone):
+    monkeypatch.setattr(updates, "LOOK_SECS", 0.1)
+    monkeypatch.setattr(updates, "STALL_SECS", 60 if is_gone else 0.3)
     servers = local_servers(1, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
+    reason = "connection refused" if is_gone else None
+    monkeypatch.setattr(cluster, "probe", lambda address: reason)  # the servers of this process cannot be stopped
     step_together(*workers)
     for step in range(2, 5):  # from here on worker 0 takes both shares
         while workers[0].read()[1] < step:
             step_together(workers[0])
         assert workers[0].read() == [0 - 0.5 * ((1 + 2) / 2 + (step - 1) * 1), step]
     workers[0].coord.request_stop()
+    gone = f", without worker 1 at {servers.worker_hosts[1]} (connection refused)" if is_gone else ""
+    num_live = 1 if is_gone else 2
+    assert f"at global step 1{gone}: going on with the average of 2 gradients of {num_live} live workers" in caplog.text
 
 
 def test_the_token_queue_serves_the_next_chief(local_servers):

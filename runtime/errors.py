@@ -1,0 +1,16 @@
+"""What an error of TensorFlow says, in one line."""
+
+import re
+
+import tensorflow.compat.v1 as tf
+
+
+def reason(error: tf.errors.OpError) -> str:
+    r"""Return an error's name, and that line of its message that says what is wrong.
+
+    The message of an error in a graph has first where in the program each op was made, and then perhaps where it ran,
+    as in `Graph execution error:\n…\nNode: 'save/SaveV2'\nFrom /job:ps/replica:0/task:0:\nNo space left on device\n…`.
+    """
+    lines = re.split(r"^Node: .*\n", error.message, flags=re.MULTILINE)[-1].splitlines()
+    (line, *_) = [line for line in lines if not re.match(r"From /job:|\d+ root error", line)] or lines or [""]
+    return f"{type(error).__name__}: {line.strip()}"
