@@ -157,11 +157,12 @@ reap() {
   done
 }
 
-# Print the names of the tasks, beginning with $1, that still run.
+# Print the names of the tasks that match the pattern $1 and still run.
 running() {
   local task
   for ((task = 0; task < ${#pids[@]}; task++)); do
-    if [[ -z "${statuses[task]}" && "${names[task]}" == "$1"* ]]; then echo "${names[task]}"; fi
+    # shellcheck disable=SC2053 # it is a pattern
+    if [[ -z "${statuses[task]}" && "${names[task]}" == $1 ]]; then echo "${names[task]}"; fi
   done
 }
 
@@ -184,7 +185,7 @@ supervise() {
         deadline="${deadline:-$((SECONDS + leave_secs))}"
       fi
     done
-    [[ -n "$(running "")" ]] || return 0
+    [[ -n "$(running '*')" ]] || return 0
     sleep 0.2
   done
 }
@@ -213,26 +214,27 @@ give_up() {
   exit "$2"
 }
 
-# End the tasks that still run: the workers first, which may still need their ps.
+# End the tasks that still run: first those that need others to finish a step, the chief and the ps.
 end_tasks() {
-  local job
-  for job in worker ps; do
-    signal_tasks TERM "$job"
-    await_tasks "$job" || signal_tasks KILL "$job"
-    await_tasks "$job"
+  local names
+  for names in 'worker-[1-9]*' worker-0 'ps-*'; do
+    signal_tasks TERM "$names"
+    await_tasks "$names" || signal_tasks KILL "$names"
+    await_tasks "$names"
   done
   if [[ -n "$tee_pid" ]]; then wait "$tee_pid"; fi
 }
 
-# signal_tasks SIGNAL NAME: send a signal to the running tasks whose names begin so.
+# signal_tasks SIGNAL PATTERN: send a signal to the running tasks whose names match.
 signal_tasks() {
   local task
   for ((task = 0; task < ${#pids[@]}; task++)); do
-    if [[ -z "${statuses[task]}" && "${names[task]}" == "$2"* ]]; then kill "-$1" "${pids[task]}" 2>/dev/null; fi
+    # shellcheck disable=SC2053 # it is a pattern
+    if [[ -z "${statuses[task]}" && "${names[task]}" == $2 ]]; then kill "-$1" "${pids[task]}" 2>/dev/null; fi
   done
 }
 
-# Wait, for $leave_secs at most, until no task whose name begins with $1 runs.
+# Wait, for $leave_secs at most, until no task whose name matches the pattern $1 runs.
 await_tasks() {
   local deadline=$((SECONDS + leave_secs))
   while reap && [[ -n "$(running "$1")" ]]; do

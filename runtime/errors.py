@@ -4,6 +4,8 @@ import re
 
 import tensorflow.compat.v1 as tf
 
+HEADING = re.compile(r"=====|\d+ root error|.*From /job:\S*:$")
+
 
 def reason(error: tf.errors.OpError) -> str:
     r"""Return an error's name, and that line of its message that says what is wrong.
@@ -12,5 +14,5 @@ def reason(error: tf.errors.OpError) -> str:
     as in `Graph execution error:\n…\nNode: 'save/SaveV2'\nFrom /job:ps/replica:0/task:0:\nNo space left on device\n…`.
     """
     lines = re.split(r"^Node: .*\n", error.message, flags=re.MULTILINE)[-1].splitlines()
-    (line, *_) = [line for line in lines if not re.match(r"From /job:|\d+ root error", line)] or lines or [""]
+    (line, *_) = [line for line in lines if not HEADING.match(line)] or lines or [""]
     return f"{type(error).__name__}: {line.strip()}"

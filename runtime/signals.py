@@ -11,7 +11,7 @@ from absl import logging
 
 from runtime import cluster
 
-STOP_SECS = 30.0  # how long a worker may take to finish its step and to save
+STOP_SECS = 8.0  # how long a worker may take to finish its step and to save; docker gives 10 s before it kills
 
 
 class StoppedError(Exception):

@@ -18,20 +18,20 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from tests.processes import Cluster, poll_for
+from tests.processes import Cluster, answers, poll_for
 
+LAST_FAULT = 0.75  # of all steps: what is measured at the end is the model, not who was away last
 KINDS = ("worker", "chief", "ps", "pair", "stop")
 TOLERANCE = 0.005  # of the accuracy, compared with that of an undisturbed run
 
 PROGRESS = re.compile(r"global step (\d+)/\d+, local step")
 FINISHED = re.compile(r"finished at global step (\d+)")
 MODEL_FOUND = re.compile(r"(?:keeping it|restored \S+), at global step (\d+)")
-EVALUATED = re.compile("test accuracy")
+MAX_FAILED = 3  # tasks of one cluster that a fault may end with an error: a chief, say, that evaluates when a ps dies
 
 
 class Fault(NamedTuple):
@@ -40,8 +40,18 @@ class Fault(NamedTuple):
     kind: str
     tasks: tuple[str, ...]
     step: int  # the global step before
-    recovery_secs: float  # from the restart until every worker trains again
+    serving_secs: float  # from the restart until the tasks serve again: TensorFlow's import, above all
+    recovery_secs: float  # until every worker trains again
     others_secs: float  # until every worker does that nothing was done to
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} ({' and '.join(self.tasks)}) at global step {self.step}: it serves after"
+            f" {self.serving_secs:.1f} s, all train after {self.recovery_secs:.1f} s"
+        )
+
+
+COLUMNS = {"serves again": "serving_secs", "all train again": "recovery_secs", "the others do": "others_secs"}
 
 
 class Casualty:
@@ -53,26 +63,15 @@ class Casualty:
     def __init__(self, cluster: Cluster, train_dir: pathlib.Path):
         self._cluster, self._train_dir = cluster, train_dir
         self._workers = [name for name in cluster.names if name.startswith("worker")]
+        self._num_failed = 0
 
-    def unfinished(self) -> list[str]:
-        """Return the tasks that have not done their part; a ps, and the chief, have when the chief has evaluated."""
-        if EVALUATED.search(self._log("worker 0")):
-            return []
-        return [name for name in self._cluster.names if not FINISHED.search(self._log(name)) or name == "worker 0"]
-
-    def kill(self, *names: str) -> Fault | None:
-        """Kill tasks with -9 and start them again; or do nothing if one has just finished."""
-        for name in names:
-            self._cluster[name].send(signal.SIGSTOP)  # it must not finish between the look and the kill
-        if not set(names) <= set(self.unfinished()):
-            for name in names:
-                self._cluster[name].send(signal.SIGCONT)
-            return None
+    def kill(self, *names: str) -> Fault:
+        """Kill tasks with -9, and start them again."""
         before, last_checkpoint = self._logs(), self._last_checkpoint()
         for name in names:
             self._cluster[name].kill()
         self._cluster.start(*names)
-        fault = self._wait_until_it_trains("kill", names, before)
+        fault = self.wait_until_it_trains("kill", names)
         self._check_model(names, before, last_checkpoint)
         return fault
 
@@ -82,33 +81,47 @@ class Casualty:
         self._cluster[name].send(signal.SIGSTOP)
         time.sleep(stop_secs)
         self._cluster[name].send(signal.SIGCONT)
-        fault = self._wait_until_it_trains("stop", (name,), before)
+        fault = self.wait_until_it_trains("stop", (name,))
         self._check_model((), before, 0)
         return fault
 
-    def wait_until_it_trains(self) -> dict[str, float]:
-        """Wait until each worker has trained since now; return how many seconds each took."""
+    def wait_until_it_trains(self, how: str = "start", names: tuple[str, ...] = ()) -> Fault:
+        """Wait until every worker has trained since now, when something was done to some tasks."""
         start, before = time.monotonic(), self._logs()
-        secs: dict[str, float] = {}
+        serving: dict[str, float] = {}
+        training: dict[str, float] = {}
 
         def all_train() -> bool:
-            for name in self._workers:
-                news = self._log(name)[len(before[name]) :]
+            for name in set(names) - serving.keys():
+                if answers(self._cluster.address[name]):
+                    serving[name] = time.monotonic() - start
+            for name in set(self._workers) - training.keys():
                 # The first line may still tell of a step from before.
-                if len(PROGRESS.findall(news)) > 1 or FINISHED.search(self._log(name)):
-                    secs.setdefault(name, time.monotonic() - start)
-            failed = {name: task.status for name, task in self._cluster.tasks.items() if task.status}
-            assert not failed, f"ended by themselves: {failed}"
-            return len(secs) == len(self._workers)
+                if len(PROGRESS.findall(self._log(name), len(before[name]))) > 1 or FINISHED.search(self._log(name)):
+                    training[name] = time.monotonic() - start
+            self.restart_failed()
+            return len(training) == len(self._workers)
 
         poll_for(all_train, "training by every worker")
-        return secs
+        return Fault(
+            kind=f"{how} {' + '.join(sorted(map(_kind, names)))}",
+            tasks=names,
+            step=_last_step(before),
+            serving_secs=max(serving.values(), default=0.0),
+            recovery_secs=max(training.values()),
+            others_secs=max((training[name] for name in self._workers if name not in names), default=0.0),
+        )
 
-    def _wait_until_it_trains(self, how: str, names: tuple[str, ...], before: dict[str, str]) -> Fault:
-        secs = self.wait_until_it_trains()
-        jobs = sorted("chief" if name == "worker 0" else name.split()[0] for name in names)
-        others_secs = max((secs[name] for name in self._workers if name not in names), default=0.0)
-        return Fault(f"{how} {' + '.join(jobs)}", names, _last_step(before), max(secs.values()), others_secs)
+    def restart_failed(self) -> bool:
+        """Start again what ended with an error, as a supervisor would, a few times; return whether all ended well."""
+        for name, task in self._cluster.tasks.items():
+            if task.status:
+                (*_, last_line) = task.output().splitlines()
+                print(f"{name} ended with {task.status}, and is started again: {last_line}", flush=True)
+                self._num_failed += 1
+                assert self._num_failed <= MAX_FAILED, "too many tasks ended with an error"
+                self._cluster.start(name)
+        return all(task.status == 0 for task in self._cluster.tasks.values())
 
     def _check_model(self, killed: tuple[str, ...], before: dict[str, str], last_checkpoint: int) -> None:
         """Check that no step was lost or, if a ps was killed, none of those that the last checkpoint had."""
@@ -122,6 +135,10 @@ class Casualty:
             for name in self._workers:
                 steps = [_last_step({name: before[name]}), *map(int, PROGRESS.findall(news[name]))]
                 assert steps == sorted(steps), f"the global step of {name} went back: {steps}"
+
+    def step(self) -> int:
+        """Return the global step that the workers have logged last."""
+        return _last_step(self._logs())
 
     def _last_checkpoint(self) -> int:
         """Return the global step that the name of the last checkpoint has."""
@@ -138,47 +155,46 @@ def _last_step(logs: dict[str, str]) -> int:
     return max(int(step) for log in logs.values() for step in ["0", *PROGRESS.findall(log)][-1:])
 
 
-def train(
-    folder: pathlib.Path, num_ps: int, num_workers: int, flags: list[str], rng: random.Random | None
-) -> tuple[float, list[Fault]]:
+def train(options: argparse.Namespace, folder: pathlib.Path, rng: random.Random | None) -> tuple[float, list[Fault]]:
     """Train on a new cluster, disturbed unless `rng` is None; return the test accuracy and the faults."""
     train_dir = folder / "train"
-    flags = [*flags, f"--train_dir={train_dir}", "--save_checkpoint_secs=1", "--log_every_secs=0.1"]
+    flags = [f"--train_steps={options.train_steps}", f"--sync_replicas={options.sync_replicas}"]
+    flags += [f"--train_dir={train_dir}", "--save_checkpoint_secs=1", "--log_every_secs=0.1"]
     faults = []
-    with Cluster(folder, num_ps, num_workers, *flags) as cluster:
+    with Cluster(folder, options.ps, options.workers, *flags) as cluster:
         cluster.start()
         casualty = Casualty(cluster, train_dir)
         if rng:
             casualty.wait_until_it_trains()
-            for fault in _disturb(casualty, rng):
-                where = f"{' and '.join(fault.tasks)} at global step {fault.step}"
-                print(f"{fault.kind}: {where}, recovered after {fault.recovery_secs:.1f} s", flush=True)
-                faults.append(fault)
-        statuses = cluster.wait()
-        assert set(statuses.values()) == {0}, f"statuses: {statuses}"
+            while casualty.step() < LAST_FAULT * options.train_steps:
+                time.sleep(rng.uniform(0, 2))  # a random moment
+                faults.append(_random_fault(casualty, cluster.names, rng))
+                print(faults[-1], flush=True)
+        poll_for(casualty.restart_failed, "end of every task with status 0")
     return json.loads((train_dir / "result.json").read_text())["test_accuracy"], faults
 
 
-def _disturb(casualty: Casualty, rng: random.Random) -> Iterator[Fault]:
-    """Let one random fault after the other happen, until nothing is left to train."""
-    while names := casualty.unfinished():
-        kind = rng.choice(KINDS)
-        if kind == "stop":
-            yield casualty.stop(rng.choice(names), rng.uniform(0.5, 4))
-        else:
-            able = [name for name in names if kind in ("pair", "chief" if name == "worker 0" else name.split()[0])]
-            if fault := casualty.kill(*rng.sample(able, min(len(able), 2 if kind == "pair" else 1))):
-                yield fault
-        time.sleep(rng.uniform(0, 2))  # a random moment
+def _random_fault(casualty: Casualty, names: list[str], rng: random.Random) -> Fault:
+    kind = rng.choice(KINDS)
+    if kind == "stop":
+        return casualty.stop(rng.choice(names), rng.uniform(0.5, 4))
+    if kind == "pair":
+        return casualty.kill(*rng.sample(names, 2))
+    return casualty.kill(rng.choice([name for name in names if _kind(name) == kind]))
+
+
+def _kind(name: str) -> str:
+    return "chief" if name == "worker 0" else name.split()[0]
 
 
 def print_table(faults: list[Fault]) -> None:
     """Print how long recovery took, by kind of fault, as a table of Markdown."""
-    print("| fault | times | median recovery | worst recovery | the others, median | worst |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    headings = [f"{heading}: {figure}" for heading in COLUMNS for figure in ("median", "worst")]
+    print(f"| fault | times | {' | '.join(headings)} |")
+    print("| --- | --- |" + len(headings) * " --- |")
     for kind in [*sorted({fault.kind for fault in faults}), "all"]:
         chosen = [fault for fault in faults if kind in (fault.kind, "all")]
-        columns = [[fault.recovery_secs for fault in chosen], [fault.others_secs for fault in chosen]]
+        columns = [[getattr(fault, field) for fault in chosen] for field in COLUMNS.values()]
         cells = [f"{figure(column):.1f} s" for column in columns for figure in (statistics.median, max)]
         print(f"| {kind} | {len(chosen)} | {' | '.join(cells)} |")
 
@@ -193,11 +209,10 @@ def main() -> None:
     parser.add_argument("--train_steps", type=int, default=10000, help="global steps that each cluster takes")
     parser.add_argument("--sync_replicas", action="store_true")
     options = parser.parse_args()
-    flags = [f"--train_steps={options.train_steps}", *(["--sync_replicas"] if options.sync_replicas else [])]
 
     def train_somewhere(rng: random.Random | None) -> tuple[float, list[Fault]]:
         with tempfile.TemporaryDirectory() as folder:
-            return train(pathlib.Path(folder), options.ps, options.workers, flags, rng)
+            return train(options, pathlib.Path(folder), rng)
 
     undisturbed, _ = train_somewhere(None)
     print(f"undisturbed: test accuracy {undisturbed:.4f}")

@@ -1,8 +1,10 @@
 """Real processes of `distributed.py` on this machine, and how to wait for what they do."""
 
+import contextlib
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +23,14 @@ def poll_for(predicate, what, timeout_secs=DEADLINE_SECS):
             raise AssertionError(f"after {timeout_secs} s, still no {what}")
         time.sleep(0.05)
     return value
+
+
+def answers(address):
+    """Whether something accepts connections at `host:port`."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
+        return True
+    return False
 
 
 class Process:
@@ -80,15 +90,16 @@ class Cluster:
         self.addresses = [f"localhost:{port}" for port in ports]
         self.ps_hosts, self.worker_hosts = ",".join(self.addresses[:num_ps]), ",".join(self.addresses[num_ps:])
         self.names = [f"ps {i}" for i in range(num_ps)] + [f"worker {i}" for i in range(num_workers)]
+        self.address = dict(zip(self.names, self.addresses, strict=True))
         self.tasks = {}
         self._folder = pathlib.Path(folder)
-        self._flags = [f"--ps_hosts={self.ps_hosts}", f"--worker_hosts={self.worker_hosts}", *flags]
+        self.flags = [f"--ps_hosts={self.ps_hosts}", f"--worker_hosts={self.worker_hosts}", *flags]
 
     def start(self, *names):
         """Start tasks, or start them again; all of them if none is named. Return the last."""
         for name in names or self.names:
             job_name, index = name.split()
-            self.start_with(name, f"--job_name={job_name}", f"--task_index={index}", *self._flags)
+            self.start_with(name, f"--job_name={job_name}", f"--task_index={index}", *self.flags)
         return self.tasks[(names or self.names)[-1]]
 
     def start_with(self, name, *flags, env=None):

@@ -16,6 +16,8 @@ TRACEBACK = (
         "disk full\nAdditional GRPC error information",
         TRACEBACK + "disk full\n\t [[{{node save/SaveV2}}]]",
         TRACEBACK + TRACEBACK + "From /job:ps/replica:0/task:0:\ndisk full\n\t [[{{node save/SaveV2}}]]",
+        TRACEBACK
+        + "=====================\nRESOURCE_EXHAUSTED: From /job:worker/replica:0/task:0:\ndisk full\n\t [[save]]",
         TRACEBACK + "2 root error(s) found.\n  disk full\n\t [[{{node save/SaveV2}}]]",
     ],
 )

@@ -1,17 +1,15 @@
 """The promises of `run_local_cluster.sh`, and of the README's first command."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 
 import pytest
 
-from tests.processes import PROJECT, Process, poll_for, running_with
+from tests.processes import PROJECT, Process, answers, poll_for, running_with
 
 
 class Launcher:
@@ -164,15 +162,9 @@ def test_a_task_that_dies_too_often_ends_the_run_with_its_log_and_status(launche
     assert "worker 1: global step" in output
 
 
-def ports(run):
-    """Return the ports that a running launcher's tasks listen on."""
-    return [int(port) for port in re.findall(r"localhost:(\d+)", run.wait_for_output(r"ps at .*\n")[0])]
-
-
-def answers(port):
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
-        return True
-    return False
+def addresses(run):
+    """Return the addresses that a running launcher's tasks listen at."""
+    return re.findall(r"localhost:\d+", run.wait_for_output(r"ps at .*\n")[0])
 
 
 def allows_private_networks():
@@ -184,7 +176,7 @@ def allows_private_networks():
 def test_no_port_of_an_isolated_cluster_answers_from_outside(launcher, black_and_white_dir):
     run = launcher.start("--train_steps=1000000", f"--data_dir={black_and_white_dir}")
     run.wait_for_output("worker 0: global step")
-    assert [answers(port) for port in ports(run)] == [False, False, False]
+    assert [answers(address) for address in addresses(run)] == [False, False, False]
     run.send(signal.SIGTERM)
     assert run.wait() == 128 + signal.SIGTERM
 
@@ -192,7 +184,7 @@ def test_no_port_of_an_isolated_cluster_answers_from_outside(launcher, black_and
 def test_without_isolation_the_ports_are_open(launcher, black_and_white_dir):
     run = launcher.start("--train_steps=1000000", "--no_isolation", f"--data_dir={black_and_white_dir}")
     run.wait_for_output("worker 0: global step")
-    assert [answers(port) for port in ports(run)] == [True, True, True]
+    assert [answers(address) for address in addresses(run)] == [True, True, True]
     run.send(signal.SIGTERM)
     run.wait()
 

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.processes import Cluster, poll_for
+from tests.processes import Cluster
 
 FINISHED = r"finished at global step (\d+), after (\d+) local steps"
 LAST_LINE = (
@@ -139,62 +139,6 @@ def test_without_train_dir_nothing_is_saved_and_a_warning_says_so(tmp_path, blac
     assert sorted(os.listdir(tmp_path)) == ["ps-0.log", "worker-0.log"]
 
 
-@pytest.fixture
-def long_run(tmp_path, black_and_white_dir):
-    """Start a cluster that has time to lose a task, and wait until it has taken some steps."""
-
-    def start(*flags):
-        cluster = Cluster(
-            tmp_path,
-            2,
-            2,
-            "--log_every_secs=0.2",
-            f"--train_dir={tmp_path / 'train'}",
-            f"--data_dir={black_and_white_dir}",
-            *flags,
-        )
-        cluster.start()
-        poll_for(lambda: any(step > 200 for step in steps_logged(cluster["worker 1"])), "200 steps")
-        return cluster
-
-    return start
-
-
-# The launcher's tests do the same to asynchronous clusters.
-SYNCHRONOUS = ["--train_steps=700", "--sync_replicas"]
-
-
-def test_a_restarted_chief_keeps_the_living_model(long_run):
-    with long_run(*SYNCHRONOUS, "--save_checkpoint_secs=600") as cluster:
-        before = max(steps_logged(cluster["worker 0"]))
-        cluster["worker 0"].kill()
-        chief = cluster.start("worker 0")
-        kept = chief.wait_for_output(r"the ps tasks hold a living model: keeping it, at global step (\d+)")
-        assert int(kept[1]) >= before, "the only checkpoint is of step 0"
-        assert_all_end_within_2_secs_of_the_last_line(cluster)
-
-
-def test_a_lost_ps_is_restored_from_the_last_checkpoint(long_run, tmp_path):
-    with long_run(*SYNCHRONOUS, "--save_checkpoint_secs=1") as cluster:
-        poll_for(
-            lambda: re.search(r"model\.ckpt-[1-9]", (tmp_path / "train" / "checkpoint").read_text()),
-            "checkpoint after that of step 0",
-        )
-        cluster["ps 1"].kill()
-        cluster.start("ps 1")
-        restored = cluster["worker 0"].wait_for_output(r"restored .*/model\.ckpt-(\d+), at global step (\d+)")
-        assert int(restored[2]) == int(restored[1]) > 0
-        assert_all_end_within_2_secs_of_the_last_line(cluster)
-
-
-def test_a_restarted_worker_takes_part_again(long_run):
-    with long_run(*SYNCHRONOUS) as cluster:
-        cluster["worker 1"].kill()
-        cluster.start("worker 1")
-        assert_all_end_within_2_secs_of_the_last_line(cluster)
-        assert local_steps(cluster)[1] > 0
-
-
 def test_a_ps_lost_without_any_checkpoint_is_said_to_lose_the_model(tmp_path, black_and_white_dir):
     with Cluster(tmp_path, 1, 2, "--train_steps=1000", f"--data_dir={black_and_white_dir}") as cluster:
         cluster.start()
@@ -202,19 +146,7 @@ def test_a_ps_lost_without_any_checkpoint_is_said_to_lose_the_model(tmp_path, bl
         cluster["ps 0"].kill()
         cluster.start("ps 0")
         assert_all_end_within_2_secs_of_the_last_line(cluster)
-        assert "there is no checkpoint, and so the model is lost: training begins again" in cluster["worker 0"].output()
-
-
-@pytest.mark.parametrize("mode", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
-def test_workers_whose_ps_does_not_come_back_end_and_name_it(long_run, mode):
-    with long_run("--train_steps=1000000", "--recovery_timeout_secs=1", *mode) as cluster:
-        cluster["ps 1"].kill()
-        for worker in ("worker 0", "worker 1"):
-            assert cluster[worker].wait() == 1
-            (line,) = re.findall(r"^error: .*", cluster[worker].output(), re.MULTILINE)
-            assert line.startswith(f"error: {worker} ")
-            assert f"ps 1 at {cluster.addresses[1]} (connection refused)" in line
-        cluster["ps 0"].kill()
+        assert "there is no checkpoint, so the model is lost: training begins again" in cluster["worker 0"].output()
 
 
 def test_a_signal_stops_a_worker_after_its_step_and_the_chief_saves(tmp_path, black_and_white_dir):
@@ -264,7 +196,7 @@ def test_a_ps_that_never_comes_is_named(tmp_path, black_and_white_dir):
         worker = cluster.start("worker 0")
         assert worker.wait() == 1
         assert (
-            f"error: worker 0 waited 1 s for ps 0 at {cluster.addresses[0]} (connection refused): start each missing ps"
+            f"error: worker 0 waited 1 s for ps 0 at {cluster.addresses[0]} (connection refused): start what is missing"
         ) in worker.output()
         cluster["ps 1"].kill()
 

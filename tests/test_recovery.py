@@ -1,0 +1,148 @@
+"""What dies comes back, and what does not come back does not hold up the rest for ever."""
+
+import itertools
+import re
+import signal
+import sys
+
+import pytest
+
+from tests import chaos
+from tests.processes import PROJECT, Cluster, Process
+
+MODES = pytest.mark.parametrize("mode", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
+
+
+def assert_recovered_soon(fault):
+    """Check that all trained within 5 s of when what was restarted served again.
+
+    Before that it imports TensorFlow, which tells how fast the machine is just now: on a busy one, 5 s are not enough.
+    """
+    assert fault.recovery_secs - fault.serving_secs < max(5, 2 * fault.serving_secs), fault
+
+
+@pytest.fixture
+def start(tmp_path, black_and_white_dir):
+    """Start a cluster of two ps tasks and two workers, and wait until every worker trains."""
+
+    def start(*flags):
+        common = ["--log_every_secs=0.1", f"--train_dir={tmp_path / 'train'}", f"--data_dir={black_and_white_dir}"]
+        cluster = Cluster(tmp_path, 2, 2, *common, *flags)
+        cluster.start()
+        casualty = chaos.Casualty(cluster, tmp_path / "train")
+        casualty.wait_until_it_trains()
+        return cluster, casualty
+
+    return start
+
+
+@MODES
+def test_every_task_and_every_pair_of_tasks_comes_back_within_5_secs(start, mode):
+    cluster, casualty = start("--train_steps=1000000", "--save_checkpoint_secs=1", *mode)
+    with cluster:
+        victims = [("worker 1",), ("worker 0",), ("ps 0",), ("ps 1",), *itertools.combinations(cluster.names, 2)]
+        for names in victims:
+            fault = casualty.kill(*names)  # it checks that the model is kept, or restored from the last checkpoint
+            assert_recovered_soon(fault)
+            if not mode and not any("ps" in name for name in names):
+                assert fault.others_secs < fault.serving_secs, "asynchronous workers do not wait for a dead one"
+        # It must end well, too: end it here.
+        for worker in ("worker 1", "worker 0"):
+            cluster[worker].send(signal.SIGTERM)
+            assert cluster[worker].wait() == 1
+        cluster.flags.append("--train_steps=1")
+        cluster.start("worker 0", "worker 1")
+        assert set(cluster.wait().values()) == {0}
+        assert "test accuracy 1.0000" in cluster["worker 0"].output()
+
+
+def test_a_restore_says_how_many_steps_are_lost(start):
+    cluster, casualty = start("--train_steps=3000", "--save_checkpoint_secs=600")
+    with cluster:
+        casualty.kill("ps 0")
+        assert re.search(r"restored \S+/model\.ckpt-0, at global step \d\n", cluster["worker 0"].output())
+        for worker in ("worker 0", "worker 1"):
+            said = re.search(r"global step (\d+) after (\d+): (\d+) steps are lost", cluster[worker].output())
+            now, before, lost = map(int, said.groups())
+            assert before - now == lost > 0
+        assert set(cluster.wait().values()) == {0}
+
+
+@MODES
+def test_tasks_whose_ps_does_not_come_back_end_and_name_it(start, mode):
+    cluster, _ = start("--train_steps=1000000", "--recovery_timeout_secs=2", *mode)
+    with cluster:
+        cluster["ps 1"].kill()
+        for name in ("worker 0", "worker 1", "ps 0"):
+            assert cluster[name].wait() == 1
+            (line,) = re.findall(r"^error: .*", cluster[name].output(), re.MULTILINE)
+            assert re.match(rf"error: {name} waited [2-9] s for .*ps 1 at {cluster.address['ps 1']} \(conn", line)
+            assert line.endswith(": start what is missing, or correct --ps_hosts and --worker_hosts")
+
+
+@MODES
+def test_tasks_whose_chief_does_not_come_back_end_and_name_it(start, mode):
+    cluster, _ = start("--train_steps=1000000", "--recovery_timeout_secs=2", *mode)
+    with cluster:
+        cluster["worker 0"].kill()
+        for name in ("worker 1", "ps 0", "ps 1"):
+            assert cluster[name].wait() == 1
+            assert re.search(
+                rf"error: {name} waited [2-9] s for .*worker 0 at {cluster.address['worker 0']} \(connection refused\)",
+                cluster[name].output(),
+            )
+
+
+def test_a_stopped_ps_is_no_answer_and_ends_its_workers(start):
+    cluster, _ = start("--train_steps=1000000", "--recovery_timeout_secs=2")
+    with cluster:
+        cluster["ps 0"].send(signal.SIGSTOP)
+        for name in ("worker 0", "worker 1"):
+            assert cluster[name].wait() == 1
+            assert f"ps 0 at {cluster.address['ps 0']} (no answer)" in cluster[name].output()
+        cluster["ps 0"].kill()
+        cluster["ps 1"].kill()
+
+
+def test_a_ps_whose_chief_never_comes_ends_and_names_it(tmp_path):
+    with Cluster(tmp_path, 1, 2, "--startup_timeout_secs=1") as cluster:
+        assert cluster.start("ps 0").wait() == 1
+        chief = cluster.address["worker 0"]
+        assert f"error: ps 0 waited 1 s for worker 0 at {chief} (connection refused)" in cluster["ps 0"].output()
+
+
+@MODES
+def test_training_ends_without_a_worker_that_is_gone_for_good(start, mode):
+    cluster, _ = start("--train_steps=1500", *mode)
+    with cluster:
+        cluster["worker 1"].kill()
+        assert [cluster[name].wait() for name in ("worker 0", "ps 0", "ps 1")] == [0, 0, 0]
+        output = cluster["worker 0"].output()
+        if mode:
+            gone = f"worker 1 at {cluster.address['worker 1']} (connection refused)"
+            assert f"without {gone}: going on with the average of 2 gradients of 1 live workers" in output
+        assert "worker 0 waited 20 s for worker 1 to take its last step: ending without it" in output
+        assert "the chief has evaluated: leaving, without the last word of worker 1" in cluster["ps 0"].output()
+
+
+def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
+    cluster, _ = start("--train_steps=1000", "--save_checkpoint_secs=600")
+    with cluster:
+        cluster["worker 0"].send(signal.SIGSTOP)
+        cluster["worker 1"].wait_for_output("finished at global step")
+        cluster["ps 0"].kill()
+        cluster.start("ps 0")
+        cluster["worker 0"].send(signal.SIGCONT)
+        assert set(cluster.wait().values()) == {0}
+        assert "after 1000 global steps" in cluster["worker 0"].output()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--seed", "1", "2", "--train_steps=6000"], ["--seed", "3", "--train_steps=3000", "--sync_replicas"]],
+    ids=["asynchronous", "synchronous"],
+)
+def test_chaos_loses_nothing_and_hangs_nothing(tmp_path, mnist_dir, flags):
+    process = Process([sys.executable, str(PROJECT / "tests" / "chaos.py"), "--minutes=0", *flags], tmp_path / "output")
+    assert process.wait(timeout_secs=300) == 0, process.output()
+    assert re.search(r"^\| all \| [1-9]", process.output(), re.MULTILINE), "the table counts the faults"
