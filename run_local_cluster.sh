@@ -216,11 +216,11 @@ give_up() {
 
 # End the tasks that still run: first those that need others to finish a step, the chief and the ps.
 end_tasks() {
-  local names
-  for names in 'worker-[1-9]*' worker-0 'ps-*'; do
-    signal_tasks TERM "$names"
-    await_tasks "$names" || signal_tasks KILL "$names"
-    await_tasks "$names"
+  local pattern
+  for pattern in 'worker-[1-9]*' worker-0 'ps-*'; do
+    signal_tasks TERM "$pattern"
+    await_tasks "$pattern" || signal_tasks KILL "$pattern"
+    await_tasks "$pattern"
   done
   if [[ -n "$tee_pid" ]]; then wait "$tee_pid"; fi
 }

@@ -9,10 +9,28 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from runtime.ports import choose_ports
 
 PROJECT = pathlib.Path(__file__).parents[1]
 DEADLINE_SECS = 90.0  # far more than anything here takes
+
+
+def full_disk(folder):
+    """Return a command to put before another, which then finds an empty disk with 64 kB of space at `folder`."""
+    mount = 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"'
+    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(folder)]
+
+
+def can_run(command):
+    """Whether a command that needs the system's permission runs here; in CI, where all must, it does not ask."""
+    with contextlib.suppress(OSError):
+        return bool(os.environ.get("CI")) or not subprocess.run(command, capture_output=True).returncode
+    return False
+
+
+NEEDS_PRIVATE_MOUNTS = pytest.mark.skipif(not can_run([*full_disk("/tmp"), "true"]), reason="needs unshare and mount")
 
 
 def poll_for(predicate, what, timeout_secs=DEADLINE_SECS):

@@ -1,18 +1,14 @@
 """Flags, and what stands where in the graph."""
 
-import multiprocessing
-import os
 import re
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from absl import app
 
 import distributed
 import mnist_input
 from runtime import cluster, roll_call
-from runtime.ports import choose_ports
 
 PS_HOSTS = ("a:1", "b:2")
 WORKER_HOSTS = ("c:3", "d:4")
@@ -142,64 +138,3 @@ def test_flags_win_over_tf_config(set_flags, monkeypatch):
     set_flags("--job_name=worker", "--task_index=1")
     task = distributed.task_from_flags(["distributed.py"])
     assert task == cluster.Task("worker", 1, ("localhost:2222",), ("localhost:2223", "localhost:2224"))
-
-
-# Each case is a process of its own, forked from one that has imported TensorFlow, which takes seconds.
-FORK_SERVER = multiprocessing.get_context("forkserver")
-FORK_SERVER.set_forkserver_preload(["distributed"])
-
-
-def run_distributed(flags, output):
-    """Do what `python distributed.py FLAGS` does, in this process, with its output in a file."""
-    file = os.open(output, os.O_WRONLY | os.O_CREAT)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.environ.pop("TF_CONFIG", None)
-    os.chdir(os.path.dirname(output))
-    app.run(distributed.run, argv=["distributed.py", *flags], flags_parser=distributed.parse_flags)
-
-
-(PORT,) = choose_ports(1)
-WORKER = ["--job_name=worker", "--task_index=0", f"--worker_hosts=localhost:{PORT},localhost:1"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--job_name=ps"], "--job_name (ps or worker) and --task_index are required"),
-        (["--task_index=0"], "--job_name (ps or worker) and --task_index are required"),
-        (["--job_name=chief", "--task_index=0"], "flag --job_name=chief: value should be one of <ps|worker>"),
-        (["--job_name=ps", "--task_index=-1"], "flag --task_index=-1: -1 is not a non-negative integer"),
-        (["--job_name=ps", "--task_index=1"], "ps has no task 1: 1 addresses are listed"),
-        ([*WORKER, "--ps_hosts="], "no ps address is given"),
-        ([*WORKER, "--ps_hosts=host"], "ps address 'host' is not host:port"),
-        ([*WORKER, "--sync_replicas", "False"], "unexpected argument 'False': flags are written --name=value"),
-        ([*WORKER, "--sync_replicas=perhaps"], "flag --sync_replicas=perhaps"),
-        ([*WORKER, "--train_step=5"], "Unknown command line flag 'train_step'. Did you mean: train_steps ?"),
-        ([*WORKER, "--train_steps=0"], "flag --train_steps=0: 0 is not a positive integer"),
-        ([*WORKER, "--train_steps=many"], "flag --train_steps=many"),
-        ([*WORKER, "--batch_size=0"], "flag --batch_size=0"),
-        ([*WORKER, "--hidden_units=0"], "flag --hidden_units=0"),
-        ([*WORKER, "--learning_rate=0"], "flag --learning_rate=0.0: it must be a number above 0"),
-        ([*WORKER, "--learning_rate=nan"], "flag --learning_rate=nan: it must be a number above 0"),
-        ([*WORKER, "--optimizer=magic"], "flag --optimizer=magic: value should be one of <adam|momentum|sgd>"),
-        ([*WORKER, "--model=resnet"], "flag --model=resnet: value should be one of <mlp|cnn>"),
-        ([*WORKER, "--replicas_to_aggregate=1"], "replicas_to_aggregate=1, sync_replicas=False: it needs --sync"),
-        ([*WORKER, "--issync=1", "--replicas_to_aggregate=3"], "--replicas_to_aggregate is 3, expected at most 2"),
-        ([*WORKER, "--seed=-1"], "flag --seed=-1"),
-        ([*WORKER, "--startup_timeout_secs=0"], "flag --startup_timeout_secs=0"),
-        ([*WORKER, "--log_every_secs=0"], "flag --log_every_secs=0"),
-        ([*WORKER, "--data_dir="], "flag --data_dir=: it must name a folder"),
-        ([*WORKER, "--data_dir=/dev/null/data"], "/dev/null/data"),
-        ([*WORKER, "--train_dir=/dev/null/train"], "--train_dir /dev/null/train cannot be written: Not a directory"),
-    ],
-)
-def test_bad_input_ends_with_status_2_and_one_line(flags, message, tmp_path):
-    output = tmp_path / "output"
-    process = FORK_SERVER.Process(target=run_distributed, args=(flags, str(output)))
-    process.start()
-    process.join(30)
-    assert process.exitcode == 2
-    (line,) = [line for line in output.read_text().splitlines() if line.startswith("error: ")]
-    assert message in line
-    assert os.listdir(tmp_path) == ["output"], "no file may be touched"

@@ -5,11 +5,14 @@ import hashlib
 import http.server
 import os
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from runtime import download
+from tests.processes import NEEDS_PRIVATE_MOUNTS, PROJECT, full_disk
 
 CONTENTS = {name: f"content of {name}".encode() for name in download.SHA256}
 
@@ -118,6 +121,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, mirror)
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(download.DownloadError, match="cannot be written: Not a directory; give another --data_dir"):
         download.fetch(str(tmp_path / "file" / "data"))
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_a_full_disk_is_told(tmp_path, mnist_dir):
+    folder = tmp_path / "full"
+    folder.mkdir()
+    fetch = f"from runtime import download; download.MIRRORS = ('file://{mnist_dir}/',); download.main()"
+    command = [*full_disk(folder), sys.executable, "-c", fetch, str(folder)]
+    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2
+    name = "train-images-idx3-ubyte.gz"
+    assert f"error: {folder}/{name} cannot be written: No space left on device; give another" in process.stderr
 
 
 def test_several_may_fetch_at_once(tmp_path, monkeypatch, mirror):

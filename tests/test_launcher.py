@@ -3,13 +3,11 @@
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 
 import pytest
 
-from tests.processes import PROJECT, Process, answers, poll_for, running_with
+from tests.processes import PROJECT, Process, answers, can_run, poll_for, running_with
 
 
 class Launcher:
@@ -167,12 +165,10 @@ def addresses(run):
     return re.findall(r"localhost:\d+", run.wait_for_output(r"ps at .*\n")[0])
 
 
-def allows_private_networks():
-    command = ["unshare", "--user", "--map-root-user", "--net", "ip", "link", "set", "lo", "up"]
-    return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
+PRIVATE_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "ip", "link", "set", "lo", "up"]
 
 
-@pytest.mark.skipif(not allows_private_networks() and not os.environ.get("CI"), reason="needs unshare and ip")
+@pytest.mark.skipif(not can_run(PRIVATE_NETWORK), reason="needs unshare and ip")
 def test_no_port_of_an_isolated_cluster_answers_from_outside(launcher, black_and_white_dir):
     run = launcher.start("--train_steps=1000000", f"--data_dir={black_and_white_dir}")
     run.wait_for_output("worker 0: global step")

@@ -1,0 +1,228 @@
+"""Whatever is wrong with flags, files or ports ends a task with status 2 and one line, and touches no file."""
+
+import fcntl
+import gzip
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from absl import app
+
+import distributed
+from runtime.ports import choose_ports
+from tests import idx_files
+from tests.processes import NEEDS_PRIVATE_MOUNTS, PROJECT, full_disk
+
+# Each case is a process of its own, forked from one that has imported TensorFlow, which takes seconds.
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(["distributed"])
+
+(PORT,) = choose_ports(1)
+WORKER = ["--job_name=worker", "--task_index=0", f"--worker_hosts=localhost:{PORT},localhost:1"]
+IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
+
+
+def run_distributed(flags, folder, output, env):
+    """Do what `python distributed.py FLAGS` does, in this process, with its output in a file."""
+    file = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ.pop("TF_CONFIG", None)
+    os.environ.update(env)
+    os.chdir(folder)
+    app.run(distributed.run, argv=["distributed.py", *flags], flags_parser=distributed.parse_flags)
+
+
+def read_tree(folder):
+    """Return every file's content by its path, but for the lock, which says nothing once its process has ended."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "chief.lock"}
+
+
+@pytest.fixture
+def assert_refused(tmp_path):
+    """Check that the given flags are refused with a message, and that nothing is touched."""
+    output = tmp_path / "output"
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+
+    def assert_refused(flags, message, env=None):
+        before = read_tree(folder)
+        process = FORK_SERVER.Process(target=run_distributed, args=(flags, str(folder), str(output), env or {}))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 2, output.read_text()
+        (line,) = [line for line in output.read_text().splitlines() if line.startswith("error: ")]
+        assert message in line
+        assert read_tree(folder) == before
+
+    assert_refused.folder = folder
+    return assert_refused
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--job_name=ps"], "--job_name (ps or worker) and --task_index are required"),
+        (["--task_index=0"], "--job_name (ps or worker) and --task_index are required"),
+        (["--job_name=chief", "--task_index=0"], "flag --job_name=chief: value should be one of <ps|worker>"),
+        (["--job_name=ps", "--task_index=-1"], "flag --task_index=-1: -1 is not a non-negative integer"),
+        (["--job_name=ps", "--task_index=first"], "flag --task_index=first"),
+        (["--job_name=ps", "--task_index=1"], "ps has no task 1: 1 addresses are listed"),
+        (["--job_name=worker", "--task_index=2"], "worker has no task 2: 2 addresses are listed"),
+        ([*WORKER, "--ps_hosts="], "no ps address is given"),
+        ([*WORKER, "--worker_hosts="], "no worker address is given"),
+        ([*WORKER, "--ps_hosts=host"], "ps address 'host' is not host:port"),
+        ([*WORKER, "--ps_hosts=a:1,b"], "ps address 'b' is not host:port"),
+        ([*WORKER, "--ps_hosts=:1"], "ps address ':1' is not host:port"),
+        ([*WORKER, "--worker_hosts=c:0"], "worker address 'c:0' is not host:port"),
+        ([*WORKER, "--worker_hosts=c:65536"], "worker address 'c:65536' is not host:port"),
+        ([*WORKER, "--worker_hosts=c:x"], "worker address 'c:x' is not host:port"),
+        ([*WORKER, "--ps_hosts=a:1,a:1"], "a:1 is listed more than once"),
+        ([*WORKER, "--ps_hosts=localhost:1"], "localhost:1 is listed more than once"),
+        ([*WORKER, "--sync_replicas", "False"], "unexpected argument 'False': flags are written --name=value"),
+        ([*WORKER, "--sync_replicas=perhaps"], "flag --sync_replicas=perhaps"),
+        ([*WORKER, "--train_step=5"], "Unknown command line flag 'train_step'. Did you mean: train_steps ?"),
+        ([*WORKER, "--train_steps=0"], "flag --train_steps=0: 0 is not a positive integer"),
+        ([*WORKER, "--train_steps=many"], "flag --train_steps=many"),
+        ([*WORKER, "--batch_size=0"], "flag --batch_size=0"),
+        ([*WORKER, "--hidden_units=0"], "flag --hidden_units=0"),
+        ([*WORKER, "--learning_rate=0"], "flag --learning_rate=0.0: it must be a number above 0"),
+        ([*WORKER, "--learning_rate=nan"], "flag --learning_rate=nan: it must be a number above 0"),
+        ([*WORKER, "--learning_rate=inf"], "flag --learning_rate=inf: it must be a number above 0"),
+        ([*WORKER, "--optimizer=magic"], "flag --optimizer=magic: value should be one of <adam|momentum|sgd>"),
+        ([*WORKER, "--model=resnet"], "flag --model=resnet: value should be one of <mlp|cnn>"),
+        ([*WORKER, "--replicas_to_aggregate=1"], "replicas_to_aggregate=1, sync_replicas=False: it needs --sync"),
+        ([*WORKER, "--issync=1", "--replicas_to_aggregate=3"], "--replicas_to_aggregate is 3, expected at most 2"),
+        ([*WORKER, "--issync=1", "--replicas_to_aggregate=0"], "flag --replicas_to_aggregate=0"),
+        ([*WORKER, "--seed=-1"], "flag --seed=-1"),
+        ([*WORKER, "--seed=2147483648"], "flag --seed=2147483648"),
+        ([*WORKER, "--save_checkpoint_secs=0"], "flag --save_checkpoint_secs=0"),
+        ([*WORKER, "--startup_timeout_secs=0"], "flag --startup_timeout_secs=0"),
+        ([*WORKER, "--recovery_timeout_secs=0"], "flag --recovery_timeout_secs=0"),
+        ([*WORKER, "--log_every_secs=0"], "flag --log_every_secs=0"),
+        ([*WORKER, "--data_dir="], "flag --data_dir=: it must name a folder"),
+        ([*WORKER, "--data_dir=/dev/null/data"], "/dev/null/data"),
+        ([*WORKER, "--train_dir=/dev/null/train"], "--train_dir /dev/null/train cannot be written: Not a directory"),
+    ],
+)
+def test_an_unusable_flag_is_refused(assert_refused, flags, message):
+    assert_refused(flags, message)
+
+
+@pytest.mark.parametrize(
+    ("tf_config", "message"),
+    [
+        ("not json", "TF_CONFIG is not of the form"),
+        ('{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}}', "TF_CONFIG is not of the form"),
+        ('{"cluster": {"chief": ["a:1"], "ps": ["b:2"]}, "task": {}}', "TF_CONFIG has the jobs chief, ps, expected ps"),
+        (
+            '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 1}}',
+            "worker has no task 1",
+        ),
+        (
+            '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "chief", "index": 0}}',
+            "the job is 'chief', expected ps or worker",
+        ),
+    ],
+)
+def test_an_unusable_tf_config_is_refused(assert_refused, tf_config, message):
+    assert_refused([], message, {"TF_CONFIG": tf_config})
+
+
+def truncate_gzip(path):
+    os.truncate(path, os.path.getsize(path) - 10)
+
+
+def break_gzip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def rewrite(change):
+    return lambda path: path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        (IMAGES, lambda path: path.write_text("<html>not found</html>"), "cannot be read as a gzip file"),
+        (IMAGES, truncate_gzip, "cannot be read as a gzip file"),
+        (IMAGES, break_gzip, "cannot be read as a gzip file"),
+        (IMAGES, rewrite(lambda content: b""), "has 0 bytes, expected a header of 16"),
+        (IMAGES, rewrite(lambda content: content[:-1]), "has 2367 bytes, expected 2368 for the 3 items"),
+        (IMAGES, rewrite(lambda content: content + b"x"), "has 2369 bytes, expected 2368 for the 3 items"),
+        (IMAGES, rewrite(lambda content: b"\0\0\x08\x01" + content[4:]), "begins with 0x00000801, expected 0x00000803"),
+        (IMAGES, rewrite(lambda content: content[:11] + b"\x20" + content[12:]), "images of [32, 28] pixels"),
+        (LABELS, rewrite(lambda content: content[:4] + b"\0\0\0\0"), "has 8 bytes, expected 8 for the 0 items"),
+        (LABELS, rewrite(lambda content: content[:-1] + b"\x0a"), "label 2 is 10, expected 0 to 9"),
+        (LABELS, rewrite(lambda content: content[:7] + b"\2" + content[8:10]), "has 3 images, but"),
+        (IMAGES, os.remove, f"lacks {IMAGES}, and"),
+    ],
+)
+def test_an_unusable_data_file_is_refused(assert_refused, name, damage, message):
+    images = np.random.default_rng(0).integers(0, 256, (3, 28, 28), np.uint8)
+    for split in ("train", "t10k"):
+        idx_files.write(assert_refused.folder, split, images, np.arange(3, dtype=np.uint8))
+    damage(assert_refused.folder / name)
+    assert_refused([*WORKER, "--data_dir=."], message)
+
+
+def test_a_data_set_with_fewer_examples_than_workers_is_refused(assert_refused):
+    for split in ("train", "t10k"):
+        idx_files.write(assert_refused.folder, split, np.zeros((1, 28, 28), np.uint8), np.zeros(1, np.uint8))
+    flags = ["--job_name=worker", "--task_index=1", f"--worker_hosts=localhost:1,localhost:{PORT}", "--data_dir=."]
+    assert_refused(flags, "1 examples cannot be shared by 2 workers: use fewer workers")
+
+
+def test_a_port_in_use_is_refused_and_its_process_named(assert_refused):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        message = (
+            f"ps 0 cannot listen on port {port} of localhost:{port}: Address already in use (process {os.getpid()}, "
+        )
+        assert_refused(["--job_name=ps", "--task_index=0", f"--ps_hosts=localhost:{port}"], message)
+
+
+def test_a_train_dir_in_use_by_another_job_is_refused(assert_refused):
+    with open(assert_refused.folder / "chief.lock", "w") as lock:
+        lock.write("process 7 on host.example\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        message = "--train_dir . is in use by another job, whose chief is process 7 on host.example"
+        assert_refused([*WORKER, "--train_dir=."], message)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"mlp/hidden/weights": [784, 50]}, "has mlp/hidden/weights of shape [784, 50], expected [784, 100]"),
+        ({"cnn/conv1/weights": [5, 5, 1, 16]}, "has no variable mlp/hidden/weights, expected shape [784, 100]"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_checkpoint_of_another_model_or_a_broken_one_is_refused(assert_refused, black_and_white_dir, shapes, message):
+    with tf.Graph().as_default(), tf.Session() as session:
+        saved = {name: tf.get_variable(name, shape) for name, shape in (shapes or {"w": [1]}).items()}
+        saved["global_step"] = tf.train.create_global_step()
+        session.run(tf.global_variables_initializer())
+        path = tf.train.Saver(saved).save(session, str(assert_refused.folder / "model.ckpt"), global_step=5)
+    if not shapes:
+        os.truncate(path + ".index", 10)
+    flags = [*WORKER, "--optimizer=sgd", "--train_dir=.", f"--data_dir={black_and_white_dir}"]
+    assert_refused(flags, message)
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_a_full_train_dir_is_refused(tmp_path):
+    folder = tmp_path / "full"
+    folder.mkdir()
+    distributed = [sys.executable, str(PROJECT / "distributed.py"), *WORKER, f"--train_dir={folder}"]
+    process = subprocess.run([*full_disk(folder), *distributed], capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2
+    assert f"error: --train_dir {folder} cannot be written: No space left on device" in process.stderr
