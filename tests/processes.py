@@ -100,16 +100,20 @@ class Process:
 class Cluster:
     """Tasks of `distributed.py`, to be started, killed and started again by name, such as "worker 0".
 
-    As a context manager it ends what still runs; that something does is an error unless there is one already.
+    They run on this machine, or, in the order of `names`, each on a host of its own of a `tests.network.Network`. As a
+    context manager it ends what still runs; that something does is an error unless there is one already.
     """
 
-    def __init__(self, folder, num_ps, num_workers, *flags):
-        ports = choose_ports(num_ps + num_workers)
-        self.addresses = [f"localhost:{port}" for port in ports]
+    def __init__(self, folder, num_ps, num_workers, *flags, network=None):
+        if network:
+            self.addresses = [f"{network.address(host)}:2222" for host in range(num_ps + num_workers)]
+        else:
+            self.addresses = [f"localhost:{port}" for port in choose_ports(num_ps + num_workers)]
         self.ps_hosts, self.worker_hosts = ",".join(self.addresses[:num_ps]), ",".join(self.addresses[num_ps:])
         self.names = [f"ps {i}" for i in range(num_ps)] + [f"worker {i}" for i in range(num_workers)]
         self.address = dict(zip(self.names, self.addresses, strict=True))
         self.tasks = {}
+        self._network = network
         self._folder = pathlib.Path(folder)
         self.flags = [f"--ps_hosts={self.ps_hosts}", f"--worker_hosts={self.worker_hosts}", *flags]
 
@@ -122,7 +126,8 @@ class Cluster:
 
     def start_with(self, name, *flags, env=None):
         """Start a task with these flags and nothing else."""
-        command = [sys.executable, str(PROJECT / "distributed.py"), *flags]
+        on_host = self._network.command(self.names.index(name)) if self._network else []
+        command = [*on_host, sys.executable, str(PROJECT / "distributed.py"), *flags]
         output = self._folder / f"{name.replace(' ', '-')}.log"
         self.tasks[name] = Process(command, output, env, cwd=self._folder)
 

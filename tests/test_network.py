@@ -1,0 +1,161 @@
+"""What a cluster promises when its network is bad, kept by real processes, each on a host of its own."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import network
+from tests.processes import DEADLINE_SECS, Cluster, Process, poll_for
+
+PS, WORKER_1 = 0, 2  # the hosts of ps 0 and worker 1
+CUT_SECS = 20.0
+
+GREETING = "this is host 0"
+LISTEN = f"""
+import socket
+with socket.create_server(("", 2222)) as server:
+    print("listening", flush=True)
+    while True:
+        server.accept()[0].send(b"{GREETING}")
+"""
+CONNECT = """
+import socket, sys, time
+start = time.monotonic()
+with socket.create_connection((sys.argv[1], 2222), timeout=1) as connection:
+    print(connection.recv(99).decode(), "after", time.monotonic() - start)
+"""
+
+
+@pytest.fixture
+def hosts():
+    """Three hosts of a network of their own."""
+    if reason := network.missing():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no network of several hosts here: {reason}")
+    with network.Network(3) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def listener(hosts, tmp_path):
+    """An open port on host 0."""
+    listener = Process([*hosts.command(0), sys.executable, "-c", LISTEN], tmp_path / "listener")
+    listener.wait_for_output("listening")
+    yield listener
+    listener.kill()
+
+
+def connect(address, on_host=()):
+    """Return what a connection to the port at `address` brings, or its error."""
+    done = subprocess.run([*on_host, sys.executable, "-c", CONNECT, address], capture_output=True, text=True)
+    return done.stdout.strip() or done.stderr.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("listener")
+def test_a_host_is_reached_as_its_links_allow(hosts):
+    def secs(host):
+        greeting, secs = connect(hosts.address(0), hosts.command(host)).split(" after ")
+        assert greeting == GREETING
+        return float(secs)
+
+    timed_out = "TimeoutError: timed out"
+    assert secs(1) < 0.4
+    hosts.cut(0, 1)
+    assert connect(hosts.address(0), hosts.command(1)) == timed_out
+    assert secs(2) < 0.4, "another link is not cut"
+    hosts.heal(1, 0)
+    assert secs(1) < 0.4
+    hosts.set_loss(1.0)
+    assert connect(hosts.address(0), hosts.command(1)) == timed_out
+    hosts.set_loss(0.0)
+    hosts.set_delay(0.1)
+    assert secs(1) >= 4 * 0.1, "to connect is a round trip, to hear something is another"
+
+
+@pytest.mark.usefixtures("listener")
+def test_a_host_and_the_rest_of_the_machine_do_not_reach_each_other(hosts):
+    assert GREETING in connect("localhost", hosts.command(0))
+    assert "Connection refused" in connect("localhost", hosts.command(1)), "each host has a loopback of its own"
+    assert "Network is unreachable" in connect("192.0.2.1", hosts.command(1)), "no host has a way out"
+    for address in ("localhost", hosts.address(0)):
+        assert GREETING not in connect(address), "something else may answer there, but not the host"
+
+
+@pytest.fixture
+def slow_run(hosts, tmp_path, black_and_white_dir):
+    """Start a cluster that does not end before the delay of its links is taken away, and wait until it trains.
+
+    A step takes two round trips at least, one for parameters and one for gradients, however fast the processor is: two
+    workers need a minute for 3000.
+    """
+
+    @contextlib.contextmanager
+    def start(*flags):
+        hosts.set_delay(0.01)
+        flags = ["--train_steps=3000", "--log_every_secs=0.1", f"--data_dir={black_and_white_dir}", *flags]
+        with Cluster(tmp_path, 1, 2, *flags, network=hosts) as cluster:
+            cluster.start()
+            for worker in ("worker 0", "worker 1"):
+                wait_for_steps(cluster[worker], 5)
+            yield cluster
+
+    return start
+
+
+def num_steps(worker):
+    """Return how many steps a worker has taken, as far as it has said."""
+    return max((int(steps) for steps in re.findall(r"local step (\d+),", worker.output())), default=0)
+
+
+def wait_for_steps(worker, count, timeout_secs=DEADLINE_SECS):
+    """Wait until a worker has taken `count` steps more."""
+    last = num_steps(worker) + count
+    poll_for(lambda: num_steps(worker) >= last, f"{count} steps more", timeout_secs)
+
+
+def test_a_link_that_is_cut_for_20_secs_is_survived(hosts, slow_run):
+    with slow_run() as cluster:
+        hosts.cut(PS, WORKER_1)
+        healed_at, before = time.monotonic() + CUT_SECS, num_steps(cluster["worker 1"])
+        while time.monotonic() < healed_at:
+            wait_for_steps(cluster["worker 0"], 10, timeout_secs=10)
+        assert num_steps(cluster["worker 1"]) < before + 5, "it could end the step that was under way, no more"
+        hosts.heal(PS, WORKER_1)
+        # TCP doubles the time between its attempts: the next one may be as far away as the first is. It may find that
+        # the other end gave up after 20 s, as gRPC's servers do, and then the worker makes itself a new session.
+        wait_for_steps(cluster["worker 1"], 10, timeout_secs=2 * CUT_SECS)
+        hosts.set_delay(0.0)
+        assert set(cluster.wait().values()) == {0}
+        assert "test accuracy 1.0000" in cluster["worker 0"].output()
+
+
+def test_a_link_that_stays_cut_ends_the_worker_and_names_the_ps(hosts, slow_run):
+    with slow_run("--recovery_timeout_secs=3") as cluster:
+        hosts.cut(PS, WORKER_1)
+        assert cluster["worker 1"].wait() == 1
+        (line,) = re.findall(r"^error: .*", cluster["worker 1"].output(), re.MULTILINE)
+        assert line.startswith("error: worker 1 ")
+        assert "ps 0 at 10.77.0.1:2222 (no answer)" in line
+        wait_for_steps(cluster["worker 0"], 10)
+        cluster["worker 0"].kill()
+        cluster["ps 0"].kill()
+
+
+@pytest.mark.parametrize(
+    "flags", [["--train_steps=10"], ["--train_steps=4", "--sync_replicas"]], ids=["asynchronous", "synchronous"]
+)
+def test_100_ms_of_delay_and_1_percent_loss_slow_training_and_break_nothing(
+    hosts, tmp_path, black_and_white_dir, flags
+):
+    hosts.set_delay(0.1)
+    hosts.set_loss(0.01)
+    with Cluster(tmp_path, 1, 2, *flags, f"--data_dir={black_and_white_dir}", network=hosts) as cluster:
+        cluster.start()
+        assert set(cluster.wait().values()) == {0}
+        assert "test accuracy" in cluster["worker 0"].output()
+        steps, secs = re.search(r"after (\d+) local steps in (\d+\.\d) s", cluster["worker 0"].output()).groups()
+        assert float(secs) >= int(steps) * 2 * 0.2, "a step takes two round trips at least"
