@@ -127,12 +127,12 @@ def main(argv: Sequence[str]) -> None:
     cluster.check_port_is_free(task)
     cluster.warn_if_reachable(task)
     server = tf.train.Server(cluster_spec, task.job_name, task.index, config=config)
-    watch.start_watching(task, FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs)
+    watching = watch.Watch(task, FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs)
     if task.job_name == "ps":
         roll_call.start_leaving_when_evaluated(task, server.target, config)
         server.join()
     else:
-        train(task, cluster_spec, server.target, config)
+        train(task, cluster_spec, server.target, config, watching)
 
 
 def task_from_flags(argv: Sequence[str]) -> cluster.Task:
@@ -147,7 +147,9 @@ def task_from_flags(argv: Sequence[str]) -> cluster.Task:
     return cluster.Task(FLAGS.job_name, FLAGS.task_index, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
 
 
-def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, config: tf.ConfigProto) -> None:
+def train(
+    task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, config: tf.ConfigProto, watching: watch.Watch
+) -> None:
     """Build the model, train it together with the other workers, and, as the chief, evaluate it."""
     replicas = num_replicas(task)  # refuses too many before anything is built
     train_dir = checkpoints.make_train_dir(task, FLAGS.train_dir)
@@ -193,6 +195,7 @@ def train(task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, c
             *training.updates.hooks,
             lifecycle.StopAtStepHook(task, training.updates.global_step, FLAGS.train_steps),
             progress,
+            watch.AbandonSessionHook(watching),
             signals.StopOnSignalHook(task, saving_hooks),
             roll_call.RollCallHook(roll, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),  # its word is the last
         ],

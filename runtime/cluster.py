@@ -15,6 +15,7 @@ from absl import logging
 
 POLL_SECS = 0.2
 REMINDER_SECS = 10.0  # a wait repeats what it waits for so often
+REFUSED = "connection refused"  # the host is there, but the task is not
 PROBE_SECS = 2.0  # how long one probe waits for an answer
 
 # What a client and a server of HTTP/2, and so of gRPC, say first (RFC 9113, section 3.4): a preface and an empty
@@ -205,7 +206,7 @@ def probe(address: str) -> str | None:
     except socket.gaierror:
         return "name not known"
     except ConnectionRefusedError:
-        return "connection refused"
+        return REFUSED
     except TimeoutError:
         return "no answer"
     except OSError as error:

@@ -56,7 +56,7 @@ class TrainingScaffold(tf.train.Scaffold):
         self._task, self._target, self._config, self._train_dir = task, target, config, train_dir
         self._timeout_secs = startup_timeout_secs
         self._recovery_timeout_secs = recovery_timeout_secs
-        self._has_trained = False
+        self._was_ready = self._has_trained = False
         self._global_step = tf.train.get_global_step()
         self._uninitialized = tf.report_uninitialized_variables(tf.global_variables())
         self._uninitialized.mark_used()  # else TensorFlow prints a stack trace when a wait ends before its first use
@@ -71,7 +71,9 @@ class TrainingScaffold(tf.train.Scaffold):
           TimeoutError: the chief did not initialise or restore the model in time.
         """
         super().finalize()
-        time.sleep(cluster.POLL_SECS if self._has_trained else 0)  # gRPC takes its time to find a ps that is back
+        if self._was_ready:
+            logging.info("%s: the last session is lost: making a new one", self._task)
+            time.sleep(cluster.POLL_SECS)  # gRPC takes its time to find a ps that is back
         cluster.wait_for_ps(self._task)
         if not self._task.is_chief:
             chief = f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
@@ -79,6 +81,7 @@ class TrainingScaffold(tf.train.Scaffold):
                 self._task, lambda: "" if self._is_initialized() else chief, self._timeout_secs, "start the chief"
             )
         self._timeout_secs = self._recovery_timeout_secs
+        self._was_ready = True
         return self
 
     def _is_initialized(self) -> bool:

@@ -28,23 +28,27 @@ class RollCall:
     """
 
     def __init__(self, task: cluster.Task):
-        """Build the ops for `task` in the default graph: a worker speaks to every ps and listens to ps 0."""
-        own_ps = task.index if task.job_name == "ps" else 0
-        self._heard = [_build_entry(own_ps, worker) for worker in range(len(task.worker_hosts))]
-        self._is_heard = [entry.is_initialized() for entry in self._heard]
+        """Build the ops for `task` in the default graph: a worker speaks and listens to every ps, a ps to itself."""
+        ps_indices = [task.index] if task.job_name == "ps" else range(len(task.ps_hosts))
+        entries = [[_build_entry(ps, worker) for ps in ps_indices] for worker in range(len(task.worker_hosts))]
+        self._entries = [of_worker[0] for of_worker in entries]
+        with tf.device(task.device):
+            self._is_heard = [tf.reduce_all([e.is_initialized() for e in of_worker]) for of_worker in entries]
         self._word = tf.placeholder(tf.string, [], name="roll_call/word")
         if task.job_name == "worker":
-            entries = [_build_entry(ps, task.index) for ps in range(len(task.ps_hosts))]
-            self._say = [entry.assign(self._word, read_value=False) for entry in entries]
+            self._say = [entry.assign(self._word, read_value=False) for entry in entries[task.index]]
 
     def say(self, session: tf.Session, word: str) -> None:
         """Let every ps know what this worker is doing."""
         session.run(self._say, {self._word: word})
 
     def listen(self, session: tf.Session) -> list[str]:
-        """Return what each worker last said, by task index."""
+        """Return what each worker last said, by task index.
+
+        What was said before a ps was lost counts as not said: that ps does not know it.
+        """
         is_heard = session.run(self._is_heard)
-        return [session.run(entry).decode() if is_heard[i] else "" for i, entry in enumerate(self._heard)]
+        return [session.run(entry).decode() if is_heard[i] else "" for i, entry in enumerate(self._entries)]
 
 
 def _build_entry(ps: int, worker: int) -> tf.Variable:

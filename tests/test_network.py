@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests import network
-from tests.processes import DEADLINE_SECS, Cluster, Process, poll_for
+from tests.processes import DEADLINE_SECS, PROJECT, Cluster, Process, can_run, poll_for
 
 PS, WORKER_1 = 0, 2  # the hosts of ps 0 and worker 1
 CUT_SECS = 20.0
@@ -83,6 +83,16 @@ def test_a_host_and_the_rest_of_the_machine_do_not_reach_each_other(hosts):
     assert "Network is unreachable" in connect("192.0.2.1", hosts.command(1)), "no host has a way out"
     for address in ("localhost", hosts.address(0)):
         assert GREETING not in connect(address), "something else may answer there, but not the host"
+
+
+@pytest.mark.usefixtures("listener")
+@pytest.mark.skipif(not can_run([*network.PRIVATE, "iptables", "-L"]), reason="needs iptables in a user namespace")
+def test_the_firewall_rule_of_the_readme_lets_only_the_cluster_in(hosts):
+    rule = re.search(r"`(iptables .*)`", (PROJECT / "README.md").read_text())[1]
+    rule = rule.replace("10.0.0.0/24", hosts.address(1))
+    subprocess.run([*hosts.command(0), *rule.split()], env=network.ENVIRONMENT, check=True)
+    assert GREETING in connect(hosts.address(0), hosts.command(1))
+    assert connect(hosts.address(0), hosts.command(2)) == "TimeoutError: timed out"
 
 
 @pytest.fixture

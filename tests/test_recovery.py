@@ -1,5 +1,6 @@
 """What dies comes back, and what does not come back does not hold up the rest for ever."""
 
+import contextlib
 import itertools
 import re
 import signal
@@ -9,8 +10,6 @@ import pytest
 
 from tests import chaos
 from tests.processes import PROJECT, Cluster, Process
-
-MODES = pytest.mark.parametrize("mode", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
 
 
 def assert_recovered_soon(fault):
@@ -25,21 +24,21 @@ def assert_recovered_soon(fault):
 def start(tmp_path, black_and_white_dir):
     """Start a cluster of two ps tasks and two workers, and wait until every worker trains."""
 
+    @contextlib.contextmanager
     def start(*flags):
         common = ["--log_every_secs=0.1", f"--train_dir={tmp_path / 'train'}", f"--data_dir={black_and_white_dir}"]
-        cluster = Cluster(tmp_path, 2, 2, *common, *flags)
-        cluster.start()
-        casualty = chaos.Casualty(cluster, tmp_path / "train")
-        casualty.wait_until_it_trains()
-        return cluster, casualty
+        with Cluster(tmp_path, 2, 2, *common, *flags) as cluster:
+            cluster.start()
+            casualty = chaos.Casualty(cluster, tmp_path / "train")
+            casualty.wait_until_it_trains()
+            yield cluster, casualty
 
     return start
 
 
-@MODES
+@pytest.mark.parametrize("mode", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
 def test_every_task_and_every_pair_of_tasks_comes_back_within_5_secs(start, mode):
-    cluster, casualty = start("--train_steps=1000000", "--save_checkpoint_secs=1", *mode)
-    with cluster:
+    with start("--train_steps=1000000", "--save_checkpoint_secs=1", *mode) as (cluster, casualty):
         victims = [("worker 1",), ("worker 0",), ("ps 0",), ("ps 1",), *itertools.combinations(cluster.names, 2)]
         for names in victims:
             fault = casualty.kill(*names)  # it checks that the model is kept, or restored from the last checkpoint
@@ -57,8 +56,7 @@ def test_every_task_and_every_pair_of_tasks_comes_back_within_5_secs(start, mode
 
 
 def test_a_restore_says_how_many_steps_are_lost(start):
-    cluster, casualty = start("--train_steps=3000", "--save_checkpoint_secs=600")
-    with cluster:
+    with start("--train_steps=3000", "--save_checkpoint_secs=600") as (cluster, casualty):
         casualty.kill("ps 0")
         assert re.search(r"restored \S+/model\.ckpt-0, at global step \d\n", cluster["worker 0"].output())
         for worker in ("worker 0", "worker 1"):
@@ -68,10 +66,8 @@ def test_a_restore_says_how_many_steps_are_lost(start):
         assert set(cluster.wait().values()) == {0}
 
 
-@MODES
-def test_tasks_whose_ps_does_not_come_back_end_and_name_it(start, mode):
-    cluster, _ = start("--train_steps=1000000", "--recovery_timeout_secs=2", *mode)
-    with cluster:
+def test_tasks_whose_ps_does_not_come_back_end_and_name_it(start):
+    with start("--train_steps=1000000", "--recovery_timeout_secs=2", "--sync_replicas") as (cluster, _):
         cluster["ps 1"].kill()
         for name in ("worker 0", "worker 1", "ps 0"):
             assert cluster[name].wait() == 1
@@ -80,10 +76,8 @@ def test_tasks_whose_ps_does_not_come_back_end_and_name_it(start, mode):
             assert line.endswith(": start what is missing, or correct --ps_hosts and --worker_hosts")
 
 
-@MODES
-def test_tasks_whose_chief_does_not_come_back_end_and_name_it(start, mode):
-    cluster, _ = start("--train_steps=1000000", "--recovery_timeout_secs=2", *mode)
-    with cluster:
+def test_tasks_whose_chief_does_not_come_back_end_and_name_it(start):
+    with start("--train_steps=1000000", "--recovery_timeout_secs=2", "--sync_replicas") as (cluster, _):
         cluster["worker 0"].kill()
         for name in ("worker 1", "ps 0", "ps 1"):
             assert cluster[name].wait() == 1
@@ -94,8 +88,7 @@ def test_tasks_whose_chief_does_not_come_back_end_and_name_it(start, mode):
 
 
 def test_a_stopped_ps_is_no_answer_and_ends_its_workers(start):
-    cluster, _ = start("--train_steps=1000000", "--recovery_timeout_secs=2")
-    with cluster:
+    with start("--train_steps=1000000", "--recovery_timeout_secs=2") as (cluster, _):
         cluster["ps 0"].send(signal.SIGSTOP)
         for name in ("worker 0", "worker 1"):
             assert cluster[name].wait() == 1
@@ -111,23 +104,19 @@ def test_a_ps_whose_chief_never_comes_ends_and_names_it(tmp_path):
         assert f"error: ps 0 waited 1 s for worker 0 at {chief} (connection refused)" in cluster["ps 0"].output()
 
 
-@MODES
-def test_training_ends_without_a_worker_that_is_gone_for_good(start, mode):
-    cluster, _ = start("--train_steps=1500", *mode)
-    with cluster:
+def test_training_ends_without_a_worker_that_is_gone_for_good(start):
+    with start("--train_steps=1000", "--sync_replicas") as (cluster, _):
         cluster["worker 1"].kill()
         assert [cluster[name].wait() for name in ("worker 0", "ps 0", "ps 1")] == [0, 0, 0]
         output = cluster["worker 0"].output()
-        if mode:
-            gone = f"worker 1 at {cluster.address['worker 1']} (connection refused)"
-            assert f"without {gone}: going on with the average of 2 gradients of 1 live workers" in output
+        gone = f"worker 1 at {cluster.address['worker 1']} (connection refused)"
+        assert f"without {gone}: going on with the average of 2 gradients of 1 live workers" in output
         assert "worker 0 waited 20 s for worker 1 to take its last step: ending without it" in output
         assert "the chief has evaluated: leaving, without the last word of worker 1" in cluster["ps 0"].output()
 
 
 def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
-    cluster, _ = start("--train_steps=1000", "--save_checkpoint_secs=600")
-    with cluster:
+    with start("--train_steps=1000", "--save_checkpoint_secs=600") as (cluster, _):
         cluster["worker 0"].send(signal.SIGSTOP)
         cluster["worker 1"].wait_for_output("finished at global step")
         cluster["ps 0"].kill()

@@ -30,6 +30,16 @@ def test_what_a_worker_says_is_heard_by_every_ps_and_worker_and_stays(local_serv
         assert late.listen(session) == ["", "training", "trained"]
 
 
+def test_what_was_said_before_a_ps_was_lost_counts_as_not_said(local_servers):
+    servers = local_servers(2, 1)
+    worker, graph = build(servers, "worker", 0)
+    with servers.worker_session(0, graph) as session:
+        session.run(worker._say[0], {worker._word: roll_call.TRAINING})  # ps 1 is new, and has not heard it
+        assert worker.listen(session) == [""]
+        worker.say(session, roll_call.TRAINING)
+        assert worker.listen(session) == ["training"]
+
+
 def test_the_roll_call_is_no_part_of_the_model(local_servers):
     servers = local_servers(1, 2)
     with tf.Graph().as_default():
