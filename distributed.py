@@ -35,7 +35,19 @@ from absl import app, flags, logging
 
 import mnist_input
 import model
-from runtime import checkpoints, cluster, download, errors, lifecycle, result, roll_call, signals, updates, watch
+from runtime import (
+    checkpoints,
+    cluster,
+    download,
+    errors,
+    lifecycle,
+    packing,
+    result,
+    roll_call,
+    signals,
+    updates,
+    watch,
+)
 
 EVALUATION_BATCH_SIZE = 1000  # the activations of cnn for all test images would take a gigabyte
 
@@ -65,6 +77,7 @@ flags.DEFINE_alias("issync", "sync_replicas")
 flags.DEFINE_integer(
     "replicas_to_aggregate", None, "gradients per synchronous update; fewer than workers leaves backups", lower_bound=1
 )
+flags.DEFINE_integer("local_steps", 1, "steps on a worker's own copy between exchanges with the ps", lower_bound=1)
 flags.DEFINE_integer(
     "seed", 0, "of the initial weights and the order of examples", lower_bound=0, upper_bound=2**31 - 1
 )
@@ -156,6 +169,7 @@ def train(
     train_examples, test_examples = load_examples(task)
 
     tf.disable_eager_execution()
+    tf.disable_control_flow_v2()  # an optimizer cannot make its state inside a loop of version 2
     with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=cluster_spec)):
         training = build_training(task, train_examples)
     if task.is_chief:
@@ -166,6 +180,7 @@ def train(
         target,
         config,
         train_dir,
+        unsaved_variables=training.updates.unsaved_variables,
         local_init_op=training.batches.initializer,
         local_init_feed_dict=training.batches.feed_dict,
         startup_timeout_secs=FLAGS.startup_timeout_secs,
@@ -174,6 +189,7 @@ def train(
     progress = lifecycle.ProgressHook(
         task,
         training.loss,
+        training.updates.num_steps,
         training.updates.global_step,
         FLAGS.train_steps,
         FLAGS.batch_size,
@@ -241,22 +257,38 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
     """Build a worker's whole graph, under the device function that places it."""
     tf.set_random_seed(FLAGS.seed)
     tf.train.create_global_step()
-    batches = mnist_input.build_batches(examples, FLAGS.batch_size, FLAGS.seed, stream=task.index)
-    logits = model.build_logits(batches.images, FLAGS.model, FLAGS.hidden_units)
-    loss = model.build_loss(logits, batches.labels)
-    tf.summary.scalar("loss", loss)
-    tf.summary.scalar("accuracy", model.build_accuracy(logits, batches.labels))
+    evaluation = build_evaluation()  # first, for it makes the variables; what follows uses copies of them
+    packed = packing.Packing(tf.trainable_variables())
+    parameters = packed.read()
+    with tf.device(task.device):
+        batches = mnist_input.build_batches(
+            examples, FLAGS.local_steps, FLAGS.batch_size, FLAGS.seed, stream=task.index
+        )
 
-    optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
+        def build_loss(parameters: Sequence[tf.Tensor], number: tf.Tensor | int) -> tf.Tensor:
+            images, labels = batches.batch(number)
+            with packed.replaced_by(parameters):
+                return model.build_loss(model.build_logits(images, FLAGS.model, FLAGS.hidden_units), labels)
+
+        optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
+        if FLAGS.local_steps == 1:
+            exchange = updates.build_gradients(parameters, build_loss, optimizer)
+        else:
+            exchange = updates.build_local_steps(
+                parameters, build_loss, optimizer, FLAGS.local_steps, FLAGS.train_steps
+            )
+        loss = build_loss(parameters, -1)
+    tf.summary.scalar("loss", loss)
+
     if FLAGS.sync_replicas:
-        how = updates.build_sync_updates(loss, optimizer, num_replicas(task), task)
+        how = updates.build_sync_updates(packed, exchange, num_replicas(task), task)
     else:
-        how = updates.build_async_updates(loss, optimizer)
-    return Training(batches, loss, how, build_evaluation())
+        how = updates.build_async_updates(packed, exchange)
+    return Training(batches, loss, how, evaluation)
 
 
 def build_evaluation() -> Evaluation:
-    """Build the measurement of the model that trains; its variables exist already."""
+    """Build the model, with its variables, as the chief measures it."""
     images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
     labels = tf.placeholder(tf.uint8, [None], name="test_labels")
     logits = model.build_logits(mnist_input.to_float(images), FLAGS.model, FLAGS.hidden_units)
@@ -288,7 +320,7 @@ def evaluate(
         model=FLAGS.model,
         optimizer=FLAGS.optimizer,
         sync_replicas=FLAGS.sync_replicas,
-        local_steps=1,
+        local_steps=FLAGS.local_steps,
         batch_size=FLAGS.batch_size,
         num_ps=len(task.ps_hosts),
         num_workers=len(task.worker_hosts),

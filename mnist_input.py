@@ -36,12 +36,22 @@ class Examples(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """An endless stream of batches in the graph; `initializer` must run once in every session, with `feed_dict`."""
+    """An endless stream of batches, a few for each run of the graph; `initializer` must have run, with `feed_dict`.
 
-    images: tf.Tensor  # float32 [b, 784], in [0, 1]
-    labels: tf.Tensor  # int32 [b], in [0, 10)
+    The examples stay in memory as they are. What the stream carries are indices: a run gathers and converts just those
+    batches that it uses.
+    """
+
+    images: tf.Variable  # uint8 [n, 784]
+    labels: tf.Variable  # uint8 [n]
+    indices: tf.Tensor  # int32 [batches in a run, b], in [0, n)
     initializer: tf.Operation
     feed_dict: dict[tf.Tensor, npt.NDArray[np.uint8]]
+
+    def batch(self, number: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Build one of a run's batches: images, float32 [b, 784] in [0, 1], and labels, int32 [b] in [0, 10)."""
+        indices = self.indices[number]
+        return to_float(tf.gather(self.images, indices)), tf.cast(tf.gather(self.labels, indices), tf.int32)
 
 
 def load(data_dir: str, split: str) -> Examples:
@@ -107,21 +117,19 @@ def to_float(images: tf.Tensor) -> tf.Tensor:
     return tf.cast(images, tf.float32) / 255.0
 
 
-def build_batches(examples: Examples, batch_size: int, seed: int, stream: int) -> Batches:
-    """Build an endless stream of shuffled batches, made in the background while the step before them runs.
+def build_batches(examples: Examples, num_batches: int, batch_size: int, seed: int, stream: int) -> Batches:
+    """Build an endless stream of shuffled batches.
 
     Each epoch uses every example once, in a new order that `seed`, `stream` and the epoch's number determine. A batch
-    may span the end of an epoch, so that none is ever short. The pixels stay uint8 in memory, fed once per session
-    (never a part of the graph), and become float32 batch by batch.
+    may span the end of an epoch, so that none is ever short.
 
     Args:
-      examples: what to draw from, usually one worker's shard.
+      examples: what to draw from, usually one worker's shard; fed once per session, and never a part of the graph.
+      num_batches: how many batches each run of the graph may use.
       batch_size: b, at least 1; it may exceed the number of examples.
       seed: the run's seed, in [0, 2**31).
       stream: which of the run's streams this is, so that workers shuffle differently: the worker's task index.
     """
-    images = tf.placeholder(tf.uint8, [None, NUM_PIXELS], name="all_images")
-    labels = tf.placeholder(tf.uint8, [None], name="all_labels")
 
     def shuffle(epoch: tf.Tensor) -> tf.Tensor:
         run_seed = tf.constant([seed, stream], tf.int64)
@@ -129,17 +137,19 @@ def build_batches(examples: Examples, batch_size: int, seed: int, stream: int) -
             tf.range(len(examples.labels)), tf.random.experimental.stateless_fold_in(run_seed, epoch)
         )
 
-    def gather(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return to_float(tf.gather(images, indices)), tf.cast(tf.gather(labels, indices), tf.int32)
-
-    # Shuffled indices travel an epoch at a time and pixels a batch at a time: an op per example would cost more than
-    # the training step.
     epochs = tf.data.Dataset.range(sys.maxsize)
-    batches = epochs.map(shuffle).rebatch(batch_size, drop_remainder=True).map(gather).prefetch(4)
+    indices = epochs.map(shuffle).rebatch(num_batches * batch_size, drop_remainder=True).prefetch(2)
     # There is nothing to tune, and closing a session would wait for the tuner's thread, which sleeps up to a minute.
     options = tf.data.Options()
     options.autotune.enabled = False
-    iterator = tf.data.make_initializable_iterator(batches.with_options(options))
-    batch_images, batch_labels = iterator.get_next()
-    feed_dict = {images: examples.images, labels: examples.labels}
-    return Batches(batch_images, batch_labels, iterator.initializer, feed_dict)
+    iterator = tf.data.make_initializable_iterator(indices.with_options(options))
+
+    fed = [tf.placeholder(tf.uint8, part.shape) for part in examples]
+    images, labels = (tf.Variable(part, trainable=False, collections=[]) for part in fed)
+    return Batches(
+        images,
+        labels,
+        tf.reshape(iterator.get_next(), [num_batches, batch_size]),
+        tf.group(iterator.initializer, images.initializer, labels.initializer),
+        dict(zip(fed, examples, strict=True)),
+    )

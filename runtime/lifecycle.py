@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -29,6 +29,7 @@ class TrainingScaffold(tf.train.Scaffold):
         target: str,
         config: tf.ConfigProto,
         train_dir: str,
+        unsaved_variables: Sequence[tf.Variable],
         local_init_op: tf.Operation,
         local_init_feed_dict: Mapping[tf.Tensor, object],
         startup_timeout_secs: float,
@@ -41,6 +42,7 @@ class TrainingScaffold(tf.train.Scaffold):
           target: its server's target.
           config: its sessions' settings.
           train_dir: where the checkpoints are, or empty.
+          unsaved_variables: are initialised with the model, or before it is restored.
           local_init_op: runs in every new session, beside the initialisation of local variables.
           local_init_feed_dict: what it is fed.
           startup_timeout_secs: how long the chief may take to make the model before the first session.
@@ -58,8 +60,9 @@ class TrainingScaffold(tf.train.Scaffold):
         self._recovery_timeout_secs = recovery_timeout_secs
         self._was_ready = self._has_trained = False
         self._global_step = tf.train.get_global_step()
-        self._uninitialized = tf.report_uninitialized_variables(tf.global_variables())
+        self._uninitialized = tf.report_uninitialized_variables([*unsaved_variables, *tf.global_variables()])
         self._uninitialized.mark_used()  # else TensorFlow prints a stack trace when a wait ends before its first use
+        self._initialize_unsaved = tf.variables_initializer(unsaved_variables)
         self._initializer = tf.global_variables_initializer()
         if task.is_chief:
             _log_placement(task)
@@ -95,7 +98,10 @@ class TrainingScaffold(tf.train.Scaffold):
     def _keep_restore_or_initialize(self, session: tf.Session) -> None:
         """Find the model: on the ps tasks, else in the last checkpoint, else from scratch."""
         checkpoint = tf.train.latest_checkpoint(self._train_dir) if self._train_dir else None
-        if not session.run(self._uninitialized).size:
+        is_alive = not session.run(self._uninitialized).size
+        if not is_alive:
+            session.run(self._initialize_unsaved)  # before the rest: then the model is ready, and workers look for that
+        if is_alive:
             how = "the ps tasks hold a living model: keeping it"
         elif checkpoint:
             self.saver.restore(session, checkpoint)
@@ -157,6 +163,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self,
         task: cluster.Task,
         loss: tf.Tensor,
+        num_steps: tf.Tensor,
         global_step: tf.Tensor,
         train_steps: int,
         batch_size: int,
@@ -167,8 +174,9 @@ class ProgressHook(tf.train.SessionRunHook):
 
         Args:
           task: this worker.
-          loss: of the batch, float32 [].
-          global_step: as it is after a step, int64 [].
+          loss: of a batch, float32 [].
+          num_steps: local steps in one run of the graph, int64 [].
+          global_step: as it is after that, int64 [].
           train_steps: what the line shows beside the global step.
           batch_size: examples in one local step.
           num_replicas: local steps, of any worker, in one global step.
@@ -177,7 +185,8 @@ class ProgressHook(tf.train.SessionRunHook):
         self.train_secs = 0.0  # from the first step to the last
         self.num_examples = 0  # used in that time
         self._task, self._train_steps = task, train_steps
-        self._fetches = {"loss": loss, "global_step": global_step}
+        self._num_steps = num_steps
+        self._line = {"num_steps": num_steps, "loss": loss, "global_step": global_step}
         self._examples_per_count = batch_size * (num_replicas if task.is_chief else 1)
         self._log_every_secs = log_every_secs
         self._local_step = 0
@@ -188,17 +197,17 @@ class ProgressHook(tf.train.SessionRunHook):
         self._counted = self._count(session.run(tf.train.get_global_step(session.graph)))
         self._examples_logged, self._logged_at = self.num_examples, time.monotonic()
 
-    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs | None:
+    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         now = time.monotonic()
         self._started_at = min(self._started_at, now)
         is_due = now >= self._logged_at + self._log_every_secs
-        return tf.train.SessionRunArgs(self._fetches) if is_due else None
+        return tf.train.SessionRunArgs(self._line if is_due else {"num_steps": self._num_steps})
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         now = time.monotonic()
-        self._local_step += 1
+        self._local_step += int(run_values.results["num_steps"])
         self.train_secs = now - self._started_at
-        if run_values.results:
+        if "loss" in run_values.results:
             global_step = run_values.results["global_step"]
             self._add_examples(global_step)
             logging.info(

@@ -18,6 +18,7 @@ from tests import idx_files
 # Where a shell runs the tests in the background, it has SIGINT ignored, and then every child would ignore it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 tf.disable_eager_execution()
+tf.disable_control_flow_v2()
 tf.logging.set_verbosity(tf.logging.ERROR)
 
 

@@ -74,7 +74,16 @@ def test_synchronous_mode_adds_one_variable_on_the_worker(graph, set_flags):
     assert set(devices.values()) == {PS_0, PS_1}
 
 
-@pytest.mark.parametrize("flags", [[], ["--sync_replicas"], ["--model=cnn", "--optimizer=momentum"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--sync_replicas"],
+        ["--model=cnn", "--optimizer=momentum"],
+        ["--local_steps=4"],
+        ["--local_steps=4", "--sync_replicas"],
+    ],
+)
 def test_every_op_has_its_place(graph, set_flags, flags):
     devices = build(set_flags, *flags)
     # What runs once, at the start or in a save, may run wherever the session is.
@@ -98,12 +107,42 @@ def test_what_computes_is_on_the_worker_and_what_updates_is_on_the_ps(graph, set
     assert queues == (["/job:ps/task:0/device:CPU:*"] if flags else [])
 
 
-def test_the_same_seed_gives_the_same_weights(set_flags):
+def messages(op):
+    """Return the names of the tensors that an op needs from another machine than where they are made, by direction."""
+    found, seen, queue = {}, set(), [op]
+    while queue:
+        consumer = queue.pop()
+        if consumer in seen:
+            continue
+        seen.add(consumer)
+        queue += [tensor.op for tensor in consumer.inputs] + consumer.control_inputs
+        for tensor in consumer.inputs:
+            way = (device_of(tensor.op).split("/device")[0], device_of(consumer).split("/device")[0])
+            if way[0] != way[1]:
+                found.setdefault(way, set()).add(tensor.name)
+    return {way: len(names) for way, names in found.items()}
+
+
+@pytest.mark.parametrize("flags", [[], ["--model=cnn"], ["--optimizer=sgd"], ["--local_steps=4"]])
+def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, set_flags, flags):
+    set_flags(*flags)
+    task = cluster.Task("worker", 1, PS_HOSTS, WORKER_HOSTS)
+    with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=tf.train.ClusterSpec(task.jobs))):
+        training = distributed.build_training(task, EXAMPLES)
+    found = messages(training.updates.train_op)
+    found.pop((PS_0, PS_1), None)  # Adam's state, and what is constant
+    steps_left = 1 if "--local_steps=4" in flags else 0
+    assert found == {(PS_0, WORKER_1): 1 + steps_left, (PS_1, WORKER_1): 1, (WORKER_1, PS_0): 1, (WORKER_1, PS_1): 1}
+
+
+def test_the_same_seed_gives_the_same_weights(local_servers, set_flags):
+    servers = local_servers(1, 1)
+
     def weights(seed):
         set_flags(f"--seed={seed}")
-        with tf.Graph().as_default():
-            distributed.build_training(cluster.Task("worker", 0, PS_HOSTS, WORKER_HOSTS), EXAMPLES)
-            with tf.Session() as session:
+        with tf.Graph().as_default() as graph:
+            distributed.build_training(servers.task("worker", 0), EXAMPLES)
+            with servers.worker_session(0, graph) as session:
                 session.run(tf.global_variables_initializer())
                 return session.run(tf.trainable_variables()[0])
 

@@ -28,6 +28,7 @@ class Worker:
                     self.target,
                     self.config,
                     str(train_dir),
+                    unsaved_variables=[],
                     local_init_op=self.fed.assign(value),
                     local_init_feed_dict={value: 7},
                     startup_timeout_secs=startup_timeout_secs,
@@ -121,33 +122,34 @@ def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_serv
 @pytest.mark.parametrize(
     ("index", "line", "examples"),
     [
-        (0, "worker 0: global step 10/100, local step 5, loss 0.2500, 60 examples/s", 11 * 3 * 10),
-        (1, "worker 1: global step 10/100, local step 5, loss 0.2500, 10 examples/s", 5 * 10),
+        (0, "worker 0: global step 20/100, local step 10, loss 0.2500, 120 examples/s", 21 * 3 * 10),
+        (1, "worker 1: global step 20/100, local step 10, loss 0.2500, 20 examples/s", 10 * 10),
     ],
 )
 def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
     graph, monkeypatch, caplog, index, line, examples
 ):
-    """Five steps of a second, in each of which two global steps are taken, each of three batches of ten examples."""
+    """Five runs of a second, each of two local and four global steps, each global step of three batches of ten."""
     now = 0
     monkeypatch.setattr(lifecycle.time, "monotonic", lambda: now)
     task = cluster.Task("worker", index, ("a:1",), ("b:2", "c:3"))
     variable = tf.train.create_global_step()
     hook = lifecycle.ProgressHook(
-        task, tf.constant(0.25), variable, train_steps=100, batch_size=10, num_replicas=3, log_every_secs=4
+        task, tf.constant(0.25), tf.constant(2), variable, 100, batch_size=10, num_replicas=3, log_every_secs=4
     )
     with tf.Session() as session, caplog.at_level(logging.INFO):
         session.run(tf.global_variables_initializer())
         hook.after_create_session(session, tf.train.Coordinator())
-        for local_step in range(1, 6):
-            is_due = hook.before_run(None) is not None
-            assert is_due == (local_step == 5), "nothing is fetched but for a line"
+        for run in range(1, 6):
+            fetches = hook.before_run(None).fetches
+            assert list(fetches) == (["num_steps", "loss", "global_step"] if run == 5 else ["num_steps"])
             now += 1
-            results = {"loss": 0.25, "global_step": 2 * local_step} if is_due else None
+            results = {"num_steps": 2, "loss": 0.25, "global_step": 4 * run}
+            results = {name: results[name] for name in fetches}
             hook.after_run(None, tf.train.SessionRunValues(results, None, None))
         assert [record.getMessage() for record in caplog.records] == [line]
 
-        session.run(variable.assign(11))  # another worker's last step
+        session.run(variable.assign(21))  # another worker's last step
         hook.end(session)
     assert hook.num_examples == examples
     assert hook.train_secs == 5

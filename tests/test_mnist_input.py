@@ -68,25 +68,27 @@ def test_a_shard_without_examples_is_refused():
         mnist_input.shard(examples, 2, 3)
 
 
-def draw(num_examples, batch_size, num_batches, seed=0, stream=0):
-    """Return the examples drawn, as indices [num_batches * batch_size], and the first batch of images."""
+def draw(num_examples, batch_size, num_runs, num_batches=1, seed=0, stream=0):
+    """Return the indices of the examples drawn: int [num_runs * num_batches * batch_size]."""
     # Each example's index is written into its first two pixels.
     images = np.zeros((num_examples, 784), np.uint8)
     images[:, 0], images[:, 1] = np.divmod(np.arange(num_examples), 256)
     labels = (np.arange(num_examples) % 10).astype(np.uint8)
     with tf.Graph().as_default(), tf.Session() as session:
-        batches = mnist_input.build_batches(mnist_input.Examples(images, labels), batch_size, seed, stream)
+        batches = mnist_input.build_batches(mnist_input.Examples(images, labels), num_batches, batch_size, seed, stream)
         session.run(batches.initializer, batches.feed_dict)
-        drawn = [session.run((batches.images, batches.labels)) for _ in range(num_batches)]
+        of_a_run = [batches.batch(number) for number in range(num_batches)]
+        drawn = [batch for _ in range(num_runs) for batch in session.run(of_a_run)]
     indices = np.concatenate([np.rint(255 * (256 * image[:, 0] + image[:, 1])) for image, _ in drawn]).astype(int)
     assert (np.concatenate([label for _, label in drawn]) == indices % 10).all()
     assert all(image.shape == (batch_size, 784) and image.dtype == np.float32 for image, _ in drawn)
-    return indices, drawn[0][0]
+    return indices
 
 
+@pytest.mark.parametrize("num_batches", [1, 4])
 @pytest.mark.parametrize("batch_size", [100, 70, 1000])  # a divisor, no divisor, more than there are
-def test_each_epoch_uses_every_example_once_in_a_new_order(batch_size):
-    indices, _ = draw(num_examples=300, batch_size=batch_size, num_batches=1000 // batch_size + 1)
+def test_each_epoch_uses_every_example_once_in_a_new_order(batch_size, num_batches):
+    indices = draw(300, batch_size, num_runs=1000 // batch_size + 1, num_batches=num_batches)
     epochs = [indices[start : start + 300] for start in (0, 300, 600)]
     for epoch in epochs:
         assert sorted(epoch) == list(range(300))
@@ -96,7 +98,7 @@ def test_each_epoch_uses_every_example_once_in_a_new_order(batch_size):
 
 def test_the_order_is_that_of_seed_and_stream():
     def order(seed, stream):
-        return draw(300, 100, 6, seed, stream)[0].tolist()
+        return draw(300, 100, 6, 1, seed, stream).tolist()
 
     assert order(1, 2) == order(1, 2)
     assert order(1, 2) != order(1, 3)
@@ -112,5 +114,5 @@ def test_pixels_become_floats_from_0_to_1():
 
 def test_the_examples_are_no_part_of_the_graph(graph):
     examples = mnist_input.Examples(np.zeros((60000, 784), np.uint8), np.zeros(60000, np.uint8))
-    mnist_input.build_batches(examples, 100, 0, 0)
+    mnist_input.build_batches(examples, 1, 100, 0, 0)
     assert graph.as_graph_def().ByteSize() < 20_000

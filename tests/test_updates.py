@@ -8,7 +8,7 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime import cluster, updates
+from runtime import cluster, packing, updates
 
 LEARNING_RATE = 0.5
 
@@ -16,7 +16,7 @@ LEARNING_RATE = 0.5
 class Worker:
     """A worker that takes a step when told to."""
 
-    def __init__(self, servers, index, replicas=None, initialize=True):
+    def __init__(self, servers, index, replicas=None, initialize=True, local_steps=1, train_steps=100):
         self.index = index
         task = servers.task("worker", index)
         with tf.Graph().as_default() as graph:
@@ -24,13 +24,25 @@ class Worker:
             with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
                 self.global_step = tf.train.create_global_step()
                 self.weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
-                loss = (index + 1) * self.weight
+                packed = packing.Packing([self.weight])
+                parameters = packed.read()
                 optimizer = updates.make_optimizer("sgd", LEARNING_RATE)
+
+                def build_loss(parameters, number):
+                    return (index + 1) * parameters[0][0]
+
+                with tf.device(task.device):
+                    if local_steps == 1:
+                        exchange = updates.build_gradients(parameters, build_loss, optimizer)
+                    else:
+                        exchange = updates.build_local_steps(
+                            parameters, build_loss, optimizer, local_steps, train_steps
+                        )
                 if replicas is None:
-                    how = updates.build_async_updates(loss, optimizer)
+                    how = updates.build_async_updates(packed, exchange)
                 else:
-                    how = updates.build_sync_updates(loss, optimizer, replicas, task)
-            initializer = tf.global_variables_initializer()
+                    how = updates.build_sync_updates(packed, exchange, replicas, task)
+            initializer = tf.variables_initializer([*how.unsaved_variables, *tf.global_variables()])
             local_initializer = tf.local_variables_initializer()
             self.train_op = how.train_op
             for hook in how.hooks:
@@ -119,7 +131,7 @@ def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, mo
     workers[0].coord.request_stop()
     gone = f", without worker 1 at {servers.worker_hosts[1]} (connection refused)" if is_gone else ""
     num_live = 1 if is_gone else 2
-    assert f"at global step 1{gone}: going on with the average of 2 gradients of {num_live} live workers" in caplog.text
+    assert f"after 1 of them{gone}: going on with the average of 2 gradients of {num_live} live workers" in caplog.text
 
 
 def test_the_token_queue_serves_the_next_chief(local_servers):
@@ -134,6 +146,34 @@ def test_the_token_queue_serves_the_next_chief(local_servers):
     assert other.read() == [0 - 0.5 * 1.5 * 2, 2]
 
 
+def test_local_steps_are_taken_on_a_copy_and_their_sum_is_added(local_servers):
+    servers = local_servers(2, 2)
+    first, second = (Worker(servers, index, local_steps=4) for index in range(2))
+    first.step()
+    assert second.read() == [0 - 4 * 0.5 * 1, 4], "global_step counts the batches"
+    second.step()
+    first.step()
+    assert second.read() == [0 - 4 * 0.5 * (1 + 2 + 1), 12]
+
+
+def test_synchronous_local_steps_are_averaged(local_servers):
+    servers = local_servers(2, 2)
+    workers = [Worker(servers, index, replicas=2, local_steps=4) for index in range(2)]
+    for update in range(1, 4):
+        step_together(*workers)
+        assert workers[0].read() == [0 - 4 * 0.5 * (1 + 2) / 2 * update, 4 * update]
+
+
+@pytest.mark.parametrize("replicas", [None, 1])
+def test_the_last_exchange_has_just_the_steps_that_are_left(local_servers, replicas):
+    worker = Worker(local_servers(1, 1), 0, replicas, local_steps=4, train_steps=6)
+    worker.step()
+    worker.step()
+    assert worker.read() == [0 - 6 * 0.5 * 1, 6]
+    worker.step()
+    assert worker.read() == [0 - 6 * 0.5 * 1, 6], "none is left"
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -145,9 +185,29 @@ def test_the_token_queue_serves_the_next_chief(local_servers):
 def test_optimizers(graph, name, expected):
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
     tf.train.create_global_step()
-    train_op = updates.build_async_updates(1 * weight, updates.make_optimizer(name, LEARNING_RATE)).train_op
+    train_op = updates.make_optimizer(name, LEARNING_RATE).minimize(1 * weight)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         session.run(train_op)
         session.run(train_op)
         assert session.run(weight) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("sgd", -3 * 0.5), ("momentum", -0.5 * (1 + 1.9 + 2.71)), ("adam", -3 * 0.5)],
+)
+def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name, expected):
+    global_step = tf.train.create_global_step()
+    weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
+    packed = packing.Packing([weight])
+    exchange = updates.build_local_steps(
+        packed.read(), lambda parameters, number: 1 * parameters[0][0], updates.make_optimizer(name, 0.5), 3, 100
+    )
+    assert tf.global_variables() == [global_step, weight]
+    assert len(tf.local_variables()) == 1 + {"sgd": 0, "momentum": 1, "adam": 4}[name]
+    how = updates.build_async_updates(packed, exchange)
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(how.train_op)
+        assert session.run([weight, global_step]) == [pytest.approx(expected, rel=1e-5), 3]
