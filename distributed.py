@@ -12,6 +12,7 @@ or all of it with ./run_local_cluster.sh. On several machines, give all tasks th
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ from runtime import (
     errors,
     lifecycle,
     packing,
+    placement,
+    profiling,
     result,
     roll_call,
     signals,
@@ -77,6 +80,10 @@ flags.DEFINE_alias("issync", "sync_replicas")
 flags.DEFINE_integer(
     "replicas_to_aggregate", None, "gradients per synchronous update; fewer than workers leaves backups", lower_bound=1
 )
+flags.DEFINE_enum("ps_strategy", "round_robin", placement.PS_STRATEGIES, "how variables are spread over the ps tasks")
+flags.DEFINE_integer(
+    "partition_bytes", None, "split variables of more than so many bytes over the ps tasks", lower_bound=1
+)
 flags.DEFINE_integer("local_steps", 1, "steps on a worker's own copy between exchanges with the ps", lower_bound=1)
 flags.DEFINE_integer(
     "seed", 0, "of the initial weights and the order of examples", lower_bound=0, upper_bound=2**31 - 1
@@ -90,6 +97,8 @@ flags.DEFINE_float(
 )
 flags.DEFINE_float("recovery_timeout_secs", 600, "how long to wait for a lost ps or chief to come back", lower_bound=1)
 
+flags.DEFINE_string("profile_steps", None, "A:B: trace the steps of each worker between these two global steps")
+
 flags.register_validator("learning_rate", lambda rate: 0 < rate < float("inf"), "it must be a number above 0")
 flags.register_validator("data_dir", bool, "it must name a folder")
 
@@ -97,6 +106,15 @@ flags.register_validator("data_dir", bool, "it must name a folder")
 @flags.multi_flags_validator(["replicas_to_aggregate", "sync_replicas"], "it needs --sync_replicas")
 def _check_replicas(values: dict[str, Any]) -> bool:
     return values["replicas_to_aggregate"] is None or bool(values["sync_replicas"])
+
+
+@flags.multi_flags_validator(["profile_steps", "train_dir"], "it is A:B, two global steps, and needs --train_dir")
+def _check_profile(values: dict[str, Any]) -> bool:
+    with contextlib.suppress(ValueError):
+        return values["profile_steps"] is None or bool(
+            values["train_dir"] and profiling.parse_steps(values["profile_steps"])
+        )
+    return False
 
 
 class UsageError(Exception):
@@ -170,9 +188,18 @@ def train(
 
     tf.disable_eager_execution()
     tf.disable_control_flow_v2()  # an optimizer cannot make its state inside a loop of version 2
-    with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=cluster_spec)):
+    num_ps = len(task.ps_hosts)
+    strategy = placement.make_strategy(FLAGS.ps_strategy, num_ps)
+    partitioner = placement.make_partitioner(FLAGS.partition_bytes, num_ps)
+    with (
+        tf.device(
+            tf.train.replica_device_setter(worker_device=task.device, cluster=cluster_spec, ps_strategy=strategy)
+        ),
+        tf.variable_scope("", partitioner=partitioner),
+    ):
         training = build_training(task, train_examples)
     if task.is_chief:
+        placement.log(task)
         checkpoints.check_last_checkpoint(train_dir)
     roll = roll_call.RollCall(task)
     scaffold = lifecycle.TrainingScaffold(
@@ -199,6 +226,9 @@ def train(
     saving_hooks = checkpoints.make_saving_hooks(
         train_dir if task.is_chief else "", scaffold, FLAGS.save_checkpoint_secs, FLAGS.log_every_secs
     )
+    profile_hooks = []
+    if FLAGS.profile_steps:
+        profile_hooks = [profiling.ProfileHook(task, *profiling.parse_steps(FLAGS.profile_steps), train_dir)]
     with tf.train.MonitoredTrainingSession(
         master=target,
         is_chief=task.is_chief,
@@ -209,6 +239,7 @@ def train(
         ],
         hooks=[
             *training.updates.hooks,
+            *profile_hooks,
             lifecycle.StopAtStepHook(task, training.updates.global_step, FLAGS.train_steps),
             progress,
             watch.AbandonSessionHook(watching),

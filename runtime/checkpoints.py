@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import socket
 import tempfile
 
@@ -81,12 +82,24 @@ def check_last_checkpoint(train_dir: str) -> None:
             " give another --train_dir"
         ) from error
     remedy = "give the flags that it was made with, or another --train_dir"
-    for variable in tf.global_variables():
-        found, expected = found_shapes.get(variable.op.name), variable.shape.as_list()
+    for name, expected in _whole_shapes().items():
+        found = found_shapes.get(name)
         if found is None:
-            raise CheckpointError(f"{path} has no variable {variable.op.name}, expected shape {expected}: {remedy}")
+            raise CheckpointError(f"{path} has no variable {name}, expected shape {expected}: {remedy}")
         if found != expected:
-            raise CheckpointError(f"{path} has {variable.op.name} of shape {found}, expected {expected}: {remedy}")
+            raise CheckpointError(f"{path} has {name} of shape {found}, expected {expected}: {remedy}")
+
+
+def _whole_shapes() -> dict[str, list[int]]:
+    """Return the graph's variables as checkpoints have them: those that are split by their first dimension, whole."""
+    shapes: dict[str, list[int]] = {}
+    for variable in tf.global_variables():
+        name, num_parts = re.subn(r"/part_\d+", "", variable.op.name)
+        shape = variable.shape.as_list()
+        if num_parts and name in shapes:
+            shape[0] += shapes[name][0]
+        shapes[name] = shape
+    return shapes
 
 
 class CheckpointHook(tf.train.CheckpointSaverHook):

@@ -4,6 +4,7 @@ import dataclasses
 import ipaddress
 import json
 import math
+import os
 import shlex
 import socket
 import time
@@ -142,8 +143,15 @@ def session_config(task: Task) -> tf.ConfigProto:
     """Return the settings that a task's server and its sessions share."""
     # A task talks to the ps tasks alone, and so need not wait for workers that are not there.
     peers = ["/job:ps", task.device] if task.job_name == "worker" else [task.device]
+    # By default each process would take as many threads as there are cores, and let them spin for work.
+    num_here = [_host(address) for address in task.ps_hosts + task.worker_hosts].count(_host(task.address))
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
+    num_threads = max(1, num_cores // num_here)
     return tf.ConfigProto(
         device_filters=peers,
+        intra_op_parallelism_threads=num_threads,
+        inter_op_parallelism_threads=num_threads,
+        experimental=tf.ConfigProto.Experimental(disable_thread_spinning=True),
         # A ps computes nothing that a GPU is good for, and by default would take all of its memory.
         device_count={"GPU": 0} if task.job_name == "ps" else {},
         gpu_options=tf.GPUOptions(allow_growth=True),

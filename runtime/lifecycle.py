@@ -64,8 +64,6 @@ class TrainingScaffold(tf.train.Scaffold):
         self._uninitialized.mark_used()  # else TensorFlow prints a stack trace when a wait ends before its first use
         self._initialize_unsaved = tf.variables_initializer(unsaved_variables)
         self._initializer = tf.global_variables_initializer()
-        if task.is_chief:
-            _log_placement(task)
 
     def finalize(self) -> "TrainingScaffold":
         """Wait until a session can be made and used.
@@ -113,14 +111,6 @@ class TrainingScaffold(tf.train.Scaffold):
                 logging.warning("%s: there is no checkpoint, so the model is lost: training begins again", self._task)
         self._has_trained = True
         logging.info("%s: %s, at global step %d", self._task, how, session.run(self._global_step))
-
-
-def _log_placement(task: cluster.Task) -> None:
-    """Log what lies on each ps: optimizer slots and the global step too."""
-    for index in range(len(task.ps_hosts)):
-        held = [v for v in tf.global_variables() if tf.DeviceSpec.from_string(v.device).task == index]
-        num_bytes = sum(variable.shape.num_elements() * variable.dtype.size for variable in held)
-        logging.info("%s: ps %d holds %d variables, %d bytes", task, index, len(held), num_bytes)
 
 
 class StopAtStepHook(tf.train.SessionRunHook):
