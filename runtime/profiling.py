@@ -34,12 +34,12 @@ class ProfileHook(tf.train.SessionRunHook):
     def begin(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
         self._profiler.begin()
-        self._step = -1
+        self._step = 0  # that the last run took
         self._global_step = tf.train.get_global_step()
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        # TensorFlow's hook traces nothing in the first run that it sees.
-        self._is_tracing = self._first_step - 1 <= self._step <= self._last_step
+        # TensorFlow's hook traces nothing in the first run that it sees, and so sees one more.
+        self._is_tracing = self._first_step - 2 <= self._step < self._last_step
         if self._is_tracing:
             return self._profiler.before_run(run_context)
         return tf.train.SessionRunArgs({"global_step": self._global_step})
@@ -47,4 +47,4 @@ class ProfileHook(tf.train.SessionRunHook):
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         if self._is_tracing:
             self._profiler.after_run(run_context, run_values)
-        self._step = run_values.results["global_step"]
+        self._step = run_values.results["global_step"] + 1  # it was read before the run took its own

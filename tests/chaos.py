@@ -1,11 +1,11 @@
 """Kill, stop and restart random tasks of real clusters, and check that nothing hangs and nothing is lost.
 
-    .venv/bin/python tests/chaos.py --seed 1 2 3 --minutes 2 --ps 2 --workers 2 [--sync_replicas]
+    .venv/bin/python tests/chaos.py --seed 1 2 3 --minutes 2 --ps 2 --workers 2 [--sync_replicas] [any other flag]
 
 A cluster trains MNIST while faults hit it, one after the other: kill -9 and restart of a worker, of the chief, of a ps
 or of two tasks at once, or SIGSTOP for some seconds. After each it must train again, and in the end all must be well.
 With each seed, one cluster after the other is treated so until its minutes are over; the last may finish. It prints
-each fault and, in the end, a table of all.
+each fault and, in the end, a table of all. Other flags are those of distributed.py.
 """
 
 import argparse
@@ -158,7 +158,7 @@ def _last_step(logs: dict[str, str]) -> int:
 def train(options: argparse.Namespace, folder: pathlib.Path, rng: random.Random | None) -> tuple[float, list[Fault]]:
     """Train on a new cluster, disturbed unless `rng` is None; return the test accuracy and the faults."""
     train_dir = folder / "train"
-    flags = [f"--train_steps={options.train_steps}", f"--sync_replicas={options.sync_replicas}"]
+    flags = [*options.flags, f"--train_steps={options.train_steps}", f"--sync_replicas={options.sync_replicas}"]
     flags += [f"--train_dir={train_dir}", "--save_checkpoint_secs=1", "--log_every_secs=0.1"]
     faults = []
     with Cluster(folder, options.ps, options.workers, *flags) as cluster:
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--train_steps", type=int, default=10000, help="global steps that each cluster takes")
     parser.add_argument("--sync_replicas", action="store_true")
-    options = parser.parse_args()
+    options, options.flags = parser.parse_known_args()
 
     def train_somewhere(rng: random.Random | None) -> tuple[float, list[Fault]]:
         with tempfile.TemporaryDirectory() as folder:

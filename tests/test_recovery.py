@@ -128,8 +128,12 @@ def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
 
 @pytest.mark.parametrize(
     "flags",
-    [["--seed", "1", "2", "--train_steps=6000"], ["--seed", "3", "--train_steps=3000", "--sync_replicas"]],
-    ids=["asynchronous", "synchronous"],
+    [
+        ["--seed=1", "--train_steps=6000"],
+        ["--seed=2", "--train_steps=3000", "--sync_replicas"],
+        ["--seed=3", "--train_steps=40000", "--local_steps=8", "--optimizer=sgd", "--learning_rate=0.1"],
+    ],
+    ids=["asynchronous", "synchronous", "local_steps"],
 )
 def test_chaos_loses_nothing_and_hangs_nothing(tmp_path, mnist_dir, flags):
     process = Process([sys.executable, str(PROJECT / "tests" / "chaos.py"), "--minutes=0", *flags], tmp_path / "output")

@@ -131,6 +131,49 @@ def test_the_cnn_trains(tmp_path, black_and_white_dir):
         assert "test accuracy 1.0000" in cluster["worker 0"].output()
 
 
+@pytest.mark.parametrize(
+    ("flags", "latest"), [([], 1500 + 16), (["--sync_replicas"], 1500)], ids=["asynchronous", "synchronous"]
+)
+def test_local_steps_count_as_steps_and_end_at_the_last(tmp_path, mnist_dir, flags, latest):
+    flags = [*flags, "--local_steps=16", "--optimizer=sgd", "--learning_rate=0.2", "--train_steps=1500"]
+    with Cluster(tmp_path, 2, 2, *flags, f"--data_dir={mnist_dir}") as cluster:
+        cluster.start()
+        assert_all_end_within_2_secs_of_the_last_line(cluster)
+        accuracy, _, global_step, *_ = re.search(LAST_LINE, cluster["worker 0"].output()).groups()
+        assert 1500 <= int(global_step) <= latest
+        shares = local_steps(cluster)
+        assert shares == [1500, 1500] if "--sync_replicas" in flags else sum(shares) == int(global_step)
+        assert float(accuracy) > 0.95
+
+
+def test_variables_that_are_split_are_restored_with_another_number_of_ps_tasks(tmp_path, black_and_white_dir):
+    flags = [f"--train_dir={tmp_path / 'train'}", f"--data_dir={black_and_white_dir}"]
+    for num_ps, train_steps in ((3, 30), (2, 60)):
+        more = ["--ps_strategy=greedy", "--partition_bytes=100000"]
+        folder = tmp_path / f"{num_ps} ps"
+        folder.mkdir()
+        with Cluster(folder, num_ps, 1, *flags, *more, f"--train_steps={train_steps}") as cluster:
+            cluster.start()
+            assert_all_end_within_2_secs_of_the_last_line(cluster)
+            if train_steps > 30:
+                assert f"model.ckpt-{train_steps - 30}, at global step" in cluster["worker 0"].output()
+            assert f"after {train_steps} global steps" in cluster["worker 0"].output()
+
+
+def test_profiled_steps_are_traces_that_chrome_opens(tmp_path, black_and_white_dir):
+    flags = [f"--train_dir={tmp_path}", f"--data_dir={black_and_white_dir}", "--profile_steps=10:14"]
+    with Cluster(tmp_path, 1, 1, *flags, "--train_steps=40") as cluster:
+        cluster.start()
+        assert_all_end_within_2_secs_of_the_last_line(cluster)
+    folder = tmp_path / "profile" / "worker-0"
+    assert sorted(path.name for path in folder.glob("*.json")) == [f"timeline-{step}.json" for step in range(10, 15)]
+    events = json.loads((folder / "timeline-12.json").read_text())["traceEvents"]
+    places = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert any("/job:ps" in place for place in places)
+    assert any("/job:worker" in place for place in places)
+    assert any("MatMul" in event["name"] for event in events)
+
+
 def test_without_train_dir_nothing_is_saved_and_a_warning_says_so(tmp_path, black_and_white_dir):
     with Cluster(tmp_path, 1, 1, "--train_steps=20", f"--data_dir={black_and_white_dir}") as cluster:
         cluster.start()
