@@ -1,0 +1,76 @@
+"""The processes of a peer on this machine: started together, waited for, and ended if they do not end themselves."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+DEADLINE_SECS = 900.0  # for the whole run
+GRACE_SECS = 10.0  # for what ends by itself, once the result is there
+
+
+class Child(NamedTuple):
+    """A process: this very script with the same flags, and what tells it its role."""
+
+    name: str
+    flags: Sequence[str] = ()
+    env: Mapping[str, str] = {}
+    ends_itself: bool = True
+
+
+def run(children: Sequence[Child]) -> None:
+    """Run `children` until the first, which measures, has ended, print its last line, and end what is left.
+
+    Their output goes to files, a pair for each, of which the ends are shown if one of them fails.
+
+    Raises:
+      SystemExit: one of them failed, or the deadline has passed.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that they are ended with us
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [pathlib.Path(folder, f"{child.name} stdout") for child in children]
+        errors = [pathlib.Path(folder, f"{child.name} stderr") for child in children]
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for child, output, error in zip(children, outputs, errors, strict=True):
+                with open(output, "wb") as stdout, open(error, "wb") as stderr:
+                    command = [sys.executable, *sys.argv, *child.flags]
+                    env = {**os.environ, **child.env}
+                    processes.append(subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env))
+            problem = _wait(children, processes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        if problem:
+            for log in [*outputs, *errors]:
+                print(f"--- {log.name}, at its end:", *_lines(log)[-20:], sep="\n", file=sys.stderr)
+            sys.exit(f"error: {problem}")
+        print(_lines(outputs[0])[-1], flush=True)
+
+
+def _wait(children: Sequence[Child], processes: Sequence[subprocess.Popen[bytes]]) -> str:
+    """Wait for the first process, and briefly for the others; return what went wrong, or nothing."""
+    deadline = time.monotonic() + DEADLINE_SECS
+    has_result = False
+    while any(process.poll() is None for child, process in zip(children, processes, strict=True) if child.ends_itself):
+        if not has_result and processes[0].poll() == 0:
+            has_result, deadline = True, time.monotonic() + GRACE_SECS
+        if time.monotonic() > deadline:
+            break
+        for child, process in zip(children, processes, strict=True):
+            if process.poll() and not has_result:
+                return f"{child.name} ended with status {process.poll()}"
+        time.sleep(0.05)
+    if processes[0].poll() is None:
+        return f"{children[0].name} has not ended after {DEADLINE_SECS:.0f} s"
+    return f"{children[0].name} ended with status {processes[0].poll()}" if processes[0].poll() else ""
+
+
+def _lines(log: pathlib.Path) -> list[str]:
+    return log.read_text(errors="replace").splitlines()
