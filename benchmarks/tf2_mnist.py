@@ -1,0 +1,83 @@
+"""What the TensorFlow 2 peers share: the variables, their gradients, the optimizer, and batches."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+import measure
+
+
+def make_tf_configs(cluster: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
+    """Return the environment of each task of `cluster`, by its name, such as "worker 0"."""
+    return {
+        f"{job} {index}": {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})}
+        for job, addresses in cluster.items()
+        for index in range(len(addresses))
+    }
+
+
+def make_variables() -> list[tf.Variable]:
+    """Return the model's variables where every peer starts, in the order of `measure.Parameters`."""
+    return [tf.Variable(value) for value in measure.initial_parameters()]
+
+
+def read_parameters(variables: Sequence[tf.Variable]) -> measure.Parameters:
+    """Copy the parameters."""
+    return measure.Parameters(*(variable.numpy().copy() for variable in variables))
+
+
+def gradients(variables: Sequence[tf.Variable], images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+    """Return the gradients of the cross-entropy, averaged over the batch.
+
+    Args:
+      variables: the model's.
+      images: float32 [b, 784], in [0, 1].
+      labels: int32 [b], in [0, 10).
+    """
+    with tf.GradientTape() as tape:
+        hidden_weights, hidden_biases, logits_weights, logits_biases = variables
+        hidden = tf.nn.relu(images @ hidden_weights + hidden_biases)
+        logits = hidden @ logits_weights + logits_biases
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+    return tape.gradient(loss, variables)
+
+
+def make_optimizer() -> tf.compat.v1.train.Optimizer:
+    """Return the optimizer of the flags.
+
+    `tf.distribute`'s guide asks for `tf.keras.optimizers.legacy`, which TensorFlow 2.21 no longer has; these are what
+    is left with one op for each variable's update.
+    """
+    train, rate = tf.compat.v1.train, measure.FLAGS.learning_rate
+    if measure.FLAGS.optimizer == "adam":
+        return train.AdamOptimizer(rate)
+    if measure.FLAGS.optimizer == "momentum":
+        return train.MomentumOptimizer(rate, measure.MOMENTUM)
+    return train.GradientDescentOptimizer(rate)
+
+
+def batches(images: tf.Tensor, labels: tf.Tensor, stream: tf.Tensor) -> tf.data.Dataset:
+    """Return batches for ever, in a new order each epoch, gathered in the background: see `gradients`.
+
+    Indices travel an epoch at a time and pixels a batch at a time, since an op per example would cost more than the
+    training step.
+
+    Args:
+      images: all of the worker's, uint8 [n, 784].
+      labels: theirs, uint8 [n].
+      stream: which of the run's streams this is: the worker's index, int32 [].
+    """
+
+    def shuffle(epoch: tf.Tensor) -> tf.Tensor:
+        seed = tf.stack([measure.FLAGS.seed, tf.cast(stream, tf.int32)])
+        return tf.random.experimental.stateless_shuffle(
+            tf.range(tf.size(labels)), tf.random.experimental.stateless_fold_in(seed, epoch)
+        )
+
+    def gather(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.cast(tf.gather(images, indices), tf.float32) / 255.0, tf.cast(tf.gather(labels, indices), tf.int32)
+
+    epochs = tf.data.Dataset.range(sys.maxsize)
+    return epochs.map(shuffle).rebatch(measure.BATCH_SIZE, drop_remainder=True).map(gather).prefetch(4)

@@ -1,0 +1,93 @@
+"""TensorFlow 2's `ParameterServerStrategy`: a coordinator, which schedules steps on two workers, and one ps.
+
+A global step is one worker's batch: the workers do not wait for each other. As the guide "Parameter server training"
+advises for speed, several steps are packed into one function, unrolled, that returns nothing; all of them are
+scheduled at once and joined once; the optimizer has one op for each variable's update, and a constant learning rate.
+"""
+
+import os
+import time
+
+import tensorflow as tf
+from absl import app, flags
+
+import launch
+import measure
+import tf2_mnist
+from runtime import ports
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("steps_per_call", 10, "steps of one scheduled call; --train_steps is rounded up to whole calls")
+
+
+def main(_: object) -> None:
+    """Serve, or coordinate, as `TF_CONFIG` says, or start all four processes."""
+    if "TF_CONFIG" not in os.environ:
+        start()
+        return
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type == "chief":
+        train(resolver)
+        return
+    # With fewer threads than tasks that wait for each other, a function can hang.
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=measure.NUM_WORKERS + 1)
+    server = tf.distribute.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id, "grpc", config)
+    server.join()
+
+
+def start() -> None:
+    """Run all processes; a server never ends by itself."""
+    chief, ps, *workers = [f"localhost:{port}" for port in ports.choose_ports(2 + measure.NUM_WORKERS)]
+    configs = tf2_mnist.make_tf_configs({"chief": [chief], "ps": [ps], "worker": workers})
+    os.environ["GRPC_FAIL_FAST"] = "use_caller"  # as the guide demands of every task
+    launch.run([launch.Child(name, env=env, ends_itself=name == "chief 0") for name, env in configs.items()])
+
+
+def train(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
+    """Train, and print the result."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        variables = tf2_mnist.make_variables()
+        global_step = tf.Variable(0, dtype=tf.int64)
+        optimizer = tf2_mnist.make_optimizer()
+    examples = measure.load_train()
+
+    def make_dataset() -> tf.data.Dataset:
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        images = tf.constant(examples.images)[worker :: measure.NUM_WORKERS]
+        labels = tf.constant(examples.labels)[worker :: measure.NUM_WORKERS]
+        return tf2_mnist.batches(images, labels, stream=worker)
+
+    def replica_step(images: tf.Tensor, labels: tf.Tensor) -> None:
+        optimizer.apply_gradients(zip(tf2_mnist.gradients(variables, images, labels), variables, strict=True))
+        global_step.assign_add(1, read_value=False)
+
+    @tf.function
+    def call(batches: tf.data.Iterator) -> None:
+        for _ in range(FLAGS.steps_per_call):
+            strategy.run(replica_step, args=next(batches))
+
+    batches = iter(coordinator.create_per_worker_dataset(make_dataset))
+
+    def schedule(num_calls: int) -> None:
+        for _ in range(num_calls):
+            coordinator.schedule(call, args=(batches,))
+
+    schedule(measure.NUM_WORKERS)  # an idle worker takes one, and each must have made the function its own
+    coordinator.join()
+    step = int(global_step)
+    clock = measure.Clock()
+    clock.start(step)
+    schedule(-(-(FLAGS.train_steps - step) // FLAGS.steps_per_call))
+    while not coordinator.done():
+        time.sleep(0.002)  # the workers train meanwhile
+        if clock.is_due():
+            clock.keep(int(global_step), tf2_mnist.read_parameters(variables))
+    coordinator.join()  # raises what went wrong
+    clock.stop(int(global_step))
+    clock.print_result(tf2_mnist.read_parameters(variables))
+
+
+if __name__ == "__main__":
+    app.run(main)
