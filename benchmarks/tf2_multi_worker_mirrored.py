@@ -1,0 +1,71 @@
+"""TensorFlow 2's `MultiWorkerMirroredStrategy`: two workers, which average each step's gradients.
+
+A global step is one batch of each. Its tutorial "Custom training loop with Keras and MultiWorkerMirroredStrategy" calls
+a `tf.function` for each step, but `tf.distribute.Strategy`'s own documentation loops over batches inside one. That is
+faster, and so it is what this does, `--steps_per_call` at a time.
+"""
+
+import os
+
+import tensorflow as tf
+from absl import app, flags
+
+import launch
+import measure
+import tf2_mnist
+from runtime import ports
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("steps_per_call", 10, "steps of one call; --train_steps is rounded up to whole calls")
+
+
+def main(_: object) -> None:
+    """Train as the worker that `TF_CONFIG` names, or start both."""
+    if "TF_CONFIG" not in os.environ:
+        workers = [f"localhost:{port}" for port in ports.choose_ports(measure.NUM_WORKERS)]
+        configs = tf2_mnist.make_tf_configs({"worker": workers})
+        launch.run([launch.Child(name, env=env) for name, env in configs.items()])
+        return
+    # Two processes share two cores: more threads only wait for each other.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    train(tf.distribute.MultiWorkerMirroredStrategy())
+
+
+def train(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
+    """Train, and print the result as worker 0."""
+    worker = strategy.cluster_resolver.task_id
+    with strategy.scope():
+        variables = tf2_mnist.make_variables()
+        optimizer = tf2_mnist.make_optimizer()
+    examples = measure.load_train(worker, measure.NUM_WORKERS)
+
+    def make_dataset(_: tf.distribute.InputContext) -> tf.data.Dataset:
+        return tf2_mnist.batches(tf.constant(examples.images), tf.constant(examples.labels), stream=worker)
+
+    def replica_step(images: tf.Tensor, labels: tf.Tensor) -> None:
+        gradients = tf2_mnist.gradients(variables, images, labels)
+        # The strategy sums over the workers, and we want the average.
+        gradients = [gradient / measure.NUM_WORKERS for gradient in gradients]
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    @tf.function
+    def call(batches: tf.data.Iterator) -> None:
+        for _ in tf.range(FLAGS.steps_per_call):
+            strategy.run(replica_step, args=next(batches))
+
+    batches = iter(strategy.distribute_datasets_from_function(make_dataset))
+    clock = measure.Clock(measure.NUM_WORKERS * measure.BATCH_SIZE)
+    for step in range(FLAGS.steps_per_call, FLAGS.train_steps + FLAGS.steps_per_call, FLAGS.steps_per_call):
+        call(batches)
+        if step == FLAGS.steps_per_call:
+            clock.start(step)
+        elif worker == 0 and clock.is_due():
+            clock.keep(step, tf2_mnist.read_parameters(variables))
+    clock.stop(step)
+    if worker == 0:
+        clock.print_result(tf2_mnist.read_parameters(variables))
+
+
+if __name__ == "__main__":
+    app.run(main)
