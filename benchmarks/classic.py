@@ -69,9 +69,10 @@ def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
         train_op = make_optimizer().minimize(loss, global_step=global_step)
         init_op = tf.global_variables_initializer()
 
+    logdir = tempfile.TemporaryDirectory()  # its checkpoints, which nobody reads
     supervisor = tf.train.Supervisor(
         is_chief=is_chief,
-        logdir=tempfile.mkdtemp(),
+        logdir=logdir.name,
         init_op=init_op,
         recovery_wait_secs=1,
         global_step=global_step,
@@ -79,9 +80,6 @@ def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
     batches = next_batches(measure.load_train(FLAGS.task_index, measure.NUM_WORKERS))
     clock = measure.Clock()
     with supervisor.prepare_or_wait_for_session(server.target) as session:
-        # The clock is for a cluster that is complete, and the other worker may still be asleep.
-        while is_chief and session.run(global_step) == 0:
-            time.sleep(0.01)
         started_at, local_step, step = time.time(), 0, 0
         while step < FLAGS.train_steps:
             batch_images, batch_labels = next(batches)
@@ -93,7 +91,10 @@ def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
                 f" global step {step}, loss {loss_value:f}"
             )
             if is_chief and local_step == 1:
-                clock.start(int(session.run(global_step)))
+                # The clock is for a cluster that is complete, and the other worker may still be asleep.
+                while (first_step := int(session.run(global_step))) < measure.NUM_WORKERS:
+                    time.sleep(0.01)
+                clock.start(first_step)
             elif is_chief and clock.is_due():
                 step_now, values = session.run([global_step, variables])
                 clock.keep(int(step_now), measure.Parameters(*values))

@@ -1,4 +1,7 @@
-"""The processes of a peer on this machine: started together, waited for, and ended if they do not end themselves."""
+"""The processes of a peer on this machine: started together, waited for, and ended if they do not end themselves.
+
+TensorFlow's servers listen on every interface, whatever address they are given: see "Security" in the README.
+"""
 
 import os
 import pathlib
