@@ -1,0 +1,104 @@
+"""This project: `distributed.py` as a user launches it, with one ps and two workers by default.
+
+Every other flag than those below and `measure`'s is handed on to it. What the parameters are while it trains, this
+process reads off the ps tasks, as any client of a TensorFlow server can. A global step is one worker's batch
+(asynchronous) or one batch of each (synchronous).
+"""
+
+import contextlib
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+
+import measure
+import model
+from runtime import cluster, ports
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("ps", 1, "ps tasks")
+flags.DEFINE_integer("workers", measure.NUM_WORKERS, "workers")
+flags.DEFINE_integer("local_steps", 1, "steps between exchanges")
+flags.DEFINE_boolean("sync_replicas", False, "synchronous updates")
+DEADLINE_SECS = 600.0
+
+
+def main(argv: list[str]) -> None:
+    """Start all tasks, watch them train, and print the result."""
+    addresses = [f"localhost:{port}" for port in ports.choose_ports(FLAGS.ps + FLAGS.workers)]
+    ps_hosts, worker_hosts = addresses[: FLAGS.ps], addresses[FLAGS.ps :]
+    command = [sys.executable, str(pathlib.Path(__file__).parents[1] / "distributed.py"), *argv[1:]]
+    command += [f"--ps_hosts={','.join(ps_hosts)}", f"--worker_hosts={','.join(worker_hosts)}"]
+    names = ("data_dir", "optimizer", "learning_rate", "train_steps", "seed", "local_steps", "sync_replicas")
+    command += [f"--{name}={FLAGS[name].value}" for name in names]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that they are ended with us
+    tasks: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for job_name, hosts in (("ps", ps_hosts), ("worker", worker_hosts)):
+                for index in range(len(hosts)):
+                    with open(f"{folder}/{job_name}-{index}", "wb") as log:
+                        role = [f"--job_name={job_name}", f"--task_index={index}"]
+                        tasks.append(subprocess.Popen([*command, *role], stdout=log, stderr=log))
+            watch(ps_hosts)
+            for task in tasks:
+                task.wait(30)
+        finally:
+            for task in tasks:
+                task.kill()
+                task.wait()
+    if any(task.returncode for task in tasks):
+        sys.exit(f"error: the tasks ended with {[task.returncode for task in tasks]}")
+
+
+def watch(ps_hosts: list[str]) -> None:
+    """Keep snapshots of the parameters until the last step, and print the result."""
+    with tf.Graph().as_default() as graph:
+        with tf.device(tf.train.replica_device_setter(ps_tasks=len(ps_hosts), worker_device="/job:ps/task:0")):
+            tf.train.create_global_step()
+            model.build_logits(tf.zeros([1, 784]), "mlp", measure.HIDDEN_UNITS)
+        on_ps = [[v for v in tf.global_variables() if v.device == f"/job:ps/task:{ps}"] for ps in range(len(ps_hosts))]
+        values = []
+        for variables in on_ps:
+            with tf.device(variables[0].device):
+                values.append({variable.op.name: variable.read_value() for variable in variables})
+        names = [variable.op.name for variable in tf.trainable_variables()]
+    for address in ps_hosts:
+        while cluster.probe(address):
+            time.sleep(0.05)
+    # Each ps knows only itself, and must not wait for the others.
+    sessions = [
+        tf.Session(f"grpc://{address}", graph, tf.ConfigProto(device_filters=[f"/job:ps/task:{ps}"]))
+        for ps, address in enumerate(ps_hosts)
+    ]
+
+    def read() -> tuple[int, measure.Parameters]:
+        found: dict[str, Any] = {}
+        for session, value in zip(sessions, values, strict=True):
+            found |= session.run(value)
+        return int(found["global_step"]), measure.Parameters(*(found[name] for name in names))
+
+    clock = measure.Clock(measure.BATCH_SIZE * (FLAGS.workers if FLAGS.sync_replicas else 1))
+    step, deadline = 0, time.monotonic() + DEADLINE_SECS
+    while step == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+        with contextlib.suppress(tf.errors.FailedPreconditionError):  # nothing is initialised yet
+            step, parameters = read()
+    clock.start(step)
+    while step < FLAGS.train_steps and time.monotonic() < deadline:
+        time.sleep(FLAGS.snapshot_secs)
+        step, parameters = read()
+        clock.keep(step, parameters)
+        if step < FLAGS.train_steps:  # later it may have stood still
+            clock.stop(step)
+    clock.print_result(parameters)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=lambda argv: FLAGS(argv, known_only=True))
