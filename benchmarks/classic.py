@@ -49,7 +49,8 @@ def start() -> None:
         launch.Child(f"worker {index}", [*hosts, "--job_name=worker", f"--task_index={index}"])
         for index in range(measure.NUM_WORKERS)
     ]
-    launch.run([*children, launch.Child("ps 0", [*hosts, "--job_name=ps"], ends_itself=False)])
+    server = launch.Child("ps 0", [*hosts, "--job_name=ps"], ends_itself=False)
+    print(launch.run([*children, server])[0])
 
 
 def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:

@@ -26,8 +26,8 @@ class Child(NamedTuple):
     ends_itself: bool = True
 
 
-def run(children: Sequence[Child]) -> None:
-    """Run `children` until the first, which measures, has ended, print its last line, and end what is left.
+def run(children: Sequence[Child]) -> list[str]:
+    """Run `children` until the first, which measures, has ended; end what is left, and return the last line of each.
 
     Their output goes to files, a pair for each, of which the ends are shown if one of them fails.
 
@@ -54,7 +54,7 @@ def run(children: Sequence[Child]) -> None:
             for log in [*outputs, *errors]:
                 print(f"--- {log.name}, at its end:", *_lines(log)[-20:], sep="\n", file=sys.stderr)
             sys.exit(f"error: {problem}")
-        print(_lines(outputs[0])[-1], flush=True)
+        return [(_lines(output) or [""])[-1] for output in outputs]
 
 
 def _wait(children: Sequence[Child], processes: Sequence[subprocess.Popen[bytes]]) -> str:

@@ -24,7 +24,7 @@ def main(_: object) -> None:
     if "TF_CONFIG" not in os.environ:
         workers = [f"localhost:{port}" for port in ports.choose_ports(measure.NUM_WORKERS)]
         configs = tf2_mnist.make_tf_configs({"worker": workers})
-        launch.run([launch.Child(name, env=env) for name, env in configs.items()])
+        print(launch.run([launch.Child(name, env=env) for name, env in configs.items()])[0])
         return
     # Two processes share two cores: more threads only wait for each other.
     tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -40,7 +40,8 @@ def start() -> None:
     chief, ps, *workers = [f"localhost:{port}" for port in ports.choose_ports(2 + measure.NUM_WORKERS)]
     configs = tf2_mnist.make_tf_configs({"chief": [chief], "ps": [ps], "worker": workers})
     os.environ["GRPC_FAIL_FAST"] = "use_caller"  # as the guide demands of every task
-    launch.run([launch.Child(name, env=env, ends_itself=name == "chief 0") for name, env in configs.items()])
+    children = [launch.Child(name, env=env, ends_itself=name == "chief 0") for name, env in configs.items()]
+    print(launch.run(children)[0])
 
 
 def train(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:

@@ -24,9 +24,8 @@ def main(_: object) -> None:
             "WORLD_SIZE": str(measure.NUM_WORKERS),
             "GLOO_SOCKET_IFNAME": "lo",  # else it looks for an interface by the host's name
         }
-        launch.run(
-            [launch.Child(f"rank {rank}", env={**world, "RANK": str(rank)}) for rank in range(measure.NUM_WORKERS)]
-        )
+        ranks = [str(rank) for rank in range(measure.NUM_WORKERS)]
+        print(launch.run([launch.Child(f"rank {rank}", env={**world, "RANK": rank}) for rank in ranks])[0])
         return
 
     distributed.init_process_group("gloo")

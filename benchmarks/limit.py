@@ -1,0 +1,74 @@
+"""What the machine can do: as many processes as cores, each in the very loop of local steps, and no exchange.
+
+The examples/s are those of all of them together; each trains a model of its own, on its shard of the examples.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+
+import launch
+import measure
+import mnist_input
+import model
+from runtime import packing, updates
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("steps_per_run", 512, "local steps in one run of the graph; --train_steps is each process's")
+flags.DEFINE_integer("task_index", None, "which process this is; if not given, all are started")
+
+
+def main(_: object) -> None:
+    """Train as one process, or start all and add up."""
+    num_cores = len(os.sched_getaffinity(0))
+    if FLAGS.task_index is not None:
+        train(num_cores)
+        return
+    children = [launch.Child(f"process {index}", [f"--task_index={index}"]) for index in range(num_cores)]
+    results = [json.loads(line) for line in launch.run(children)]
+    print(json.dumps({**results[0], "examples_per_sec": sum(result["examples_per_sec"] for result in results)}))
+
+
+def train(num_cores: int) -> None:
+    """Train, and print the result."""
+    tf.disable_eager_execution()
+    tf.disable_control_flow_v2()
+    tf.set_random_seed(FLAGS.seed)
+    tf.train.create_global_step()
+    model.build_logits(tf.zeros([1, mnist_input.NUM_PIXELS]), "mlp", measure.HIDDEN_UNITS)
+    packed = packing.Packing(tf.trainable_variables())
+    examples = measure.load_train(FLAGS.task_index, num_cores)
+    batches = mnist_input.build_batches(examples, FLAGS.steps_per_run, measure.BATCH_SIZE, FLAGS.seed, FLAGS.task_index)
+
+    def build_loss(parameters: Sequence[tf.Tensor], number: tf.Tensor | int) -> tf.Tensor:
+        images, labels = batches.batch(number)
+        with packed.replaced_by(parameters):
+            return model.build_loss(model.build_logits(images, "mlp", measure.HIDDEN_UNITS), labels)
+
+    optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
+    exchange = updates.build_local_steps(packed.read(), build_loss, optimizer, FLAGS.steps_per_run, sys.maxsize)
+    how = updates.build_async_updates(packed, exchange)
+    config = tf.ConfigProto(
+        intra_op_parallelism_threads=1,
+        inter_op_parallelism_threads=1,
+        experimental=tf.ConfigProto.Experimental(disable_thread_spinning=True),
+    )
+    with tf.Session(config=config) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(batches.initializer, batches.feed_dict)
+        clock, step = measure.Clock(), 0
+        while step < FLAGS.train_steps:
+            session.run(how.train_op)
+            step += FLAGS.steps_per_run
+            if step == FLAGS.steps_per_run:
+                clock.start(step)
+        clock.stop(step)
+        clock.print_result(measure.Parameters(*session.run(tf.trainable_variables())))
+
+
+if __name__ == "__main__":
+    app.run(main)
