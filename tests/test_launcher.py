@@ -130,20 +130,12 @@ def kill(launcher, name):
     os.kill(int(line.split()[0]), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("worker-1", "worker 1: finished at global step"),
-        ("worker-0", "worker 0: the ps tasks hold a living model: keeping it, at global step"),
-        ("ps-0", "worker 0: restored "),
-    ],
-)
-def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir, name, line):
+def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir):
     run = launcher.start("--train_steps=2500", "--log_every_secs=0.2", f"--data_dir={black_and_white_dir}")
-    kill(launcher, name)
+    kill(launcher, "worker-0")
     assert run.wait() == 0, run.output()
-    assert f"{name} ended with status 137: starting it again (1 of 3)" in run.output()
-    assert line in launcher.log("worker-1") + launcher.log("worker-0")
+    assert "worker-0 ended with status 137: starting it again (1 of 3)" in run.output()
+    assert "worker 0: the ps tasks hold a living model: keeping it, at global step" in run.output()
     assert "test accuracy 1.0000" in run.output()
 
 

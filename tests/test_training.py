@@ -132,17 +132,17 @@ def test_the_cnn_trains(tmp_path, black_and_white_dir):
 
 
 @pytest.mark.parametrize(
-    ("flags", "latest"), [([], 1500 + 16), (["--sync_replicas"], 1500)], ids=["asynchronous", "synchronous"]
+    ("flags", "latest"), [([], 3000 + 16), (["--sync_replicas"], 3000)], ids=["asynchronous", "synchronous"]
 )
 def test_local_steps_count_as_steps_and_end_at_the_last(tmp_path, mnist_dir, flags, latest):
-    flags = [*flags, "--local_steps=16", "--optimizer=sgd", "--learning_rate=0.2", "--train_steps=1500"]
+    flags = [*flags, "--local_steps=16", "--optimizer=sgd", "--learning_rate=0.2", "--train_steps=3000"]
     with Cluster(tmp_path, 2, 2, *flags, f"--data_dir={mnist_dir}") as cluster:
         cluster.start()
         assert_all_end_within_2_secs_of_the_last_line(cluster)
         accuracy, _, global_step, *_ = re.search(LAST_LINE, cluster["worker 0"].output()).groups()
-        assert 1500 <= int(global_step) <= latest
+        assert 3000 <= int(global_step) <= latest
         shares = local_steps(cluster)
-        assert shares == [1500, 1500] if "--sync_replicas" in flags else sum(shares) == int(global_step)
+        assert shares == [3000, 3000] if "--sync_replicas" in flags else sum(shares) == int(global_step)
         assert float(accuracy) > 0.95
 
 
