@@ -228,7 +228,8 @@ def train(
     )
     profile_hooks = []
     if FLAGS.profile_steps:
-        profile_hooks = [profiling.ProfileHook(task, *profiling.parse_steps(FLAGS.profile_steps), train_dir)]
+        steps = profiling.parse_steps(FLAGS.profile_steps)
+        profile_hooks = [profiling.ProfileHook(task, training.updates.global_step, *steps, train_dir)]
     with tf.train.MonitoredTrainingSession(
         master=target,
         is_chief=task.is_chief,
