@@ -188,9 +188,8 @@ def train(
 
     tf.disable_eager_execution()
     tf.disable_control_flow_v2()  # an optimizer cannot make its state inside a loop of version 2
-    num_ps = len(task.ps_hosts)
-    strategy = placement.make_strategy(FLAGS.ps_strategy, num_ps)
-    partitioner = placement.make_partitioner(FLAGS.partition_bytes, num_ps)
+    strategy = placement.make_strategy(FLAGS.ps_strategy, len(task.ps_hosts))
+    partitioner = placement.make_partitioner(FLAGS.partition_bytes, len(task.ps_hosts))
     with (
         tf.device(
             tf.train.replica_device_setter(worker_device=task.device, cluster=cluster_spec, ps_strategy=strategy)
@@ -202,17 +201,7 @@ def train(
         placement.log(task)
         checkpoints.check_last_checkpoint(train_dir)
     roll = roll_call.RollCall(task)
-    scaffold = lifecycle.TrainingScaffold(
-        task,
-        target,
-        config,
-        train_dir,
-        unsaved_variables=training.updates.unsaved_variables,
-        local_init_op=training.batches.initializer,
-        local_init_feed_dict=training.batches.feed_dict,
-        startup_timeout_secs=FLAGS.startup_timeout_secs,
-        recovery_timeout_secs=FLAGS.recovery_timeout_secs,
-    )
+    scaffold = make_scaffold(task, target, config, train_dir, training)
     progress = lifecycle.ProgressHook(
         task,
         training.loss,
@@ -226,10 +215,6 @@ def train(
     saving_hooks = checkpoints.make_saving_hooks(
         train_dir if task.is_chief else "", scaffold, FLAGS.save_checkpoint_secs, FLAGS.log_every_secs
     )
-    profile_hooks = []
-    if FLAGS.profile_steps:
-        steps = profiling.parse_steps(FLAGS.profile_steps)
-        profile_hooks = [profiling.ProfileHook(task, training.updates.global_step, *steps, train_dir)]
     with tf.train.MonitoredTrainingSession(
         master=target,
         is_chief=task.is_chief,
@@ -240,8 +225,8 @@ def train(
         ],
         hooks=[
             *training.updates.hooks,
-            *profile_hooks,
-            lifecycle.StopAtStepHook(task, training.updates.global_step, FLAGS.train_steps),
+            *profiling.make_hooks(task, training.updates.global_step, FLAGS.profile_steps, train_dir),
+            lifecycle.StopAtStepHook(task, scaffold, training.updates.global_step, FLAGS.train_steps),
             progress,
             watch.AbandonSessionHook(watching),
             signals.StopOnSignalHook(task, saving_hooks),
@@ -285,6 +270,23 @@ def num_replicas(task: cluster.Task) -> int:
     return (FLAGS.replicas_to_aggregate or num_workers) if FLAGS.sync_replicas else 1
 
 
+def make_scaffold(
+    task: cluster.Task, target: str, config: tf.ConfigProto, train_dir: str, training: Training
+) -> lifecycle.TrainingScaffold:
+    """Build what makes a worker's sessions ready."""
+    return lifecycle.TrainingScaffold(
+        task,
+        target,
+        config,
+        train_dir,
+        unsaved_variables=training.updates.unsaved_variables,
+        local_init_op=training.batches.initializer,
+        local_init_feed_dict=training.batches.feed_dict,
+        startup_timeout_secs=FLAGS.startup_timeout_secs,
+        recovery_timeout_secs=FLAGS.recovery_timeout_secs,
+    )
+
+
 def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Training:
     """Build a worker's whole graph, under the device function that places it."""
     tf.set_random_seed(FLAGS.seed)
@@ -297,10 +299,13 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
             examples, FLAGS.local_steps, FLAGS.batch_size, FLAGS.seed, stream=task.index
         )
 
-        def build_loss(parameters: Sequence[tf.Tensor], number: tf.Tensor | int) -> tf.Tensor:
+        def build_logits(parameters: Sequence[tf.Tensor], number: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
             images, labels = batches.batch(number)
             with packed.replaced_by(parameters):
-                return model.build_loss(model.build_logits(images, FLAGS.model, FLAGS.hidden_units), labels)
+                return model.build_logits(images, FLAGS.model, FLAGS.hidden_units), labels
+
+        def build_loss(parameters: Sequence[tf.Tensor], number: tf.Tensor | int) -> tf.Tensor:
+            return model.build_loss(*build_logits(parameters, number))
 
         optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
         if FLAGS.local_steps == 1:
@@ -309,8 +314,10 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
             exchange = updates.build_local_steps(
                 parameters, build_loss, optimizer, FLAGS.local_steps, FLAGS.train_steps
             )
-        loss = build_loss(parameters, -1)
+        logits, labels = build_logits(parameters, -1)
+        loss = model.build_loss(logits, labels)
     tf.summary.scalar("loss", loss)
+    tf.summary.scalar("accuracy", model.build_accuracy(logits, labels))
 
     if FLAGS.sync_replicas:
         how = updates.build_sync_updates(packed, exchange, num_replicas(task), task)

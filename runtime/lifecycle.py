@@ -48,6 +48,7 @@ class TrainingScaffold(tf.train.Scaffold):
           startup_timeout_secs: how long the chief may take to make the model before the first session.
           recovery_timeout_secs: how long before each later one.
         """
+        self.found_step = 0  # at which the chief found the model, for its last session
         super().__init__(
             init_op=tf.no_op(),  # init_fn decides
             init_fn=lambda _, session: self._keep_restore_or_initialize(session),
@@ -110,7 +111,8 @@ class TrainingScaffold(tf.train.Scaffold):
             if self._has_trained:
                 logging.warning("%s: there is no checkpoint, so the model is lost: training begins again", self._task)
         self._has_trained = True
-        logging.info("%s: %s, at global step %d", self._task, how, session.run(self._global_step))
+        self.found_step = int(session.run(self._global_step))
+        logging.info("%s: %s, at global step %d", self._task, how, self.found_step)
 
 
 class StopAtStepHook(tf.train.SessionRunHook):
@@ -120,16 +122,19 @@ class StopAtStepHook(tf.train.SessionRunHook):
     This one also says how many steps are lost when a ps was.
     """
 
-    def __init__(self, task: cluster.Task, global_step: tf.Tensor, last_step: int):
+    def __init__(self, task: cluster.Task, scaffold: TrainingScaffold, global_step: tf.Tensor, last_step: int):
         """Stop `task` when `global_step`, int64 [], as it is after a step, has reached `last_step`."""
-        self._task, self._global_step, self._last_step = task, global_step, last_step
+        self._task, self._scaffold, self._global_step, self._last_step = task, scaffold, global_step, last_step
         self._seen_step = 0
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         step = session.run(tf.train.get_global_step(session.graph))
-        if step < self._seen_step:
-            lost = self._seen_step - step
-            logging.warning("%s: global step %d after %d: %d steps are lost", self._task, step, self._seen_step, lost)
+        # Others may have trained since the chief restored the model.
+        found_step = self._scaffold.found_step if self._task.is_chief else step
+        if (lost := self._seen_step - found_step) > 0:
+            logging.warning(
+                "%s: global step %d after %d: %d steps are lost", self._task, found_step, self._seen_step, lost
+            )
         if step >= self._last_step:
             logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._last_step)
             coord.request_stop()

@@ -49,3 +49,10 @@ class ProfileHook(tf.train.SessionRunHook):
         self._step, *traced = run_values.results
         if self._is_tracing:
             self._profiler.after_run(run_context, run_values._replace(results=traced[0]))
+
+
+def make_hooks(
+    task: cluster.Task, global_step: tf.Tensor, steps: str | None, train_dir: str
+) -> list[tf.train.SessionRunHook]:
+    """Return the hook that traces `steps`, `A:B`, if that is given."""
+    return [ProfileHook(task, global_step, *parse_steps(steps), train_dir)] if steps else []

@@ -103,7 +103,7 @@ def test_a_worker_whose_chief_never_comes_says_so(local_servers):
 
 
 def count_steps(worker, last_step):
-    hook = lifecycle.StopAtStepHook(worker.task, worker.step, last_step)
+    hook = lifecycle.StopAtStepHook(worker.task, worker.scaffold, worker.step, last_step)
     steps = 0
     with worker.session([hook]) as session:
         while not session.should_stop():

@@ -60,10 +60,9 @@ def test_a_restore_says_how_many_steps_are_lost(start):
     with start("--train_steps=1000", "--save_checkpoint_secs=600") as (cluster, casualty):
         casualty.kill("ps 0")
         assert re.search(r"restored \S+/model\.ckpt-0, at global step \d\n", cluster["worker 0"].output())
-        for worker in ("worker 0", "worker 1"):
-            said = re.search(r"global step (\d+) after (\d+): (\d+) steps are lost", cluster[worker].output())
-            now, before, lost = map(int, said.groups())
-            assert before - now == lost > 0
+        said = re.search(r"global step (\d+) after (\d+): (\d+) steps are lost", cluster["worker 0"].output())
+        now, before, lost = map(int, said.groups())
+        assert before - now == lost > 0
         assert set(cluster.wait().values()) == {0}
 
 
