@@ -293,11 +293,9 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
     tf.train.create_global_step()
     evaluation = build_evaluation()  # first, for it makes the variables; what follows uses copies of them
     packed = packing.Packing(tf.trainable_variables())
-    parameters = packed.read()
+    num_batches = FLAGS.local_steps * (1 if FLAGS.sync_replicas else updates.EXCHANGES_PER_RUN)
     with tf.device(task.device):
-        batches = mnist_input.build_batches(
-            examples, FLAGS.local_steps, FLAGS.batch_size, FLAGS.seed, stream=task.index
-        )
+        batches = mnist_input.build_batches(examples, num_batches, FLAGS.batch_size, FLAGS.seed, stream=task.index)
 
         def build_logits(parameters: Sequence[tf.Tensor], number: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
             images, labels = batches.batch(number)
@@ -309,20 +307,19 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
 
         optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
         if FLAGS.local_steps == 1:
-            exchange = updates.build_gradients(parameters, build_loss, optimizer)
+            build_exchange = updates.make_gradients(packed, build_loss, optimizer)
         else:
-            exchange = updates.build_local_steps(
-                parameters, build_loss, optimizer, FLAGS.local_steps, FLAGS.train_steps
-            )
-        logits, labels = build_logits(parameters, -1)
+            build_exchange = updates.make_local_steps(packed, build_loss, optimizer, FLAGS.local_steps)
+        logits, labels = build_logits(packed.split(packed.read()), -1)
         loss = model.build_loss(logits, labels)
     tf.summary.scalar("loss", loss)
     tf.summary.scalar("accuracy", model.build_accuracy(logits, labels))
 
     if FLAGS.sync_replicas:
-        how = updates.build_sync_updates(packed, exchange, num_replicas(task), task)
+        how = updates.build_sync_updates(packed, build_exchange, FLAGS.train_steps, num_replicas(task), task)
     else:
-        how = updates.build_async_updates(packed, exchange)
+        max_pending = 0 if FLAGS.local_steps == 1 else 1
+        how = updates.build_async_updates(packed, build_exchange, max_pending, FLAGS.train_steps, task)
     return Training(batches, loss, how, evaluation)
 
 

@@ -93,9 +93,9 @@ def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
             )
             if is_chief and local_step == 1:
                 # The clock is for a cluster that is complete, and the other worker may still be asleep.
-                while (first_step := int(session.run(global_step))) < measure.NUM_WORKERS:
+                while session.run(global_step) < measure.NUM_WORKERS:
                     time.sleep(0.01)
-                clock.start(first_step)
+                clock.start()
             elif is_chief and clock.is_due():
                 step_now, values = session.run([global_step, variables])
                 clock.keep(int(step_now), measure.Parameters(*values))

@@ -1,7 +1,8 @@
 """Train the same model in every way, side by side, and write a table, `results.json` and a chart.
 
-    .venv/bin/python benchmarks/compare.py --tune      # finds each contender's best setting: settings.json
-    .venv/bin/python benchmarks/compare.py             # compares them at those
+    .venv/bin/python benchmarks/compare.py --tune        # finds each contender's best setting: settings.json
+    .venv/bin/python benchmarks/compare.py               # compares them at those
+    .venv/bin/python benchmarks/compare.py --accuracy    # how good the model is after 10 000 global steps
 
 It needs `benchmarks/requirements.txt` beside the program's own. Each round runs each contender once, one after the
 other, so that whatever else the machine does hits all alike; figures are medians over the rounds. Where the system
@@ -23,11 +24,13 @@ SETTINGS, RESULTS, CHART = FOLDER / "settings.json", FOLDER / "results.json", FO
 PRIVATE_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"']
 TIMEOUT_SECS = 600.0
 GRID = {
-    "adam": (0.0005, 0.001, 0.002, 0.004, 0.008),
-    "sgd": (0.05, 0.1, 0.2, 0.5, 1.0),
-    "momentum": (0.01, 0.02, 0.05, 0.1, 0.2),
+    "adam": (0.001, 0.002, 0.004, 0.008),
+    "sgd": (0.1, 0.2, 0.5, 1.0),
+    "momentum": (0.02, 0.05, 0.1, 0.2),
 }
-TUNING_SEEDS = (100, 101, 102)
+TUNING_SEEDS = (100, 101, 102)  # others than those of the comparison
+NUM_FINALISTS = 3  # settings that are tried with all of these; the others only with the first
+ACCURACY_STEPS = 10000
 
 
 class Contender(NamedTuple):
@@ -37,21 +40,27 @@ class Contender(NamedTuple):
     script: str
     train_steps: int  # enough to reach the target with any good setting
     flags: tuple[str, ...] = ()
-    is_limit: bool = False  # it trains no model together, and so reaches nothing
+    tuned_as: str = ""  # the contender whose setting it takes, if it has none of its own
 
 
+SYNC, LOCAL = "--sync_replicas", "--local_steps="
+OURS_16 = "ours, 16 local steps"
 CONTENDERS = [
     Contender("ours, asynchronous", "ours", 6000),
-    Contender("ours, synchronous", "ours", 3000, ("--sync_replicas",)),
-    *(Contender(f"ours, {h} local steps", "ours", 1500 * h, (f"--local_steps={h}",)) for h in (4, 8)),
-    *(Contender(f"ours, {h} local steps", "ours", 20000, (f"--local_steps={h}",)) for h in (16, 32, 64)),
+    Contender("ours, synchronous", "ours", 3000, (SYNC,)),
+    *(Contender(f"ours, {h} local steps", "ours", 12000, (f"{LOCAL}{h}",), OURS_16) for h in (4, 8)),
+    Contender(OURS_16, "ours", 20000, (f"{LOCAL}16",)),
+    *(Contender(f"ours, {h} local steps", "ours", 30000, (f"{LOCAL}{h}",), OURS_16) for h in (32, 64)),
+    Contender("ours, synchronous, 16 local steps", "ours", 10000, (SYNC, f"{LOCAL}16")),
+    Contender("ours, asynchronous, a constant batch", "ours", 6000, ("--constant_batch",), "ours, asynchronous"),
+    Contender("ours, 16 local steps, a constant batch", "ours", 20000, (f"{LOCAL}16", "--constant_batch"), OURS_16),
     Contender("the classic script", "classic", 6000),
     Contender("ParameterServerStrategy", "tf2_parameter_server", 6000),
     Contender("MultiWorkerMirroredStrategy", "tf2_multi_worker_mirrored", 3000),
     Contender("DistributedDataParallel", "torch_ddp", 3000),
     Contender("one process, TensorFlow", "single_tf", 20000),
     Contender("one process, PyTorch", "single_torch", 10000),
-    Contender("the limit", "limit", 40000, is_limit=True),
+    Contender("the limit", "limit", 30000, tuned_as=OURS_16),
 ]
 
 
@@ -75,44 +84,64 @@ def run(contender: Contender, setting: str, seed: int) -> dict[str, Any]:
 def tune(contenders: Sequence[Contender]) -> None:
     """Find the setting of the grid with which each contender is soonest at the target, and write them."""
     settings = json.loads(SETTINGS.read_text()) if SETTINGS.exists() else {}
+
+    def secs(contender: Contender, setting: str, seed: int) -> float:
+        return run(contender, setting, seed)["secs_to_target"] or float("inf")
+
     for contender in contenders:
-        secs: dict[str, float] = {}
-        for setting in (f"{optimizer} {rate}" for optimizer, rates in GRID.items() for rate in rates):
-            # A setting that does not get there with one seed is not tried with the next.
-            found: list[float] = []
-            for seed in TUNING_SEEDS:
-                found.append(run(contender, setting, seed)["secs_to_target"] or float("inf"))
-                if found[-1] > 2 * min([*secs.values(), float("inf")]):
-                    break
-            secs[setting] = statistics.median(found) if len(found) == len(TUNING_SEEDS) else float("inf")
-        settings[contender.name] = min(secs, key=lambda setting: secs[setting])
+        grid = [f"{optimizer} {rate}" for optimizer, rates in GRID.items() for rate in rates]
+        first = {setting: secs(contender, setting, TUNING_SEEDS[0]) for setting in grid}
+        found = {
+            setting: statistics.median([first[setting], *(secs(contender, setting, seed) for seed in TUNING_SEEDS[1:])])
+            for setting in sorted(grid, key=lambda setting: first[setting])[:NUM_FINALISTS]
+        }
+        settings[contender.name] = min(found, key=lambda setting: found[setting])
         print(f"{contender.name}: {settings[contender.name]}", flush=True)
         SETTINGS.write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def compare(contenders: Sequence[Contender], num_rounds: int) -> None:
-    """Run all in turn, and write the results."""
+def run_rounds(contenders: Sequence[Contender], num_rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Run all in turn, again and again; return what each found, by its name."""
     settings = json.loads(SETTINGS.read_text())
     runs: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in contenders}
     for seed in range(num_rounds):
         for contender in contenders:
-            runs[contender.name].append(run(contender, settings[contender.name], seed))
-    RESULTS.write_text(json.dumps({"settings": settings, "runs": runs}, indent=1) + "\n")
-    print_table(runs, settings)
+            setting = settings[contender.tuned_as or contender.name]
+            runs[contender.name].append({"setting": setting, **run(contender, setting, seed)})
+    return runs
+
+
+def compare(contenders: Sequence[Contender], num_rounds: int) -> None:
+    """Write what all contenders need, as `results.json`, a table and a chart."""
+    runs = run_rounds(contenders, num_rounds)
+    RESULTS.write_text(json.dumps(runs, indent=1) + "\n")
+    print_table(runs)
     draw_chart(runs)
+
+
+def compare_accuracy(contenders: Sequence[Contender], num_rounds: int) -> None:
+    """Print how good the models are after as many steps, with and without local steps."""
+    chosen = [
+        c._replace(train_steps=ACCURACY_STEPS) for c in contenders if c.script == "ours" and "a con" not in c.name
+    ]
+    print("| | setting | test accuracy: mean | from to to |\n| --- | --- | --- | --- |")
+    for name, results in run_rounds(chosen, num_rounds).items():
+        found = _figures(results, "test_accuracy")
+        spread = f"{min(found):.4f} to {max(found):.4f}"
+        print(f"| {name} | {results[0]['setting']} | {statistics.mean(found):.4f} | {spread} |")
 
 
 def _figures(results: Sequence[dict[str, Any]], field: str) -> list[float]:
     return [result[field] if result[field] is not None else float("inf") for result in results]
 
 
-def print_table(runs: dict[str, list[dict[str, Any]]], settings: dict[str, str]) -> None:
+def print_table(runs: dict[str, list[dict[str, Any]]]) -> None:
     """Print medians, spreads and ratios to the first, as a table of Markdown."""
     print("| | setting | examples/s | from to to | of ours | s to 97.5 % | from to to | of ours |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     first: dict[str, float] = {}
     for name, results in runs.items():
-        cells = [name, settings[name]]
+        cells = [name, results[0]["setting"]]
         for field, digits in (("examples_per_sec", 0), ("secs_to_target", 2)):
             figures = _figures(results, field)
             median = statistics.median(figures)
@@ -138,19 +167,28 @@ def draw_chart(runs: dict[str, list[dict[str, Any]]]) -> None:
     figure.savefig(CHART, dpi=100)
 
 
+def isolate() -> None:
+    """Become this program again in a network of our own, where that is possible."""
+    if not subprocess.run([*PRIVATE_NETWORK, "true"], capture_output=True).returncode:
+        os.execvp(PRIVATE_NETWORK[0], [*PRIVATE_NETWORK, sys.executable, *sys.argv, "--no_isolation"])
+
+
 def main() -> None:
-    """Tune or compare, in a network of our own where that is possible."""
+    """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true", help="find the best settings")
+    parser.add_argument("--accuracy", action="store_true", help="compare how good our models are in the end")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", help="parts of the names of contenders; all others are left out")
+    parser.add_argument("--only", nargs="+", help="the names of contenders; all others are left out")
     parser.add_argument("--no_isolation", action="store_true")
     options = parser.parse_args()
-    if not options.no_isolation and not subprocess.run([*PRIVATE_NETWORK, "true"], capture_output=True).returncode:
-        os.execvp(PRIVATE_NETWORK[0], [*PRIVATE_NETWORK, sys.executable, *sys.argv, "--no_isolation"])
-    chosen = [c for c in CONTENDERS if not options.only or any(part in c.name for part in options.only)]
+    if not options.no_isolation:
+        isolate()
+    chosen = [c for c in CONTENDERS if not options.only or c.name in options.only]
     if options.tune:
-        tune([contender for contender in chosen if not contender.is_limit])
+        tune([contender for contender in chosen if not contender.tuned_as])
+    elif options.accuracy:
+        compare_accuracy(chosen, options.rounds)
     else:
         compare(chosen, options.rounds)
 

@@ -50,8 +50,9 @@ def train(num_cores: int) -> None:
             return model.build_loss(model.build_logits(images, "mlp", measure.HIDDEN_UNITS), labels)
 
     optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
-    exchange = updates.build_local_steps(packed.read(), build_loss, optimizer, FLAGS.steps_per_run, sys.maxsize)
-    how = updates.build_async_updates(packed, exchange)
+    build_exchange = updates.make_local_steps(packed, build_loss, optimizer, FLAGS.steps_per_run)
+    exchange = build_exchange(updates.Fetched(packed.read(), tf.constant(sys.maxsize, tf.int64)), [], 0)
+    train_op = exchange.optimizer.apply_gradients(packed.unpack(exchange.gradients))
     config = tf.ConfigProto(
         intra_op_parallelism_threads=1,
         inter_op_parallelism_threads=1,
@@ -60,14 +61,11 @@ def train(num_cores: int) -> None:
     with tf.Session(config=config) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(batches.initializer, batches.feed_dict)
-        clock, step = measure.Clock(), 0
-        while step < FLAGS.train_steps:
-            session.run(how.train_op)
-            step += FLAGS.steps_per_run
-            if step == FLAGS.steps_per_run:
-                clock.start(step)
-        clock.stop(step)
-        clock.print_result(measure.Parameters(*session.run(tf.trainable_variables())))
+        measure.train(
+            lambda: session.run(train_op),
+            lambda: measure.Parameters(*session.run(tf.trainable_variables())),
+            steps_per_call=FLAGS.steps_per_run,
+        )
 
 
 if __name__ == "__main__":

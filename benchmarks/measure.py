@@ -1,7 +1,8 @@
 """What all peers share: the flags, the data, the model's start, the clock, and the last line.
 
 The clock starts at the end of the first step, so that what is built, traced or compiled in that step counts for nobody.
-While it runs, one process keeps a snapshot of the parameters every `--snapshot_secs`; what that costs is a part of the
+Examples/s are those of the last three quarters of the time, when every process is at work and warm. While the clock
+runs, one process keeps a snapshot of the parameters every `--snapshot_secs`; what that costs is a part of the
 training time, alike for all. Only afterwards the snapshots are evaluated, on all test images, in numpy.
 """
 
@@ -11,6 +12,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 # These are read when numpy, TensorFlow and gRPC are imported: no accelerator, no chatter, no proxy between processes,
@@ -32,6 +34,7 @@ HIDDEN_UNITS = 100
 BATCH_SIZE = 100  # of each worker
 NUM_WORKERS = 2  # of a peer that is distributed
 TARGET_ACCURACY = 0.975
+WARM_UP = 0.25  # of the training time
 MOMENTUM = 0.9
 
 FLAGS = flags.FLAGS
@@ -55,7 +58,7 @@ class Parameters(NamedTuple):
 class _Snapshot(NamedTuple):
     secs: float  # since the clock started
     global_step: int
-    parameters: Parameters
+    parameters: Sequence[npt.NDArray[np.float32]]
 
 
 def initial_parameters() -> Parameters:
@@ -80,17 +83,12 @@ def load_train(index: int = 0, num_workers: int = 1) -> mnist_input.Examples:
     return mnist_input.shard(mnist_input.load(FLAGS.data_dir, "train"), index, num_workers)
 
 
-def accuracy(parameters: Parameters, inputs: npt.NDArray[np.float32], labels: npt.NDArray[np.uint8]) -> float:
-    """Return the fraction of examples whose largest logit is their label's.
-
-    Args:
-      parameters: the model's.
-      inputs: float32 [n, 784], in [0, 1].
-      labels: uint8 [n].
-    """
-    hidden = np.maximum(inputs @ parameters.hidden_weights + parameters.hidden_biases, 0)
-    logits = hidden @ parameters.logits_weights + parameters.logits_biases
-    return float(np.mean(np.argmax(logits, axis=1) == labels))
+def compute_logits(
+    parameters: Sequence[npt.NDArray[np.float32]], inputs: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """Return the model's logits, float32 [n, 10], from its `Parameters` and inputs, float32 [n, 784] in [0, 1]."""
+    hidden_weights, hidden_biases, logits_weights, logits_biases = parameters
+    return np.maximum(inputs @ hidden_weights + hidden_biases, 0) @ logits_weights + logits_biases
 
 
 class Clock:
@@ -101,9 +99,8 @@ class Clock:
         self._examples_per_step = examples_per_step
         self._snapshots: list[_Snapshot] = []
 
-    def start(self, global_step: int) -> None:
+    def start(self) -> None:
         """Start, at the end of the first step."""
-        self._first_step = global_step
         self._started_at = time.perf_counter()
         self._due_at = self._started_at + FLAGS.snapshot_secs
 
@@ -111,7 +108,7 @@ class Clock:
         """Return whether it is time for the next snapshot."""
         return time.perf_counter() >= self._due_at
 
-    def keep(self, global_step: int, parameters: Parameters) -> None:
+    def keep(self, global_step: int, parameters: Sequence[npt.NDArray[np.float32]]) -> None:
         """Keep a snapshot; the arrays must be copies, and not views of what is trained."""
         now = time.perf_counter()
         self._snapshots.append(_Snapshot(now - self._started_at, global_step, parameters))
@@ -122,23 +119,63 @@ class Clock:
         self._train_secs = time.perf_counter() - self._started_at
         self._last_step = global_step
 
-    def print_result(self, parameters: Parameters) -> None:
+    def print_result(
+        self,
+        parameters: Sequence[npt.NDArray[np.float32]],
+        compute_logits: Callable[..., npt.NDArray[np.float32]] = compute_logits,
+    ) -> None:
         """Evaluate, and print the last line: one JSON object.
 
         Args:
           parameters: what was trained, in the end.
+          compute_logits: the model, if it is another one.
         """
         images, labels = mnist_input.load(FLAGS.data_dir, "t10k")
         inputs = np.divide(images, 255, dtype=np.float32)
-        snapshots = [*self._snapshots, _Snapshot(self._train_secs, self._last_step, parameters)]
-        reached = next((s for s in snapshots if accuracy(s.parameters, inputs, labels) >= TARGET_ACCURACY), None)
-        num_examples = (self._last_step - self._first_step) * self._examples_per_step
+
+        def accuracy(snapshot: _Snapshot) -> float:
+            return float(np.mean(np.argmax(compute_logits(snapshot.parameters, inputs), axis=1) == labels))
+
+        end = _Snapshot(self._train_secs, self._last_step, parameters)
+        reached = next((s for s in [*self._snapshots, end] if accuracy(s) >= TARGET_ACCURACY), None)
+        start = next((s for s in self._snapshots if s.secs >= WARM_UP * self._train_secs), None)
+        if not start:
+            sys.exit("error: the run was too short to measure: give more --train_steps")
+        num_examples = (end.global_step - start.global_step) * self._examples_per_step
         result = {
-            "examples_per_sec": round(num_examples / self._train_secs, 1),
+            "examples_per_sec": round(num_examples / (end.secs - start.secs), 1),
             "train_secs": round(self._train_secs, 3),
             "global_step": self._last_step,
             "secs_to_target": round(reached.secs, 3) if reached else None,
             "steps_to_target": reached.global_step if reached else None,
-            "test_accuracy": round(accuracy(parameters, inputs, labels), 6),
+            "test_accuracy": round(accuracy(end), 6),
         }
         print(json.dumps(result), flush=True)
+
+
+def train(
+    take_steps: Callable[[], object],
+    read_parameters: Callable[[], Parameters],
+    steps_per_call: int = 1,
+    examples_per_step: int = BATCH_SIZE,
+    is_measuring: bool = True,
+) -> None:
+    """Train for `--train_steps`, rounded up to whole calls, and print the result.
+
+    Args:
+      take_steps: takes `steps_per_call` global steps.
+      read_parameters: returns a copy of what is trained.
+      steps_per_call: what one call takes.
+      examples_per_step: in a global step.
+      is_measuring: whether this is the process that keeps snapshots, and prints the result.
+    """
+    clock = Clock(examples_per_step)
+    for step in range(steps_per_call, FLAGS.train_steps + steps_per_call, steps_per_call):
+        take_steps()
+        if step == steps_per_call:
+            clock.start()
+        elif is_measuring and clock.is_due():
+            clock.keep(step, read_parameters())
+    clock.stop(step)
+    if is_measuring:
+        clock.print_result(read_parameters())

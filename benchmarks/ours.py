@@ -12,20 +12,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import measure
+import mnist_input
 import model
 from runtime import cluster, ports
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("ps", 1, "ps tasks")
 flags.DEFINE_integer("workers", measure.NUM_WORKERS, "workers")
+flags.DEFINE_enum("model", "mlp", model.MODELS, "the model")
 flags.DEFINE_integer("local_steps", 1, "steps between exchanges")
 flags.DEFINE_boolean("sync_replicas", False, "synchronous updates")
+flags.DEFINE_boolean("constant_batch", False, "train on the same batch in each step, to measure what input costs")
 DEADLINE_SECS = 600.0
 
 
@@ -33,9 +38,11 @@ def main(argv: list[str]) -> None:
     """Start all tasks, watch them train, and print the result."""
     addresses = [f"localhost:{port}" for port in ports.choose_ports(FLAGS.ps + FLAGS.workers)]
     ps_hosts, worker_hosts = addresses[: FLAGS.ps], addresses[FLAGS.ps :]
-    command = [sys.executable, str(pathlib.Path(__file__).parents[1] / "distributed.py"), *argv[1:]]
+    here = pathlib.Path(__file__).parent
+    script = here / "constant_batch.py" if FLAGS.constant_batch else here.parent / "distributed.py"
+    command = [sys.executable, str(script), *argv[1:]]
     command += [f"--ps_hosts={','.join(ps_hosts)}", f"--worker_hosts={','.join(worker_hosts)}"]
-    names = ("data_dir", "optimizer", "learning_rate", "train_steps", "seed", "local_steps", "sync_replicas")
+    names = ("data_dir", "model", "optimizer", "learning_rate", "train_steps", "seed", "local_steps", "sync_replicas")
     command += [f"--{name}={FLAGS[name].value}" for name in names]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that they are ended with us
     tasks: list[subprocess.Popen[bytes]] = []
@@ -62,7 +69,7 @@ def watch(ps_hosts: list[str]) -> None:
     with tf.Graph().as_default() as graph:
         with tf.device(tf.train.replica_device_setter(ps_tasks=len(ps_hosts), worker_device="/job:ps/task:0")):
             tf.train.create_global_step()
-            model.build_logits(tf.zeros([1, 784]), "mlp", measure.HIDDEN_UNITS)
+            model.build_logits(tf.zeros([1, mnist_input.NUM_PIXELS]), FLAGS.model, measure.HIDDEN_UNITS)
         on_ps = [[v for v in tf.global_variables() if v.device == f"/job:ps/task:{ps}"] for ps in range(len(ps_hosts))]
         values = []
         for variables in on_ps:
@@ -78,11 +85,11 @@ def watch(ps_hosts: list[str]) -> None:
         for ps, address in enumerate(ps_hosts)
     ]
 
-    def read() -> tuple[int, measure.Parameters]:
+    def read() -> tuple[int, list[Any]]:
         found: dict[str, Any] = {}
         for session, value in zip(sessions, values, strict=True):
             found |= session.run(value)
-        return int(found["global_step"]), measure.Parameters(*(found[name] for name in names))
+        return int(found["global_step"]), [found[name] for name in names]
 
     clock = measure.Clock(measure.BATCH_SIZE * (FLAGS.workers if FLAGS.sync_replicas else 1))
     step, deadline = 0, time.monotonic() + DEADLINE_SECS
@@ -90,14 +97,29 @@ def watch(ps_hosts: list[str]) -> None:
         time.sleep(0.01)
         with contextlib.suppress(tf.errors.FailedPreconditionError):  # nothing is initialised yet
             step, parameters = read()
-    clock.start(step)
+    clock.start()
     while step < FLAGS.train_steps and time.monotonic() < deadline:
         time.sleep(FLAGS.snapshot_secs)
         step, parameters = read()
         clock.keep(step, parameters)
         if step < FLAGS.train_steps:  # later it may have stood still
             clock.stop(step)
-    clock.print_result(parameters)
+    for session in sessions:
+        session.close()  # while the ps tasks are there: without them it waits
+    clock.print_result(parameters, compute_logits)
+
+
+def compute_logits(parameters: Sequence[Any], inputs: Any) -> Any:
+    """Return the model's logits, float32 [n, 10], from parameters in the order of its variables, and images."""
+    values = iter(parameters)
+    with (
+        tf.Graph().as_default(),
+        tf.variable_scope("", custom_getter=lambda *_, **__: tf.constant(next(values))),
+        tf.Session() as session,
+    ):
+        images = tf.placeholder(tf.float32, [None, mnist_input.NUM_PIXELS])
+        logits = model.build_logits(images, FLAGS.model, measure.HIDDEN_UNITS)
+        return np.concatenate([session.run(logits, {images: part}) for part in np.split(inputs, 10)])
 
 
 if __name__ == "__main__":

@@ -35,16 +35,10 @@ def main(_: object) -> None:
             labels = tf.cast(tf.gather(all_labels, indices[step]), tf.int32)
             optimizer.apply(tf2_mnist.gradients(variables, images, labels), variables)
 
-    clock = measure.Clock()
     blocks = shuffled_indices(len(examples.labels))
-    for step in range(FLAGS.steps_per_call, FLAGS.train_steps + FLAGS.steps_per_call, FLAGS.steps_per_call):
-        train(next(blocks))
-        if step == FLAGS.steps_per_call:
-            clock.start(step)
-        elif clock.is_due():
-            clock.keep(step, tf2_mnist.read_parameters(variables))
-    clock.stop(step)
-    clock.print_result(tf2_mnist.read_parameters(variables))
+    measure.train(
+        lambda: train(next(blocks)), lambda: tf2_mnist.read_parameters(variables), steps_per_call=FLAGS.steps_per_call
+    )
 
 
 def make_optimizer() -> tf.keras.optimizers.Optimizer:

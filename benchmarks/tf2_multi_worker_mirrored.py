@@ -55,16 +55,13 @@ def train(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
             strategy.run(replica_step, args=next(batches))
 
     batches = iter(strategy.distribute_datasets_from_function(make_dataset))
-    clock = measure.Clock(measure.NUM_WORKERS * measure.BATCH_SIZE)
-    for step in range(FLAGS.steps_per_call, FLAGS.train_steps + FLAGS.steps_per_call, FLAGS.steps_per_call):
-        call(batches)
-        if step == FLAGS.steps_per_call:
-            clock.start(step)
-        elif worker == 0 and clock.is_due():
-            clock.keep(step, tf2_mnist.read_parameters(variables))
-    clock.stop(step)
-    if worker == 0:
-        clock.print_result(tf2_mnist.read_parameters(variables))
+    measure.train(
+        lambda: call(batches),
+        lambda: tf2_mnist.read_parameters(variables),
+        FLAGS.steps_per_call,
+        measure.NUM_WORKERS * measure.BATCH_SIZE,
+        is_measuring=worker == 0,
+    )
 
 
 if __name__ == "__main__":

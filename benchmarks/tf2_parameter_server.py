@@ -79,7 +79,7 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
     coordinator.join()
     step = int(global_step)
     clock = measure.Clock()
-    clock.start(step)
+    clock.start()
     schedule(-(-(FLAGS.train_steps - step) // FLAGS.steps_per_call))
     while not coordinator.done():
         time.sleep(0.002)  # the workers train meanwhile

@@ -39,22 +39,13 @@ def train(rank: int) -> None:
     model = torch.nn.parallel.DistributedDataParallel(
         torch_mnist.make_model(), broadcast_buffers=False, gradient_as_bucket_view=True
     )
-    optimizer = torch_mnist.make_optimizer(model)
-    batches = torch_mnist.batches(measure.load_train(rank, measure.NUM_WORKERS), stream=rank)
-    loss_function = torch.nn.CrossEntropyLoss()
-    clock = measure.Clock(measure.NUM_WORKERS * measure.BATCH_SIZE)
-    for step in range(1, measure.FLAGS.train_steps + 1):
-        images, labels = next(batches)
-        optimizer.zero_grad()
-        loss_function(model(images), labels).backward()
-        optimizer.step()
-        if step == 1:
-            clock.start(step)
-        elif rank == 0 and clock.is_due():
-            clock.keep(step, torch_mnist.read_parameters(model))
-    clock.stop(step)
-    if rank == 0:
-        clock.print_result(torch_mnist.read_parameters(model))
+    examples = measure.load_train(rank, measure.NUM_WORKERS)
+    measure.train(
+        torch_mnist.make_step(model, examples, stream=rank),
+        lambda: torch_mnist.read_parameters(model),
+        examples_per_step=measure.NUM_WORKERS * measure.BATCH_SIZE,
+        is_measuring=rank == 0,
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What the PyTorch peers share: the model, the optimizer, and batches out of tensors in memory."""
+"""What the PyTorch peers share: the model, the optimizer, batches out of tensors in memory, and the plain loop."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -35,6 +35,20 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), rate, fused=True)
     momentum = measure.MOMENTUM if measure.FLAGS.optimizer == "momentum" else 0.0
     return torch.optim.SGD(model.parameters(), rate, momentum=momentum, fused=True)
+
+
+def make_step(model: torch.nn.Module, examples: mnist_input.Examples, stream: int = 0) -> Callable[[], None]:
+    """Return what takes a step on the next batch of `examples`, as `batches` gives them."""
+    optimizer, loss_function = make_optimizer(model), torch.nn.CrossEntropyLoss()
+    stream_of_batches = batches(examples, stream)
+
+    def take_step() -> None:
+        images, labels = next(stream_of_batches)
+        optimizer.zero_grad()
+        loss_function(model(images), labels).backward()
+        optimizer.step()
+
+    return take_step
 
 
 def batches(examples: mnist_input.Examples, stream: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

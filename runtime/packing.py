@@ -5,10 +5,13 @@ entry in the checkpoints; only what travels is packed.
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+
+ALIGNED = 16  # float32 in 64 bytes, to which TensorFlow's kernels want their inputs aligned
 
 
 class Packing:
@@ -17,9 +20,9 @@ class Packing:
     def __init__(self, variables: Sequence[tf.Variable]):
         """Pack `variables`, float32, by their devices."""
         self._variables: dict[str, list[tf.Variable]] = {}
-        for variable in variables:
+        # What begins and ends at a multiple of `ALIGNED` is sliced out of a vector without being copied.
+        for variable in sorted(variables, key=lambda variable: variable.shape.num_elements() % ALIGNED != 0):
             self._variables.setdefault(variable.device, []).append(variable)
-        self.sizes = [sum(_sizes(variables)) for variables in self._variables.values()]
 
     def read(self) -> list[tf.Tensor]:
         """Build what the parameters are now: float32 [size] for each ps, on it."""
@@ -27,6 +30,21 @@ class Packing:
         for device, variables in self._variables.items():
             with tf.device(device):
                 vectors.append(tf.concat([tf.reshape(v.read_value(), [-1]) for v in variables], axis=0))
+        return vectors
+
+    def split(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Build the part of `vectors` that belongs to each variable, in its shape: in the order of `variables`."""
+        return [
+            part
+            for vector, variables in zip(vectors, self._variables.values(), strict=True)
+            for part in _split(vector, variables)
+        ]
+
+    def pack(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Build vectors, float32 [size] for each ps, of parts such as `split()` returns."""
+        vectors, left = [], iter(parts)
+        for variables in self._variables.values():
+            vectors.append(tf.concat([tf.reshape(next(left), [-1]) for _ in variables], axis=0))
         return vectors
 
     def unpack(self, vectors: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, tf.Variable]]:
@@ -38,29 +56,26 @@ class Packing:
         return pairs
 
     @contextlib.contextmanager
-    def replaced_by(self, vectors: Sequence[tf.Tensor]) -> Iterator[None]:
-        """Let `tf.get_variable` return the parts of `vectors` instead of the variables, which exist already."""
-        parts = {
-            variable.op.name: part
-            for vector, variables in zip(vectors, self._variables.values(), strict=True)
-            for part, variable in zip(_split(vector, variables), variables, strict=True)
-        }
+    def replaced_by(self, parts: Sequence[tf.Tensor]) -> Iterator[None]:
+        """Let `tf.get_variable` return `parts`, such as `split()` returns, instead of the variables."""
+        names = [variable.op.name for variables in self._variables.values() for variable in variables]
+        replacements = dict(zip(names, parts, strict=True))
 
         def get_part(getter: Callable[..., Any], *args: Any, **kwargs: Any) -> tf.Tensor:
             variable = getter(*args, **kwargs)
             if isinstance(variable, tf.compat.v2.Variable):
-                return parts[variable.op.name]
-            return tf.concat([parts[slice_.op.name] for slice_ in variable], axis=0)  # it is partitioned
+                return replacements[variable.op.name]
+            return tf.concat([replacements[slice_.op.name] for slice_ in variable], axis=0)  # it is partitioned
 
         with tf.variable_scope(tf.get_variable_scope(), reuse=True, custom_getter=get_part):
             yield
 
 
-def _sizes(variables: Sequence[tf.Variable]) -> list[int]:
-    return [variable.shape.num_elements() for variable in variables]
-
-
 def _split(vector: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     """Build the part of `vector`, float32 [size], that belongs to each of the variables, in its shape."""
-    parts = tf.split(vector, _sizes(variables))
-    return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)]
+    sizes = [variable.shape.num_elements() for variable in variables]
+    ends = itertools.accumulate(sizes)
+    return [
+        tf.reshape(vector[end - size : end], variable.shape)
+        for variable, size, end in zip(variables, sizes, ends, strict=True)
+    ]

@@ -1,5 +1,6 @@
 """How what the workers compute reaches the parameters on the ps tasks."""
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -12,12 +13,20 @@ from runtime.packing import Packing
 
 OPTIMIZERS = ("adam", "momentum", "sgd")
 MOMENTUM = 0.9
+EXCHANGES_PER_RUN = 4  # of asynchronous workers: a run has costs of its own, and what follows is sent without delay
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
 STALL_SECS = 5.0  # what has not moved for so long has lost a token, even if every worker is there
 
 
+class Fetched(NamedTuple):
+    """What a worker gets from the ps tasks."""
+
+    vectors: list[tf.Tensor]  # the parameters, packed, float32 [size] for each ps
+    steps_left: tf.Tensor  # int64 [], until the end of the training; it may be below 0
+
+
 class Exchange(NamedTuple):
-    """What a worker brings to the ps tasks in one run of its graph."""
+    """What a worker brings to the ps tasks for it."""
 
     gradients: list[tf.Tensor]  # packed, float32 [size] for each ps
     optimizer: tf.train.Optimizer  # that applies them there
@@ -35,7 +44,8 @@ class Updates(NamedTuple):
     unsaved_variables: list[tf.Variable]  # on the ps tasks, to be initialised before the model is, and never saved
 
 
-BuildLoss = Callable[[Sequence[tf.Tensor], tf.Tensor | int], tf.Tensor]  # from packed parameters and a batch's number
+BuildLoss = Callable[[Sequence[tf.Tensor], tf.Tensor | int], tf.Tensor]  # from parameters and a batch's number
+BuildExchange = Callable[[Fetched, Sequence[Exchange], int], Exchange]  # see `make_gradients`, `make_local_steps`
 
 
 def make_optimizer(name: str, learning_rate: float) -> tf.train.Optimizer:
@@ -47,47 +57,70 @@ def make_optimizer(name: str, learning_rate: float) -> tf.train.Optimizer:
     return tf.train.GradientDescentOptimizer(learning_rate)
 
 
-def build_gradients(parameters: Sequence[tf.Tensor], build_loss: BuildLoss, optimizer: tf.train.Optimizer) -> Exchange:
-    """Compute the gradients of one batch, which `optimizer` applies on the ps tasks: the classic step."""
-    gradients = tf.gradients(build_loss(parameters, 0), parameters)
-    return Exchange(gradients, optimizer, tf.train.get_global_step(), num_steps=tf.constant(1, tf.int64))
+def make_gradients(packing: Packing, build_loss: BuildLoss, optimizer: tf.train.Optimizer) -> BuildExchange:
+    """Exchange the gradients of one batch, which `optimizer` applies on the ps tasks: the classic step.
+
+    What is returned builds one exchange, from what was fetched, and from its number in the run.
+    """
+
+    def build(fetched: Fetched, pending: Sequence[Exchange], number: int) -> Exchange:
+        assert not pending, "the classic step knows all that this worker has done before"
+        parameters = packing.split(fetched.vectors)
+        gradients = packing.pack(tf.gradients(build_loss(parameters, number), parameters))
+        with tf.device(fetched.steps_left.device):
+            num_steps = tf.constant(1, tf.int64)
+        return Exchange(gradients, optimizer, tf.train.get_global_step(), num_steps)
+
+    return build
 
 
-def build_local_steps(
-    parameters: Sequence[tf.Tensor],
-    build_loss: BuildLoss,
-    optimizer: tf.train.Optimizer,
-    local_steps: int,
-    train_steps: int,
-) -> Exchange:
-    """Take `local_steps` steps on a copy of the parameters, and bring what has changed: on this worker's device.
+def make_local_steps(
+    packing: Packing, build_loss: BuildLoss, optimizer: tf.train.Optimizer, local_steps: int
+) -> BuildExchange:
+    """Take `local_steps` steps on a copy of the parameters, and exchange what has changed.
 
     This is Downpour SGD with n_push = n_fetch (Dean et al. 2012) or, in synchronous mode, local SGD, also called
-    federated averaging (McMahan et al. 2017, arXiv:1602.05629). The optimizer's state stays on the worker. The last
-    exchange has just as many steps as are left of `train_steps`.
+    federated averaging (McMahan et al. 2017, arXiv:1602.05629). The copy and the optimizer's state stay on the worker.
+    The last exchange has just as many steps as are left.
+
+    What is returned builds one exchange, from what was fetched, from those before it that were pending then, which what
+    was fetched does not have yet, and from its number in the run.
     """
-    global_step = tf.train.get_global_step()
-    with tf.device(global_step.device):  # there it is needed again, when the global step is advanced
-        num_steps = tf.clip_by_value(train_steps - global_step.read_value(), 0, local_steps)
 
     def make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         return next_creator(**{**kwargs, "collections": [tf.GraphKeys.LOCAL_VARIABLES], "trainable": False})
 
     with tf.variable_creator_scope(make_local):
-        copies = [tf.Variable(tf.zeros(vector.shape), name="copy") for vector in parameters]
-        with tf.control_dependencies([copy.assign(vector) for copy, vector in zip(copies, parameters, strict=True)]):
+        copies = [tf.Variable(tf.zeros(part.shape), name="copy") for part in packing.split(packing.read())]
+
+    def build(fetched: Fetched, pending: Sequence[Exchange], number: int) -> Exchange:
+        starts, steps_left = fetched
+        for exchange in pending:
+            starts = [start - change for start, change in zip(starts, exchange.gradients, strict=True)]
+        with tf.device(fetched.steps_left.device):  # there it is needed again, when the global step is advanced
+            for exchange in pending:
+                steps_left -= exchange.num_steps
+            num_steps = tf.clip_by_value(steps_left, 0, local_steps)
+        parameters = packing.split(starts)
+        with tf.control_dependencies([copy.assign(value) for copy, value in zip(copies, parameters, strict=True)]):
             first_step = tf.zeros([], tf.int64)
 
         def take_step(step: tf.Tensor) -> tf.Tensor:
             values = [copy.read_value() for copy in copies]
-            gradients = tf.gradients(build_loss(values, step), values)
-            with tf.control_dependencies([optimizer.apply_gradients(zip(gradients, copies, strict=True))]):
+            gradients = tf.gradients(build_loss(values, number * local_steps + step), values)
+            with (
+                tf.variable_creator_scope(make_local),
+                tf.control_dependencies([optimizer.apply_gradients(zip(gradients, copies, strict=True))]),
+            ):
                 return step + 1
 
-        end = tf.while_loop(lambda step: step < num_steps, take_step, [first_step], parallel_iterations=1)
-    with tf.control_dependencies([end]):
-        changes = [vector - copy.read_value() for vector, copy in zip(parameters, copies, strict=True)]
-    return Exchange(changes, _ChangeOptimizer(num_steps), None, num_steps)
+        last_step = tf.while_loop(lambda step: step < num_steps, take_step, [first_step], parallel_iterations=1)
+        with tf.control_dependencies([last_step]):
+            ends = packing.pack([copy.read_value() for copy in copies])
+            changes = [start - end for start, end in zip(starts, ends, strict=True)]
+        return Exchange(changes, _ChangeOptimizer(num_steps), None, num_steps)
+
+    return build
 
 
 class _ChangeOptimizer(tf.train.GradientDescentOptimizer):
@@ -112,19 +145,62 @@ class _ChangeOptimizer(tf.train.GradientDescentOptimizer):
             return global_step.assign_add(1, read_value=False)
 
 
-def build_async_updates(packing: Packing, exchange: Exchange) -> Updates:
-    """Let every worker apply what it has as soon as it has it, to parameters that others may have changed since."""
-    with tf.device(tf.train.get_global_step().device):  # for what is constant, else each step would send it there
-        train_op = exchange.optimizer.apply_gradients(packing.unpack(exchange.gradients), exchange.counter)
-    return Updates(train_op, exchange.num_steps, _read_global_step_after(train_op), [], [])
+def build_async_updates(
+    packing: Packing, build_exchange: BuildExchange, max_pending: int, train_steps: int, task: cluster.Task
+) -> Updates:
+    """Let every worker apply what it has as soon as it has it, to parameters that others may have changed since.
+
+    A run takes `EXCHANGES_PER_RUN`, one after the other. Each begins when all but `max_pending` of those before are
+    done, so that with 1 the worker computes while the exchange before is on its way. What reaches the ps tasks after
+    `train_steps` is not applied.
+    """
+    global_step = tf.train.get_global_step()
+    exchanges: list[Exchange] = []
+    counts: list[tf.Tensor] = []  # of the steps that each has added
+    for number in range(EXCHANGES_PER_RUN):
+        num_done = max(0, number - max_pending)
+        last_done = counts[:num_done][-1:]
+        with tf.control_dependencies(last_done):
+            fetched = _fetch(packing, train_steps)
+        with tf.device(task.device):
+            exchange = build_exchange(fetched, exchanges[num_done:], number)
+        pairs = packing.unpack(exchange.gradients)
+        arrived = [part for part, variable in pairs if variable.device == global_step.device]
+        with tf.device(global_step.device):  # for what is constant, else each step would send it there
+            with tf.control_dependencies([*last_done, *arrived]):
+                is_left = global_step.read_value() < train_steps
+            counts.append(tf.cond(is_left, functools.partial(_apply, exchange, pairs), lambda: tf.zeros([], tf.int64)))
+        exchanges.append(exchange)
+    with tf.device(global_step.device):
+        num_steps = tf.add_n(counts)
+    return Updates(num_steps.op, num_steps, _read_global_step_after(num_steps.op), [], [])
 
 
-def build_sync_updates(packing: Packing, exchange: Exchange, replicas_to_aggregate: int, task: cluster.Task) -> Updates:
+def _apply(exchange: Exchange, pairs: Sequence[tuple[tf.Tensor, tf.Variable]]) -> tf.Tensor:
+    """Apply an exchange, unpacked as `pairs`; return the number of its steps."""
+    with tf.name_scope(None):  # else the optimizer's own variables would have that of the condition
+        train_op = exchange.optimizer.apply_gradients(pairs, exchange.counter)
+    with tf.control_dependencies([train_op]):
+        return tf.identity(exchange.num_steps)
+
+
+def _fetch(packing: Packing, train_steps: int) -> Fetched:
+    global_step = tf.train.get_global_step()
+    with tf.device(global_step.device):
+        steps_left = train_steps - global_step.read_value()
+    return Fetched(packing.read(), steps_left)
+
+
+def build_sync_updates(
+    packing: Packing, build_exchange: BuildExchange, train_steps: int, replicas_to_aggregate: int, task: cluster.Task
+) -> Updates:
     """Average what `replicas_to_aggregate` exchanges bring in each update (Chen et al. 2016, arXiv:1604.00981).
 
     With fewer replicas than workers, the slowest of each update are dropped: those are the backup workers.
     """
     num_workers = len(task.worker_hosts)
+    with tf.device(task.device):
+        exchange = build_exchange(_fetch(packing, train_steps), [], 0)
     counter, unsaved_variables = exchange.counter, []
     if counter is None:  # SyncReplicasOptimizer needs one: what comes with an older count is stale
         counter = tf.get_variable("num_updates", [], tf.int64, tf.zeros_initializer(), trainable=False, collections=[])

@@ -75,6 +75,14 @@ class Network:
         """Return what, before a program and its arguments, runs it on a host, as this child and no longer than us."""
         return [*_enter(self._hosts[host]), "setpriv", "--pdeathsig", "KILL"]
 
+    def num_bytes(self, host):
+        """Return how many bytes a host has sent and received."""
+        command = [*_enter(self._hosts[host]), "cat", "/proc/net/dev"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        (line,) = [line for line in lines if line.strip().startswith(f"tun{host}:")]
+        fields = line.partition(":")[2].split()
+        return int(fields[0]) + int(fields[8])
+
     def cut(self, host, other):
         """Drop what the two hosts send to each other, from now on."""
         self._set(cut=[*self._conditions.cut, sorted([host, other])])
@@ -88,6 +96,10 @@ class Network:
 
     def set_loss(self, probability):
         self._set(loss=probability)
+
+    def set_bits_per_sec(self, bits_per_sec):
+        """Limit what each host sends, and what it receives."""
+        self._set(bits_per_sec=bits_per_sec)
 
     def _set(self, **changes):
         self._conditions = dataclasses.replace(self._conditions, **changes)

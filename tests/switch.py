@@ -32,6 +32,7 @@ class Conditions:
 
     delay_secs: float = 0.0  # each way
     loss: float = 0.0  # the probability that a packet is lost
+    bits_per_sec: float = float("inf")  # of each host, each way
     cut: list[list[int]] = dataclasses.field(default_factory=list)  # pairs of hosts, the lower one first
 
 
@@ -52,6 +53,8 @@ class Switch:
         self._on_their_way = []  # a heap of packets
         self._numbers = itertools.count()
         self._random = random.Random(0)
+        self._sent_at = [0.0 for _ in addresses]  # when the last packet of each host has left it
+        self._received_at = [0.0 for _ in addresses]
 
     def take(self, source):
         """Take a packet from a host, which has sent one."""
@@ -61,7 +64,10 @@ class Switch:
             return
         if self.conditions.loss and self._random.random() < self.conditions.loss:
             return
-        due = time.monotonic() + self.conditions.delay_secs
+        secs = 8 * len(data) / self.conditions.bits_per_sec
+        self._sent_at[source] = max(time.monotonic(), self._sent_at[source]) + secs
+        self._received_at[host] = max(self._sent_at[source], self._received_at[host] + secs)
+        due = self._received_at[host] + self.conditions.delay_secs
         heapq.heappush(self._on_their_way, Packet(due, next(self._numbers), host, data))
 
     def deliver(self):

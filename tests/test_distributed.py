@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import distributed
 import mnist_input
-from runtime import cluster, roll_call
+from runtime import cluster, roll_call, updates
 
 PS_HOSTS = ("a:1", "b:2")
 WORKER_HOSTS = ("c:3", "d:4")
@@ -108,7 +108,7 @@ def test_what_computes_is_on_the_worker_and_what_updates_is_on_the_ps(graph, set
 
 
 def messages(op):
-    """Return the names of the tensors that an op needs from another machine than where they are made, by direction."""
+    """Return how many tensors, or ends of ops, an op needs from another machine than where they are, by direction."""
     found, seen, queue = {}, set(), [op]
     while queue:
         consumer = queue.pop()
@@ -116,10 +116,12 @@ def messages(op):
             continue
         seen.add(consumer)
         queue += [tensor.op for tensor in consumer.inputs] + consumer.control_inputs
-        for tensor in consumer.inputs:
-            way = (device_of(tensor.op).split("/device")[0], device_of(consumer).split("/device")[0])
+        needed = [(tensor.op, tensor.name) for tensor in consumer.inputs]
+        needed += [(control, f"^{control.name}") for control in consumer.control_inputs]
+        for producer, name in needed:
+            way = (device_of(producer).split("/device")[0], device_of(consumer).split("/device")[0])
             if way[0] != way[1]:
-                found.setdefault(way, set()).add(tensor.name)
+                found.setdefault(way, set()).add(name)
     return {way: len(names) for way, names in found.items()}
 
 
@@ -130,9 +132,11 @@ def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, se
     with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=tf.train.ClusterSpec(task.jobs))):
         training = distributed.build_training(task, EXAMPLES)
     found = messages(training.updates.train_op)
-    found.pop((PS_0, PS_1), None)  # Adam's state, and what is constant
+    for way in ((PS_0, PS_1), (PS_1, PS_0)):  # Adam's state, what is constant, and that a step is done
+        found.pop(way, None)
     steps_left = 1 if "--local_steps=4" in flags else 0
-    assert found == {(PS_0, WORKER_1): 1 + steps_left, (PS_1, WORKER_1): 1, (WORKER_1, PS_0): 1, (WORKER_1, PS_1): 1}
+    expected = {(PS_0, WORKER_1): 1 + steps_left, (PS_1, WORKER_1): 1, (WORKER_1, PS_0): 1, (WORKER_1, PS_1): 1}
+    assert found == {way: updates.EXCHANGES_PER_RUN * count for way, count in expected.items()}
 
 
 def test_the_same_seed_gives_the_same_weights(local_servers, set_flags):

@@ -33,6 +33,7 @@ def test_each_ps_packs_what_it_holds_and_unpacks_what_it_gets(run):
     vectors = packed.read()
     assert [tensor.device for tensor in vectors] == [PS_0, PS_1]
     assert [values.tolist() for values in run(vectors)] == [list(range(9)), [9]]
+    assert [values.tolist() for values in run(packed.pack(packed.split(vectors)))] == [list(range(9)), [9]]
 
     parts, variables = zip(*packed.unpack([10 * tensor for tensor in vectors]), strict=True)
     assert variables == (matrix, vector, scalar)
@@ -44,7 +45,7 @@ def test_each_ps_packs_what_it_holds_and_unpacks_what_it_gets(run):
 def test_parts_of_vectors_replace_the_variables_and_have_gradients(run):
     packed = packing.Packing([get_variable("matrix", MATRIX, PS_0), get_variable("vector", VECTOR, PS_0)])
     vectors = packed.read()
-    with packed.replaced_by(vectors):
+    with packed.replaced_by(packed.split(vectors)):
         product = tf.get_variable("matrix", [3, 2]) * tf.get_variable("vector", [3])[:, None]
     assert tf.trainable_variables() == tf.global_variables()
     assert len(tf.global_variables()) == 2, "no variable is made"
@@ -56,7 +57,7 @@ def test_a_partitioned_variable_is_put_together(run):
     with tf.device(PS_0), tf.variable_scope("", partitioner=tf.fixed_size_partitioner(2)):
         (upper, lower) = tf.get_variable("matrix", [3, 2])
         packed = packing.Packing(tf.trainable_variables())
-        with packed.replaced_by([10 * vector for vector in packed.read()]):
+        with packed.replaced_by([10 * part for part in packed.split(packed.read())]):
             matrix = tf.get_variable("matrix", [3, 2])
     upper, lower, matrix = run([upper, lower, matrix])
     np.testing.assert_array_equal(matrix, 10 * np.concatenate([upper, lower]))

@@ -11,13 +11,13 @@ import tensorflow.compat.v1 as tf
 from runtime import cluster, packing, updates
 
 LEARNING_RATE = 0.5
+N = updates.EXCHANGES_PER_RUN
 
 
 class Worker:
     """A worker that takes a step when told to."""
 
-    def __init__(self, servers, index, replicas=None, initialize=True, local_steps=1, train_steps=100):
-        self.index = index
+    def __init__(self, servers, index, replicas=None, initialize=True, local_steps=1, train_steps=100, loss=None):
         task = servers.task("worker", index)
         with tf.Graph().as_default() as graph:
             spec = tf.train.ClusterSpec(task.jobs)
@@ -25,23 +25,20 @@ class Worker:
                 self.global_step = tf.train.create_global_step()
                 self.weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
                 packed = packing.Packing([self.weight])
-                parameters = packed.read()
                 optimizer = updates.make_optimizer("sgd", LEARNING_RATE)
 
                 def build_loss(parameters, number):
-                    return (index + 1) * parameters[0][0]
+                    return loss(parameters[0]) if loss else (index + 1) * parameters[0]
 
                 with tf.device(task.device):
                     if local_steps == 1:
-                        exchange = updates.build_gradients(parameters, build_loss, optimizer)
+                        build_exchange = updates.make_gradients(packed, build_loss, optimizer)
                     else:
-                        exchange = updates.build_local_steps(
-                            parameters, build_loss, optimizer, local_steps, train_steps
-                        )
+                        build_exchange = updates.make_local_steps(packed, build_loss, optimizer, local_steps)
                 if replicas is None:
-                    how = updates.build_async_updates(packed, exchange)
+                    how = updates.build_async_updates(packed, build_exchange, int(local_steps > 1), train_steps, task)
                 else:
-                    how = updates.build_sync_updates(packed, exchange, replicas, task)
+                    how = updates.build_sync_updates(packed, build_exchange, train_steps, replicas, task)
             initializer = tf.variables_initializer([*how.unsaved_variables, *tf.global_variables()])
             local_initializer = tf.local_variables_initializer()
             self.train_op = how.train_op
@@ -77,10 +74,23 @@ def test_asynchronous_updates_are_applied_one_by_one(local_servers):
     servers = local_servers(1, 2)
     workers = [Worker(servers, index) for index in range(2)]
     workers[0].step()
-    assert workers[1].read() == [0 - 0.5 * 1, 1]
+    assert workers[1].read() == [0 - 0.5 * 1 * N, N], "a run takes several steps"
     workers[1].step()
     workers[1].step()
-    assert workers[0].read() == [0 - 0.5 * (1 + 2 + 2), 3]
+    assert workers[0].read() == [0 - 0.5 * (1 + 2 + 2) * N, 3 * N]
+
+
+def test_each_step_computes_on_what_the_one_before_has_made(local_servers):
+    worker = Worker(local_servers(2, 1), 0, loss=lambda weight: (weight - 1) ** 2 / 2)
+    worker.step()
+    assert worker.read() == [1 - 0.5**N, N], "each step halves the way to 1"
+
+
+def test_what_is_left_of_a_run_after_the_last_step_applies_nothing(local_servers):
+    worker = Worker(local_servers(1, 1), 0, train_steps=N + 1)
+    for _ in range(3):
+        worker.step()
+    assert worker.read() == [0 - 0.5 * (N + 1), N + 1]
 
 
 def test_synchronous_updates_average_all_gradients(local_servers):
@@ -150,10 +160,10 @@ def test_local_steps_are_taken_on_a_copy_and_their_sum_is_added(local_servers):
     servers = local_servers(2, 2)
     first, second = (Worker(servers, index, local_steps=4) for index in range(2))
     first.step()
-    assert second.read() == [0 - 4 * 0.5 * 1, 4], "global_step counts the batches"
+    assert second.read() == [0 - 4 * 0.5 * 1 * N, 4 * N], "global_step counts the batches"
     second.step()
     first.step()
-    assert second.read() == [0 - 4 * 0.5 * (1 + 2 + 1), 12]
+    assert second.read() == [0 - 4 * 0.5 * (1 + 2 + 1) * N, 12 * N]
 
 
 def test_synchronous_local_steps_are_averaged(local_servers):
@@ -201,13 +211,13 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
     global_step = tf.train.create_global_step()
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
     packed = packing.Packing([weight])
-    exchange = updates.build_local_steps(
-        packed.read(), lambda parameters, number: 1 * parameters[0][0], updates.make_optimizer(name, 0.5), 3, 100
+    build_exchange = updates.make_local_steps(
+        packed, lambda parameters, number: 1 * parameters[0], updates.make_optimizer(name, 0.5), 3
     )
+    fetched = updates.Fetched(packed.read(), tf.constant(100, tf.int64))
+    exchanges = [build_exchange(fetched, [], number) for number in range(2)]
     assert tf.global_variables() == [global_step, weight]
-    assert len(tf.local_variables()) == 1 + {"sgd": 0, "momentum": 1, "adam": 4}[name]
-    how = updates.build_async_updates(packed, exchange)
+    assert len(tf.local_variables()) == 1 + {"sgd": 0, "momentum": 1, "adam": 4}[name], "exchanges share it"
     with tf.Session() as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        session.run(how.train_op)
-        assert session.run([weight, global_step]) == [pytest.approx(expected, rel=1e-5), 3]
+        assert session.run(exchanges[0].gradients[0]) == [pytest.approx(-expected, rel=1e-5)]
