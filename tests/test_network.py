@@ -74,6 +74,11 @@ def test_a_host_is_reached_as_its_links_allow(hosts):
     hosts.set_loss(0.0)
     hosts.set_delay(0.1)
     assert secs(1) >= 4 * 0.1, "to connect is a round trip, to hear something is another"
+    hosts.set_delay(0.0)
+    hosts.set_bits_per_sec(4000)
+    num_bytes = hosts.num_bytes(0)
+    assert secs(1) >= 3 * 60 * 8 / 4000, "two packets to connect and one with the greeting, of 60 bytes or more"
+    assert hosts.num_bytes(0) >= num_bytes + 3 * 60
 
 
 @pytest.mark.usefixtures("listener")
