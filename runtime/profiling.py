@@ -20,7 +20,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 
 class ProfileHook(tf.train.SessionRunHook):
-    """Writes a trace of each run of a worker between two global steps, with what its ps tasks did in it.
+    """Writes a trace of each run of a worker that has steps between two global ones, with what its ps tasks did in it.
 
     A trace is a file `timeline-STEP.json` in the folder `profile/worker-N` of the train directory. TensorFlow's hook,
     which writes it, reads the step while the run advances it, and so may name a run after the next one.
@@ -35,18 +35,19 @@ class ProfileHook(tf.train.SessionRunHook):
     def begin(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
         self._profiler.begin()
-        self._step = 0  # after the last run
+        self._step = self._advance = 0  # after the last run, and by it
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         # TensorFlow's hook traces nothing in the first run that it sees, and so sees one more.
-        self._is_tracing = self._first_step - 2 <= self._step < self._last_step
+        self._is_tracing = self._step + 2 * self._advance >= self._first_step and self._step < self._last_step
         if not self._is_tracing:
             return tf.train.SessionRunArgs([self._global_step])
         traced = self._profiler.before_run(run_context)
         return traced._replace(fetches=[self._global_step, traced.fetches])
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        self._step, *traced = run_values.results
+        step, *traced = run_values.results
+        self._step, self._advance = step, step - self._step
         if self._is_tracing:
             self._profiler.after_run(run_context, run_values._replace(results=traced[0]))
 

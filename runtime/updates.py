@@ -159,15 +159,14 @@ def build_async_updates(
     counts: list[tf.Tensor] = []  # of the steps that each has added
     for number in range(EXCHANGES_PER_RUN):
         num_done = max(0, number - max_pending)
-        last_done = counts[:num_done][-1:]
-        with tf.control_dependencies(last_done):
+        with tf.control_dependencies(counts[:num_done][-1:]):
             fetched = _fetch(packing, train_steps)
         with tf.device(task.device):
             exchange = build_exchange(fetched, exchanges[num_done:], number)
         pairs = packing.unpack(exchange.gradients)
         arrived = [part for part, variable in pairs if variable.device == global_step.device]
         with tf.device(global_step.device):  # for what is constant, else each step would send it there
-            with tf.control_dependencies([*last_done, *arrived]):
+            with tf.control_dependencies([*counts[-1:], *arrived]):
                 is_left = global_step.read_value() < train_steps
             counts.append(tf.cond(is_left, functools.partial(_apply, exchange, pairs), lambda: tf.zeros([], tf.int64)))
         exchanges.append(exchange)
