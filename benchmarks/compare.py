@@ -104,6 +104,8 @@ def tune(contenders: Sequence[Contender]) -> None:
 
 def run_rounds(contenders: Sequence[Contender], num_rounds: int) -> dict[str, list[dict[str, Any]]]:
     """Run all in turn, again and again; return what each found, by its name."""
+    if not SETTINGS.exists():
+        sys.exit(f"error: {SETTINGS} is missing: find the settings first, with --tune")
     settings = json.loads(SETTINGS.read_text())
     runs: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in contenders}
     for seed in range(num_rounds):
