@@ -53,7 +53,7 @@ def shuffled_indices(num_examples: int) -> Iterator[npt.NDArray[np.int32]]:
     """Yield those of the batches of one call, int32 [steps_per_call, b], for ever, in a new order each epoch."""
     generator = np.random.default_rng(FLAGS.seed)
     size = FLAGS.steps_per_call * measure.BATCH_SIZE
-    order = np.empty(0, np.int32)
+    order: npt.NDArray[np.int32] = np.empty(0, np.int32)
     while True:
         while len(order) < size:
             order = np.concatenate([order, generator.permutation(num_examples).astype(np.int32)])
