@@ -4,6 +4,7 @@ Worker i's loss is (i + 1) * w: its gradient is the constant i + 1.
 """
 
 import threading
+from typing import ClassVar
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -14,8 +15,19 @@ LEARNING_RATE = 0.5
 N = updates.EXCHANGES_PER_RUN
 
 
+@pytest.fixture(autouse=True)
+def _stop_threads():
+    """Stop the workers' threads after each test: what they log is of no other test."""
+    yield
+    for coordinator in Worker.coordinators:
+        coordinator.request_stop()
+    Worker.coordinators.clear()
+
+
 class Worker:
     """A worker that takes a step when told to."""
+
+    coordinators: ClassVar[list] = []
 
     def __init__(self, servers, index, replicas=None, initialize=True, local_steps=1, train_steps=100, loss=None):
         task = servers.task("worker", index)
@@ -49,6 +61,7 @@ class Worker:
             self.session.run(initializer)
         self.session.run(local_initializer)
         self.coord = tf.train.Coordinator()
+        self.coordinators.append(self.coord)
         for hook in how.hooks:
             hook.after_create_session(self.session, self.coord)
 
