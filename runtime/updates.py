@@ -184,6 +184,7 @@ def _apply(exchange: Exchange, pairs: Sequence[tuple[tf.Tensor, tf.Variable]]) -
 
 
 def _fetch(packing: Packing, train_steps: int) -> Fetched:
+    """Build what the ps tasks send to a worker."""
     global_step = tf.train.get_global_step()
     with tf.device(global_step.device):
         steps_left = train_steps - global_step.read_value()
