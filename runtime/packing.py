@@ -33,7 +33,7 @@ class Packing:
         return vectors
 
     def split(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Build the part of `vectors` that belongs to each variable, in its shape: in the order of `variables`."""
+        """Build the part of `vectors` that belongs to each variable, in its shape: ps by ps, as they are packed."""
         return [
             part
             for vector, variables in zip(vectors, self._variables.values(), strict=True)
