@@ -5,13 +5,10 @@ entry in the checkpoints; only what travels is packed.
 """
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-
-ALIGNED = 16  # float32 in 64 bytes, to which TensorFlow's kernels want their inputs aligned
 
 
 class Packing:
@@ -20,8 +17,7 @@ class Packing:
     def __init__(self, variables: Sequence[tf.Variable]):
         """Pack `variables`, float32, by their devices."""
         self._variables: dict[str, list[tf.Variable]] = {}
-        # What begins and ends at a multiple of `ALIGNED` is sliced out of a vector without being copied.
-        for variable in sorted(variables, key=lambda variable: variable.shape.num_elements() % ALIGNED != 0):
+        for variable in variables:
             self._variables.setdefault(variable.device, []).append(variable)
 
     def read(self) -> list[tf.Tensor]:
@@ -73,9 +69,5 @@ class Packing:
 
 def _split(vector: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     """Build the part of `vector`, float32 [size], that belongs to each of the variables, in its shape."""
-    sizes = [variable.shape.num_elements() for variable in variables]
-    ends = itertools.accumulate(sizes)
-    return [
-        tf.reshape(vector[end - size : end], variable.shape)
-        for variable, size, end in zip(variables, sizes, ends, strict=True)
-    ]
+    parts = tf.split(vector, [variable.shape.num_elements() for variable in variables])
+    return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)]

@@ -16,6 +16,7 @@ def assert_recovered_soon(fault):
     """Check that all trained within 5 s of when what was restarted served again.
 
     Before that it imports TensorFlow, which tells how fast the machine is just now: on a busy one, 5 s are not enough.
+    From the restart on, `tests/chaos.py` measures; see the table in the README.
     """
     assert fault.recovery_secs - fault.serving_secs < max(5, 2 * fault.serving_secs), fault
 
@@ -37,10 +38,9 @@ def start(tmp_path, black_and_white_dir):
 
 
 @pytest.mark.parametrize("mode", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
-def test_every_task_and_every_pair_of_tasks_comes_back_within_5_secs(start, mode):
+def test_every_task_and_every_pair_of_tasks_trains_soon_after_it_serves_again(start, mode):
     with start("--train_steps=1000000", "--save_checkpoint_secs=1", *mode) as (cluster, casualty):
-        pairs = itertools.combinations(cluster.names, 2) if mode else [("ps 0", "worker 0"), ("worker 0", "worker 1")]
-        victims = [("worker 1",), ("worker 0",), ("ps 1",), *pairs]
+        victims = [("worker 1",), ("worker 0",), ("ps 1",), *itertools.combinations(cluster.names, 2)]
         for names in victims:
             fault = casualty.kill(*names)  # it checks that the model is kept, or restored from the last checkpoint
             assert_recovered_soon(fault)
@@ -129,15 +129,14 @@ def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--seed=1", "--train_steps=3000"],
-        ["--seed=2", "--train_steps=1000", "--sync_replicas"],
-        ["--seed=3", "--train_steps=20000", "--local_steps=8", "--optimizer=sgd", "--learning_rate=0.1"],
+        ["--seed=1", "--train_steps=8000"],
+        ["--seed=2", "--train_steps=2000", "--sync_replicas"],
+        ["--seed=3", "--train_steps=50000", "--local_steps=8", "--optimizer=sgd", "--learning_rate=0.1"],
     ],
     ids=["asynchronous", "synchronous", "local_steps"],
 )
 def test_chaos_loses_nothing_and_hangs_nothing(tmp_path, mnist_dir, flags):
-    # So few steps vary: for most of them one of the workers may be away, with its half of the examples.
-    chaos_test = [sys.executable, str(PROJECT / "tests" / "chaos.py"), "--minutes=0", "--tolerance=0.02"]
+    chaos_test = [sys.executable, str(PROJECT / "tests" / "chaos.py"), "--minutes=0"]
     process = Process([*chaos_test, *flags], tmp_path / "output")
     assert process.wait(timeout_secs=300) == 0, process.output()
     assert re.search(r"^\| all \| [1-9]", process.output(), re.MULTILINE), "the table counts the faults"
