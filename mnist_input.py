@@ -131,6 +131,7 @@ def build_batches(examples: Examples, num_batches: int, batch_size: int, seed: i
       stream: which of the run's streams this is, so that workers shuffle differently: the worker's task index.
     """
 
+    @tf.autograph.experimental.do_not_convert  # there is nothing to convert, and to find that out takes its time
     def shuffle(epoch: tf.Tensor) -> tf.Tensor:
         run_seed = tf.constant([seed, stream], tf.int64)
         return tf.random.experimental.stateless_shuffle(
