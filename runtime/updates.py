@@ -16,6 +16,7 @@ MOMENTUM = 0.9
 EXCHANGES_PER_RUN = 4  # of asynchronous workers: a run has costs of its own, and what follows is sent without delay
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
 STALL_SECS = 5.0  # what has not moved for so long has lost a token, even if every worker is there
+RESTART_SECS = 2.0  # the same after the chief was lost, which may have had a token
 
 
 class Fetched(NamedTuple):
@@ -238,6 +239,7 @@ class SyncReplicasHook(tf.train.SessionRunHook):
         """Serve an `optimizer` that counts its updates with `counter`."""
         self._optimizer, self._counter = optimizer, counter
         self._replicas_to_aggregate, self._task = replicas_to_aggregate, task
+        self._watch: tf.train.LooperThread | None = None  # of the chief
 
     def begin(self) -> None:
         self._init_op = self._optimizer.chief_init_op if self._task.is_chief else self._optimizer.local_step_init_op
@@ -256,17 +258,23 @@ class SyncReplicasHook(tf.train.SessionRunHook):
         session.run(self._init_op)
         if self._task.is_chief:
             self._updater.create_threads(session, coord=coord, daemon=True, start=True)
-            self._seen_count, self._moved_at = -1, time.monotonic()
-            tf.train.LooperThread.loop(coord, LOOK_SECS, self._end_stall, args=(session,))
+            self._seen_count = session.run(self._counter)
+            self._patience_secs = RESTART_SECS if self._seen_count else STALL_SECS
+            self._watch = tf.train.LooperThread(coord, LOOK_SECS, self._end_stall, args=(session,))
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> None:
+        if self._watch and self._watch.ident is None:  # not earlier: until now the workers have waited for each other
+            self._moved_at = time.monotonic()
+            self._watch.start()
 
     def _end_stall(self, session: tf.Session) -> None:
         """Add a token if nothing is updated; one too many is harmless: stale gradients are dropped."""
         count, now = session.run(self._counter), time.monotonic()
         if count != self._seen_count:
-            self._seen_count, self._moved_at = count, now
+            self._seen_count, self._moved_at, self._patience_secs = count, now, STALL_SECS
             return
         missing = cluster.missing(self._task.others("worker"))
-        if not missing and now < self._moved_at + STALL_SECS:
+        if not missing and now < self._moved_at + self._patience_secs:
             return
         session.run(self._add_token)
         logging.warning(

@@ -53,7 +53,7 @@ class Worker:
                     how = updates.build_sync_updates(packed, build_exchange, train_steps, replicas, task)
             initializer = tf.variables_initializer([*how.unsaved_variables, *tf.global_variables()])
             local_initializer = tf.local_variables_initializer()
-            self.train_op = how.train_op
+            self.train_op, self.hooks = how.train_op, how.hooks
             for hook in how.hooks:
                 hook.begin()
         self.session = servers.worker_session(index, graph)
@@ -66,6 +66,8 @@ class Worker:
             hook.after_create_session(self.session, self.coord)
 
     def step(self):
+        for hook in self.hooks:
+            hook.before_run(None)
         self.session.run(self.train_op)
 
     def start_step(self):
