@@ -27,6 +27,7 @@ import tensorflow.compat.v1 as tf
 import compare
 import mnist_input
 from runtime import cluster, placement, ports, updates
+from tests.messages import num_tensors_sent
 from tests.network import Network
 from tests.processes import Cluster, poll_for
 
@@ -51,25 +52,22 @@ PROGRESS = re.compile(r"global step (\d+)/\d+, local step \d+, loss")
 
 
 def count_messages() -> None:
-    """Print how many messages an exchange takes, from the graphs that TensorFlow makes of one run.
-
-    Between two tasks each `_Recv` is a call of RecvTensor. Each run also calls RunGraph and CleanupGraph on each ps.
-    """
+    """Print how many calls an exchange takes: one for each tensor that is sent, and two to each ps for each run."""
     tf.disable_eager_execution()
     tf.disable_control_flow_v2()
-    print("| model | ps | mode | tensors received | calls of the run | calls for each exchange |")
+    print("| model | ps | mode | tensors sent | calls of the run | calls for each exchange |")
     print("| --- | --- | --- | --- | --- | --- |")
     modes = {"H = 1": "--local_steps=1", "H = 16": "--local_steps=16", "synchronous": "--sync_replicas"}
     for model in MODELS:
         for num_ps in NUM_PS:
             for mode, flag in modes.items():
-                num_received, num_exchanges = received_in_a_run(num_ps, [f"--model={model}", flag])
+                num_sent, num_exchanges = sent_in_a_run(num_ps, [f"--model={model}", flag])
                 num_calls = 2 * num_ps
-                figures = f"{num_received} | {num_calls} | {(num_received + num_calls) / num_exchanges:.1f}"
+                figures = f"{num_sent} | {num_calls} | {(num_sent + num_calls) / num_exchanges:.1f}"
                 print(f"| {model} | {num_ps} | {mode} | {figures} |", flush=True)
 
 
-def received_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
+def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
     """Return how many tensors one run of a worker's graph sends between tasks, and how many exchanges it has."""
     distributed.FLAGS(["", "--ps_strategy=greedy", "--local_steps=1", "--nosync_replicas", *flags])
     addresses = [f"localhost:{port}" for port in ports.choose_ports(num_ps + 1)]
@@ -90,17 +88,8 @@ def received_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
             for hook in training.updates.hooks:
                 hook.begin()
                 hook.after_create_session(session, tf.train.Coordinator())
-            metadata = tf.RunMetadata()
-            session.run(training.updates.train_op, None, tf.RunOptions(output_partition_graphs=True), metadata)
-    nodes = [node for graph in metadata.partition_graphs for node in graph.node if node.op in ("_Recv", "_HostRecv")]
-    ends = [[_task(node.attr[end].s.decode()) for end in ("send_device", "recv_device")] for node in nodes]
-    num_exchanges = 1 if distributed.FLAGS.sync_replicas else updates.EXCHANGES_PER_RUN
-    return sum(sender != receiver for sender, receiver in ends), num_exchanges
-
-
-def _task(device: str) -> tuple[str, int]:
-    spec = tf.DeviceSpec.from_string(device)
-    return spec.job, spec.task
+            num_sent = num_tensors_sent(session, training.updates.train_op)
+    return num_sent, 1 if distributed.FLAGS.sync_replicas else updates.EXCHANGES_PER_RUN
 
 
 def measure_processes() -> None:

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 import distributed
 import mnist_input
 from runtime import cluster, roll_call, updates
+from tests.messages import num_tensors_sent
 
 PS_HOSTS = ("a:1", "b:2")
 WORKER_HOSTS = ("c:3", "d:4")
@@ -181,3 +182,18 @@ def test_flags_win_over_tf_config(set_flags, monkeypatch):
     set_flags("--job_name=worker", "--task_index=1")
     task = distributed.task_from_flags(["distributed.py"])
     assert task == cluster.Task("worker", 1, ("localhost:2222",), ("localhost:2223", "localhost:2224"))
+
+
+@pytest.mark.parametrize(("flag", "num_sent"), [("--local_steps=1", 2), ("--local_steps=8", 3)])
+def test_an_exchange_is_one_message_each_way(graph, set_flags, local_servers, flag, num_sent):
+    set_flags(flag)
+    servers = local_servers(1, 1)
+    task = servers.task("worker", 0)
+    spec = tf.train.ClusterSpec(task.jobs)
+    with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
+        training = distributed.build_training(task, EXAMPLES)
+    with servers.worker_session(0, graph) as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(training.batches.initializer, training.batches.feed_dict)
+        # With local steps, the number of those that are left comes with a message of its own.
+        assert num_tensors_sent(session, training.updates.train_op) == num_sent * updates.EXCHANGES_PER_RUN

@@ -1,0 +1,17 @@
+"""What TensorFlow sends between the tasks of a cluster, counted in the graphs that it makes for them."""
+
+import tensorflow.compat.v1 as tf
+
+
+def num_tensors_sent(session, train_op):
+    """Run `train_op`, and return how many tensors have gone from one task to another, each with a call of its own."""
+    metadata = tf.RunMetadata()
+    session.run(train_op, options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    nodes = [node for graph in metadata.partition_graphs for node in graph.node if node.op in ("_Recv", "_HostRecv")]
+    assert nodes, "TensorFlow told nothing of its graphs"
+    return sum(_task(node, "send_device") != _task(node, "recv_device") for node in nodes)
+
+
+def _task(node, end):
+    device = tf.DeviceSpec.from_string(node.attr[end].s.decode())
+    return device.job, device.task
