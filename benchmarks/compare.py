@@ -143,18 +143,34 @@ def _figures(results: Sequence[dict[str, Any]], field: str) -> list[float]:
 
 
 def print_table(runs: dict[str, list[dict[str, Any]]]) -> None:
-    """Print medians, spreads and ratios to the first, as a table of Markdown."""
-    print("| | setting | examples/s | spread | of the first | s to 97.5 % | spread | of the first |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    first: dict[str, float] = {}
+    """Print medians, spreads and rates as ratios to the first, as a table of Markdown."""
+    print("| | setting | 1000 examples/s | spread | of the first | s to 97.5 % | spread |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    (first, *_) = runs.values()
+    first_rate = statistics.median(_figures(first, "examples_per_sec"))
     for name, results in runs.items():
-        cells = [name, results[0]["setting"]]
-        for field, digits in (("examples_per_sec", 0), ("secs_to_target", 2)):
-            figures = _figures(results, field)
-            median = statistics.median(figures)
-            ratio = median / first.setdefault(field, median)
-            cells += [f"{median:.{digits}f}", f"{min(figures):.{digits}f} to {max(figures):.{digits}f}", f"{ratio:.2f}"]
+        rates, secs = _figures(results, "examples_per_sec"), _figures(results, "secs_to_target")
+        median = statistics.median(rates)
+        cells = [
+            name,
+            results[0]["setting"],
+            _thousands(median),
+            f"{_thousands(min(rates))} to {_thousands(max(rates))}",
+        ]
+        cells += [
+            f"{median / first_rate:.2f}",
+            _secs(statistics.median(secs)),
+            f"{_secs(min(secs))} to {_secs(max(secs))}",
+        ]
         print(f"| {' | '.join(cells)} |")
+
+
+def _thousands(rate: float) -> str:
+    return f"{rate / 1000:.0f}"
+
+
+def _secs(secs: float) -> str:
+    return "never" if secs == float("inf") else f"{secs:.2f}"
 
 
 def draw_chart(runs: dict[str, list[dict[str, Any]]]) -> None:
@@ -164,7 +180,7 @@ def draw_chart(runs: dict[str, list[dict[str, Any]]]) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), sharey=True)
     for axes, field, title in (
         (left, "examples_per_sec", "examples/s of all workers"),
-        (right, "secs_to_target", "seconds to 97.5 % test accuracy"),
+        (right, "secs_to_target", "seconds to 97.5 % test accuracy (no bar: never)"),
     ):
         medians = [statistics.median(_figures(results, field)) for results in runs.values()]
         axes.barh(list(runs), [median if median < float("inf") else 0 for median in medians])
