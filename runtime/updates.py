@@ -259,7 +259,7 @@ class SyncReplicasHook(tf.train.SessionRunHook):
         if self._task.is_chief:
             self._updater.create_threads(session, coord=coord, daemon=True, start=True)
             self._seen_count = session.run(self._counter)
-            self._patience_secs = RESTART_SECS if self._seen_count else STALL_SECS
+            self._is_restart = self._seen_count > 0
             self._watch = tf.train.LooperThread(coord, LOOK_SECS, self._end_stall, args=(session,))
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> None:
@@ -271,10 +271,10 @@ class SyncReplicasHook(tf.train.SessionRunHook):
         """Add a token if nothing is updated; one too many is harmless: stale gradients are dropped."""
         count, now = session.run(self._counter), time.monotonic()
         if count != self._seen_count:
-            self._seen_count, self._moved_at, self._patience_secs = count, now, STALL_SECS
+            self._seen_count, self._moved_at, self._is_restart = count, now, False
             return
         missing = cluster.missing(self._task.others("worker"))
-        if not missing and now < self._moved_at + self._patience_secs:
+        if not missing and now < self._moved_at + (RESTART_SECS if self._is_restart else STALL_SECS):
             return
         session.run(self._add_token)
         logging.warning(

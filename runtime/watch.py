@@ -54,7 +54,8 @@ class Watch:
             self._missing = cluster.missing(self._task.needed)
             for peer in self._task.needed:
                 self._note(peer, time.monotonic())
-            time.sleep(LOOK_SECS)
+            # Who has not come yet is looked for more often, so that nobody comes and goes unseen.
+            time.sleep(LOOK_SECS if all(sight.was_there for sight in self._sights.values()) else cluster.POLL_SECS)
 
     def _note(self, peer: cluster.Peer, now: float) -> None:
         sight = self._sights[peer]
