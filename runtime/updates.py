@@ -152,8 +152,8 @@ def build_async_updates(
     """Let every worker apply what it has as soon as it has it, to parameters that others may have changed since.
 
     A run takes `EXCHANGES_PER_RUN`, one after the other. Each begins when all but `max_pending` of those before are
-    done, so that with 1 the worker computes while the exchange before is on its way. What reaches the ps tasks after
-    `train_steps` is not applied.
+    done, so that with 1 the worker computes while the exchange before is on its way. What does not fit into
+    `train_steps` any more, when it reaches the ps tasks, is not applied.
     """
     global_step = tf.train.get_global_step()
     exchanges: list[Exchange] = []
@@ -168,8 +168,8 @@ def build_async_updates(
         arrived = [part for part, variable in pairs if variable.device == global_step.device]
         with tf.device(global_step.device):  # for what is constant, else each step would send it there
             with tf.control_dependencies([*counts[-1:], *arrived]):
-                is_left = global_step.read_value() < train_steps
-            counts.append(tf.cond(is_left, functools.partial(_apply, exchange, pairs), lambda: tf.zeros([], tf.int64)))
+                fits = global_step.read_value() + exchange.num_steps <= train_steps
+            counts.append(tf.cond(fits, functools.partial(_apply, exchange, pairs), lambda: tf.zeros([], tf.int64)))
         exchanges.append(exchange)
     with tf.device(global_step.device):
         num_steps = tf.add_n(counts)

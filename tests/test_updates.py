@@ -201,6 +201,17 @@ def test_the_last_exchange_has_just_the_steps_that_are_left(local_servers, repli
     assert worker.read() == [0 - 6 * 0.5 * 1, 6], "none is left"
 
 
+def test_what_does_not_fit_into_the_steps_that_others_have_left_is_not_applied(local_servers):
+    def loss(weight):
+        with tf.control_dependencies([tf.train.get_global_step().assign(4)]):  # meanwhile the others have taken these
+            return 1 * weight
+
+    worker = Worker(local_servers(1, 1), 0, local_steps=4, train_steps=6, loss=loss)
+    worker.step()
+    worker.step()
+    assert worker.read() == [0 - 2 * 0.5 * 1, 6], "the first exchange has 4 steps, of which 2 are too many"
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
