@@ -34,7 +34,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # What the imports make stays, and to look for garbage in it again and again would take half a second of each start.
 gc.disable()
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
 
@@ -45,6 +44,7 @@ from runtime import (
     cluster,
     download,
     errors,
+    evaluation,
     lifecycle,
     packing,
     placement,
@@ -58,8 +58,6 @@ from runtime import (
 
 gc.freeze()
 gc.enable()
-
-EVALUATION_BATCH_SIZE = 1000  # the activations of cnn for all test images would take a gigabyte
 
 FLAGS = flags.FLAGS
 
@@ -138,23 +136,12 @@ UNUSABLE = (
 )
 
 
-class Evaluation(NamedTuple):
-    """The part of the graph that measures the model on given images."""
-
-    images: tf.Tensor  # placeholder, uint8 [b, 784]
-    labels: tf.Tensor  # placeholder, uint8 [b]
-    loss: tf.Tensor  # float32 []
-    accuracy: tf.Tensor  # float32 []
-    global_step: tf.Variable  # int64 []
-
-
 class Training(NamedTuple):
     """A worker's graph."""
 
     batches: mnist_input.Batches
-    loss: tf.Tensor  # float32 [], of this worker's batch
     updates: updates.Updates
-    evaluation: Evaluation
+    evaluation: evaluation.Evaluation
 
 
 def main(argv: Sequence[str]) -> None:
@@ -211,8 +198,8 @@ def train(
     scaffold = make_scaffold(task, target, config, train_dir, training)
     progress = lifecycle.ProgressHook(
         task,
-        training.loss,
         training.updates.num_steps,
+        training.updates.loss,
         training.updates.global_step,
         FLAGS.train_steps,
         FLAGS.batch_size,
@@ -247,7 +234,8 @@ def train(
 
     if test_examples:
         with tf.Session(target, config=config) as session:
-            found = evaluate(task, session, training.evaluation, test_examples, progress)
+            measures = training.evaluation.run(session, test_examples)
+            found = make_result(task, measures, progress)
             if train_dir:
                 found.write(train_dir)
             print(found, flush=True)
@@ -298,7 +286,7 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
     """Build a worker's whole graph, under the device function that places it."""
     tf.set_random_seed(FLAGS.seed)
     tf.train.create_global_step()
-    evaluation = build_evaluation()  # first, for it makes the variables; what follows uses copies of them
+    test = evaluation.Evaluation(FLAGS.model, FLAGS.hidden_units)  # first: it makes the variables; the rest has copies
     packed = packing.Packing(tf.trainable_variables())
     num_batches = FLAGS.local_steps * (1 if FLAGS.sync_replicas else updates.EXCHANGES_PER_RUN)
     with tf.device(task.device):
@@ -318,46 +306,23 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
         else:
             build_exchange = updates.make_local_steps(packed, build_loss, optimizer, FLAGS.local_steps)
         logits, labels = build_logits(packed.split(packed.read()), -1)
-        loss = model.build_loss(logits, labels)
-    tf.summary.scalar("loss", loss)
-    tf.summary.scalar("accuracy", model.build_accuracy(logits, labels))
+        tf.summary.scalar("accuracy", model.build_accuracy(logits, labels))
 
     if FLAGS.sync_replicas:
         how = updates.build_sync_updates(packed, build_exchange, FLAGS.train_steps, num_replicas(task), task)
     else:
         max_pending = 0 if FLAGS.local_steps == 1 else 1
         how = updates.build_async_updates(packed, build_exchange, max_pending, FLAGS.train_steps, task)
-    return Training(batches, loss, how, evaluation)
+    tf.summary.scalar("loss", how.loss)
+    return Training(batches, how, test)
 
 
-def build_evaluation() -> Evaluation:
-    """Build the model, with its variables, as the chief measures it."""
-    images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
-    labels = tf.placeholder(tf.uint8, [None], name="test_labels")
-    logits = model.build_logits(mnist_input.to_float(images), FLAGS.model, FLAGS.hidden_units)
-    loss = model.build_loss(logits, tf.cast(labels, tf.int32))
-    accuracy = model.build_accuracy(logits, tf.cast(labels, tf.int32))
-    return Evaluation(images, labels, loss, accuracy, tf.train.get_global_step())
-
-
-def evaluate(
-    task: cluster.Task,
-    session: tf.Session,
-    evaluation: Evaluation,
-    examples: mnist_input.Examples,
-    progress: lifecycle.ProgressHook,
-) -> result.Result:
-    """Measure the parameters that the ps tasks hold now on all `examples`."""
-    sums = np.zeros(2)
-    for start in range(0, len(examples.labels), EVALUATION_BATCH_SIZE):
-        images, labels = (part[start : start + EVALUATION_BATCH_SIZE] for part in examples)
-        feed_dict = {evaluation.images: images, evaluation.labels: labels}
-        sums += len(labels) * np.array(session.run([evaluation.loss, evaluation.accuracy], feed_dict))
-    loss, accuracy = sums / len(examples.labels)
+def make_result(task: cluster.Task, measures: evaluation.Measures, progress: lifecycle.ProgressHook) -> result.Result:
+    """Return what this run found."""
     return result.Result(
-        test_accuracy=round(accuracy, 6),
-        test_loss=round(loss, 6),
-        global_step=int(session.run(evaluation.global_step)),
+        test_accuracy=round(measures.accuracy, 6),
+        test_loss=round(measures.loss, 6),
+        global_step=measures.global_step,
         train_secs=round(progress.train_secs, 3),
         examples_per_sec=round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else 0.0,
         model=FLAGS.model,

@@ -157,8 +157,8 @@ class ProgressHook(tf.train.SessionRunHook):
     def __init__(
         self,
         task: cluster.Task,
-        loss: tf.Tensor,
         num_steps: tf.Tensor,
+        loss: tf.Tensor,
         global_step: tf.Tensor,
         train_steps: int,
         batch_size: int,
@@ -169,8 +169,8 @@ class ProgressHook(tf.train.SessionRunHook):
 
         Args:
           task: this worker.
-          loss: of a batch, float32 [].
           num_steps: local steps in one run of the graph, int64 [].
+          loss: of one of them, float32 [].
           global_step: as it is after that, int64 [].
           train_steps: what the line shows beside the global step.
           batch_size: examples in one local step.
@@ -180,8 +180,8 @@ class ProgressHook(tf.train.SessionRunHook):
         self.train_secs = 0.0  # from the first step to the last
         self.num_examples = 0  # used in that time
         self._task, self._train_steps = task, train_steps
-        self._num_steps = num_steps
-        self._line = {"num_steps": num_steps, "loss": loss, "global_step": global_step}
+        # All of it in each run: for other fetches TensorFlow would build the graph again.
+        self._fetches = [num_steps, loss, global_step]
         self._examples_per_count = batch_size * (num_replicas if task.is_chief else 1)
         self._log_every_secs = log_every_secs
         self._local_step = 0
@@ -193,17 +193,15 @@ class ProgressHook(tf.train.SessionRunHook):
         self._examples_logged, self._logged_at = self.num_examples, time.monotonic()
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        now = time.monotonic()
-        self._started_at = min(self._started_at, now)
-        is_due = now >= self._logged_at + self._log_every_secs
-        return tf.train.SessionRunArgs(self._line if is_due else {"num_steps": self._num_steps})
+        self._started_at = min(self._started_at, time.monotonic())
+        return tf.train.SessionRunArgs(self._fetches)
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         now = time.monotonic()
-        self._local_step += int(run_values.results["num_steps"])
+        num_steps, loss, global_step = run_values.results
+        self._local_step += int(num_steps)
         self.train_secs = now - self._started_at
-        if "loss" in run_values.results:
-            global_step = run_values.results["global_step"]
+        if num_steps and now >= self._logged_at + self._log_every_secs:
             self._add_examples(global_step)
             logging.info(
                 "%s: global step %d/%d, local step %d, loss %.4f, %.0f examples/s",
@@ -211,7 +209,7 @@ class ProgressHook(tf.train.SessionRunHook):
                 global_step,
                 self._train_steps,
                 self._local_step,
-                run_values.results["loss"],
+                loss,
                 (self.num_examples - self._examples_logged) / (now - self._logged_at),
             )
             self._examples_logged, self._logged_at = self.num_examples, now

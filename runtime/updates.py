@@ -33,6 +33,7 @@ class Exchange(NamedTuple):
     optimizer: tf.train.Optimizer  # that applies them there
     counter: tf.Variable | None  # that the optimizer must advance by 1; if None, it advances the global step itself
     num_steps: tf.Tensor  # int64 [], how many local steps they stand for
+    loss: tf.Tensor  # float32 [], of the last of these; 0 if there is none
 
 
 class Updates(NamedTuple):
@@ -40,7 +41,8 @@ class Updates(NamedTuple):
 
     train_op: tf.Operation
     num_steps: tf.Tensor  # int64 [], local steps in one run of it
-    global_step: tf.Tensor  # int64 [], as it is after that
+    loss: tf.Tensor  # float32 [], of one of these; 0 if there is none
+    global_step: tf.Tensor  # int64 [], as it is after the run
     hooks: list[tf.train.SessionRunHook]
     unsaved_variables: list[tf.Variable]  # on the ps tasks, to be initialised before the model is, and never saved
 
@@ -67,10 +69,11 @@ def make_gradients(packing: Packing, build_loss: BuildLoss, optimizer: tf.train.
     def build(fetched: Fetched, pending: Sequence[Exchange], number: int) -> Exchange:
         assert not pending, "the classic step knows all that this worker has done before"
         parameters = packing.split(fetched.vectors)
-        gradients = packing.pack(tf.gradients(build_loss(parameters, number), parameters))
+        loss = build_loss(parameters, number)
+        gradients = packing.pack(tf.gradients(loss, parameters))
         with tf.device(fetched.steps_left.device):
             num_steps = tf.constant(1, tf.int64)
-        return Exchange(gradients, optimizer, tf.train.get_global_step(), num_steps)
+        return Exchange(gradients, optimizer, tf.train.get_global_step(), num_steps, loss)
 
     return build
 
@@ -106,20 +109,23 @@ def make_local_steps(
         with tf.control_dependencies([copy.assign(value) for copy, value in zip(copies, parameters, strict=True)]):
             first_step = tf.zeros([], tf.int64)
 
-        def take_step(step: tf.Tensor) -> tf.Tensor:
+        def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             values = [copy.read_value() for copy in copies]
-            gradients = tf.gradients(build_loss(values, number * local_steps + step), values)
+            loss = build_loss(values, number * local_steps + step)
+            gradients = tf.gradients(loss, values)
             with (
                 tf.variable_creator_scope(make_local),
                 tf.control_dependencies([optimizer.apply_gradients(zip(gradients, copies, strict=True))]),
             ):
-                return step + 1
+                return step + 1, loss
 
-        last_step = tf.while_loop(lambda step: step < num_steps, take_step, [first_step], parallel_iterations=1)
+        last_step, loss = tf.while_loop(
+            lambda step, _: step < num_steps, take_step, (first_step, tf.zeros([])), parallel_iterations=1
+        )
         with tf.control_dependencies([last_step]):
             ends = packing.pack([copy.read_value() for copy in copies])
             changes = [start - end for start, end in zip(starts, ends, strict=True)]
-        return Exchange(changes, _ChangeOptimizer(num_steps), None, num_steps)
+        return Exchange(changes, _ChangeOptimizer(num_steps), None, num_steps, loss)
 
     return build
 
@@ -173,7 +179,8 @@ def build_async_updates(
         exchanges.append(exchange)
     with tf.device(global_step.device):
         num_steps = tf.add_n(counts)
-    return Updates(num_steps.op, num_steps, _read_global_step_after(num_steps.op), [], [])
+    # Of the first: of the last there may be none.
+    return Updates(num_steps.op, num_steps, exchanges[0].loss, _read_global_step_after(num_steps.op), [], [])
 
 
 def _apply(exchange: Exchange, pairs: Sequence[tuple[tf.Tensor, tf.Variable]]) -> tf.Tensor:
@@ -212,7 +219,8 @@ def build_sync_updates(
     train_op = optimizer.apply_gradients(packing.unpack(exchange.gradients), counter)
     optimizer.ready_for_local_init_op.mark_used()  # the scaffold has a check of its own
     hook = SyncReplicasHook(optimizer, counter, replicas_to_aggregate, task)
-    return Updates(train_op, exchange.num_steps, _read_global_step_after(train_op), [hook], unsaved_variables)
+    global_step = _read_global_step_after(train_op)
+    return Updates(train_op, exchange.num_steps, exchange.loss, global_step, [hook], unsaved_variables)
 
 
 def _read_global_step_after(train_op: tf.Operation) -> tf.Tensor:

@@ -248,4 +248,6 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
     assert len(tf.local_variables()) == 1 + {"sgd": 0, "momentum": 1, "adam": 4}[name], "exchanges share it"
     with tf.Session() as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        assert session.run(exchanges[0].gradients[0]) == [pytest.approx(-expected, rel=1e-5)]
+        change, loss = session.run([exchanges[0].gradients[0], exchanges[0].loss])
+    assert change == [pytest.approx(-expected, rel=1e-5)]
+    assert loss == pytest.approx({"sgd": -2 * 0.5, "momentum": -0.5 * (1 + 1.9), "adam": -2 * 0.5}[name], rel=1e-5)
