@@ -113,10 +113,9 @@ def make_local_steps(
             values = [copy.read_value() for copy in copies]
             loss = build_loss(values, number * local_steps + step)
             gradients = tf.gradients(loss, values)
-            with (
-                tf.variable_creator_scope(make_local),
-                tf.control_dependencies([optimizer.apply_gradients(zip(gradients, copies, strict=True))]),
-            ):
+            with tf.variable_creator_scope(make_local), tf.control_dependencies([loss]):  # of the values before
+                change = optimizer.apply_gradients(zip(gradients, copies, strict=True))
+            with tf.control_dependencies([change]):
                 return step + 1, loss
 
         last_step, loss = tf.while_loop(
