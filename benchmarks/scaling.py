@@ -26,7 +26,7 @@ import tensorflow.compat.v1 as tf
 
 import compare
 import mnist_input
-from runtime import cluster, placement, ports, updates
+from runtime import cluster, placement, ports
 from tests.messages import num_tensors_sent
 from tests.network import Network
 from tests.processes import Cluster, poll_for
@@ -89,7 +89,7 @@ def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
                 hook.begin()
                 hook.after_create_session(session, tf.train.Coordinator())
             num_sent = num_tensors_sent(session, training.updates.train_op)
-    return num_sent, 1 if distributed.FLAGS.sync_replicas else updates.EXCHANGES_PER_RUN
+    return num_sent, training.updates.num_exchanges
 
 
 def measure_processes() -> None:

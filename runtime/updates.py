@@ -13,7 +13,6 @@ from runtime.packing import Packing
 
 OPTIMIZERS = ("adam", "momentum", "sgd")
 MOMENTUM = 0.9
-EXCHANGES_PER_RUN = 4  # of asynchronous workers: a run has costs of its own, and what follows is sent without delay
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
 STALL_SECS = 5.0  # what has not moved for so long has lost a token, even if every worker is there
 RESTART_SECS = 2.0  # the same after the chief was lost, which may have had a token
@@ -40,12 +39,23 @@ class Updates(NamedTuple):
     """What a worker runs to take its steps, and what this needs of its session."""
 
     train_op: tf.Operation
+    num_exchanges: int  # in one run of it
     num_steps: tf.Tensor  # int64 [], local steps in one run of it
     loss: tf.Tensor  # float32 [], of one of these; 0 if there is none
     global_step: tf.Tensor  # int64 [], as it is after the run
     hooks: list[tf.train.SessionRunHook]
     unsaved_variables: list[tf.Variable]  # on the ps tasks, to be initialised before the model is, and never saved
 
+
+class Schedule(NamedTuple):
+    """How the exchanges of an asynchronous worker follow each other."""
+
+    num_exchanges: int  # in one run of the graph: it has costs of its own, and what follows is sent without delay
+    max_pending: int  # of them, when the next one begins
+
+
+STEP_BY_STEP = Schedule(num_exchanges=4, max_pending=0)  # the classic: each knows all that this worker has done before
+OVERLAPPED = Schedule(num_exchanges=8, max_pending=1)  # the worker computes while the exchange before is on its way
 
 BuildLoss = Callable[[Sequence[tf.Tensor], tf.Tensor | int], tf.Tensor]  # from parameters and a batch's number
 BuildExchange = Callable[[Fetched, Sequence[Exchange], int], Exchange]  # see `make_gradients`, `make_local_steps`
@@ -152,19 +162,18 @@ class _ChangeOptimizer(tf.train.GradientDescentOptimizer):
 
 
 def build_async_updates(
-    packing: Packing, build_exchange: BuildExchange, max_pending: int, train_steps: int, task: cluster.Task
+    packing: Packing, build_exchange: BuildExchange, schedule: Schedule, train_steps: int, task: cluster.Task
 ) -> Updates:
     """Let every worker apply what it has as soon as it has it, to parameters that others may have changed since.
 
-    A run takes `EXCHANGES_PER_RUN`, one after the other. Each begins when all but `max_pending` of those before are
-    done, so that with 1 the worker computes while the exchange before is on its way. What does not fit into
-    `train_steps` any more, when it reaches the ps tasks, is not applied.
+    A run takes several exchanges, one after the other. Each begins when all but `schedule.max_pending` of those before
+    are done. What does not fit into `train_steps` any more, when it reaches the ps tasks, is not applied.
     """
     global_step = tf.train.get_global_step()
     exchanges: list[Exchange] = []
     counts: list[tf.Tensor] = []  # of the steps that each has added
-    for number in range(EXCHANGES_PER_RUN):
-        num_done = max(0, number - max_pending)
+    for number in range(schedule.num_exchanges):
+        num_done = max(0, number - schedule.max_pending)
         with tf.control_dependencies(counts[:num_done][-1:]):
             fetched = _fetch(packing, train_steps)
         with tf.device(task.device):
@@ -178,8 +187,8 @@ def build_async_updates(
         exchanges.append(exchange)
     with tf.device(global_step.device):
         num_steps = tf.add_n(counts)
-    # Of the first: of the last there may be none.
-    return Updates(num_steps.op, num_steps, exchanges[0].loss, _read_global_step_after(num_steps.op), [], [])
+    global_step_after, loss = _read_global_step_after(num_steps.op), exchanges[0].loss  # the last may have no steps
+    return Updates(num_steps.op, schedule.num_exchanges, num_steps, loss, global_step_after, [], [])
 
 
 def _apply(exchange: Exchange, pairs: Sequence[tuple[tf.Tensor, tf.Variable]]) -> tf.Tensor:
@@ -219,7 +228,7 @@ def build_sync_updates(
     optimizer.ready_for_local_init_op.mark_used()  # the scaffold has a check of its own
     hook = SyncReplicasHook(optimizer, counter, replicas_to_aggregate, task)
     global_step = _read_global_step_after(train_op)
-    return Updates(train_op, exchange.num_steps, exchange.loss, global_step, [hook], unsaved_variables)
+    return Updates(train_op, 1, exchange.num_steps, exchange.loss, global_step, [hook], unsaved_variables)
 
 
 def _read_global_step_after(train_op: tf.Operation) -> tf.Tensor:

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from runtime import cluster, packing, updates
 
 LEARNING_RATE = 0.5
-N = updates.EXCHANGES_PER_RUN
+N = updates.STEP_BY_STEP.num_exchanges
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,8 @@ class Worker:
                     else:
                         build_exchange = updates.make_local_steps(packed, build_loss, optimizer, local_steps)
                 if replicas is None:
-                    how = updates.build_async_updates(packed, build_exchange, int(local_steps > 1), train_steps, task)
+                    schedule = updates.STEP_BY_STEP if local_steps == 1 else updates.OVERLAPPED
+                    how = updates.build_async_updates(packed, build_exchange, schedule, train_steps, task)
                 else:
                     how = updates.build_sync_updates(packed, build_exchange, train_steps, replicas, task)
             initializer = tf.variables_initializer([*how.unsaved_variables, *tf.global_variables()])
@@ -176,11 +177,12 @@ def test_the_token_queue_serves_the_next_chief(local_servers):
 def test_local_steps_are_taken_on_a_copy_and_their_sum_is_added(local_servers):
     servers = local_servers(2, 2)
     first, second = (Worker(servers, index, local_steps=4) for index in range(2))
+    n = updates.OVERLAPPED.num_exchanges
     first.step()
-    assert second.read() == [0 - 4 * 0.5 * 1 * N, 4 * N], "global_step counts the batches"
+    assert second.read() == [0 - 4 * 0.5 * 1 * n, 4 * n], "global_step counts the batches"
     second.step()
     first.step()
-    assert second.read() == [0 - 4 * 0.5 * (1 + 2 + 1) * N, 12 * N]
+    assert second.read() == [0 - 4 * 0.5 * (1 + 2 + 1) * n, 12 * n]
 
 
 def test_synchronous_local_steps_are_averaged(local_servers):
