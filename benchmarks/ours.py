@@ -22,12 +22,13 @@ from absl import app, flags
 import measure
 import mnist_input
 import model
-from runtime import cluster, ports
+from runtime import cluster, placement, ports
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("ps", 1, "ps tasks")
 flags.DEFINE_integer("workers", measure.NUM_WORKERS, "workers")
 flags.DEFINE_enum("model", "mlp", model.MODELS, "the model")
+flags.DEFINE_enum("ps_strategy", "round_robin", placement.PS_STRATEGIES, "how variables are spread over the ps tasks")
 flags.DEFINE_integer("local_steps", 1, "steps between exchanges")
 flags.DEFINE_boolean("sync_replicas", False, "synchronous updates")
 flags.DEFINE_boolean("constant_batch", False, "train on the same batch in each step, to measure what input costs")
@@ -42,8 +43,8 @@ def main(argv: list[str]) -> None:
     script = here / "constant_batch.py" if FLAGS.constant_batch else here.parent / "distributed.py"
     command = [sys.executable, str(script), *argv[1:]]
     command += [f"--ps_hosts={','.join(ps_hosts)}", f"--worker_hosts={','.join(worker_hosts)}"]
-    names = ("data_dir", "model", "optimizer", "learning_rate", "train_steps", "seed", "local_steps", "sync_replicas")
-    command += [f"--{name}={FLAGS[name].value}" for name in names]
+    names = "data_dir model optimizer learning_rate train_steps seed local_steps sync_replicas ps_strategy"
+    command += [f"--{name}={FLAGS[name].value}" for name in names.split()]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that they are ended with us
     tasks: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -66,30 +67,22 @@ def main(argv: list[str]) -> None:
 
 def watch(ps_hosts: list[str]) -> None:
     """Keep snapshots of the parameters until the last step, and print the result."""
+    strategy = placement.make_strategy(FLAGS.ps_strategy, len(ps_hosts))
     with tf.Graph().as_default() as graph:
-        with tf.device(tf.train.replica_device_setter(ps_tasks=len(ps_hosts), worker_device="/job:ps/task:0")):
-            tf.train.create_global_step()
+        ps_tasks = tf.train.replica_device_setter(len(ps_hosts), worker_device="/job:ps/task:0", ps_strategy=strategy)
+        with tf.device(ps_tasks):
+            global_step = tf.train.create_global_step()
             model.build_logits(tf.zeros([1, mnist_input.NUM_PIXELS]), FLAGS.model, measure.HIDDEN_UNITS)
-        on_ps = [[v for v in tf.global_variables() if v.device == f"/job:ps/task:{ps}"] for ps in range(len(ps_hosts))]
-        values = []
-        for variables in on_ps:
-            with tf.device(variables[0].device):
-                values.append({variable.op.name: variable.read_value() for variable in variables})
-        names = [variable.op.name for variable in tf.trainable_variables()]
+            values = [variable.read_value() for variable in (global_step, *tf.trainable_variables())]
     for address in ps_hosts:
         while cluster.probe(address):
             time.sleep(0.05)
-    # Each ps knows only itself, and must not wait for the others.
-    sessions = [
-        tf.Session(f"grpc://{address}", graph, tf.ConfigProto(device_filters=[f"/job:ps/task:{ps}"]))
-        for ps, address in enumerate(ps_hosts)
-    ]
+    # Without the filter it would wait for the workers.
+    session = tf.Session(f"grpc://{ps_hosts[0]}", graph, tf.ConfigProto(device_filters=["/job:ps"]))
 
     def read() -> tuple[int, list[Any]]:
-        found: dict[str, Any] = {}
-        for session, value in zip(sessions, values, strict=True):
-            found |= session.run(value)
-        return int(found["global_step"]), [found[name] for name in names]
+        step, *parameters = session.run(values)
+        return int(step), parameters
 
     clock = measure.Clock(measure.BATCH_SIZE * (FLAGS.workers if FLAGS.sync_replicas else 1))
     step, deadline = 0, time.monotonic() + DEADLINE_SECS
@@ -104,8 +97,7 @@ def watch(ps_hosts: list[str]) -> None:
         clock.keep(step, parameters)
         if step < FLAGS.train_steps:  # later it may have stood still
             clock.stop(step)
-    for session in sessions:
-        session.close()  # while the ps tasks are there: without them it waits
+    session.close()  # while the ps tasks are there: without them it waits
     clock.print_result(parameters, compute_logits)
 
 

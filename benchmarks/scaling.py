@@ -26,7 +26,7 @@ import tensorflow.compat.v1 as tf
 
 import compare
 import mnist_input
-from runtime import cluster, placement, ports
+from runtime import cluster, placement, ports, updates
 from tests.messages import num_tensors_sent
 from tests.network import Network
 from tests.processes import Cluster, poll_for
@@ -137,12 +137,15 @@ def predict(free: Rate, local_steps: int, round_trip_secs: float, bits_per_sec: 
     """Return the exchanges per second of two workers over a link, from those without its limits.
 
     An exchange is a round trip and its bytes, half of them each way. With H = 1 a worker waits for that, and then
-    computes; with more, it computes meanwhile. And the link of the ps has to carry what both workers exchange.
+    computes; with more, two are on their way at a time, and it computes meanwhile. The begin and the end of a run are two
+    more round trips, which its exchanges share. And the link of the ps has to carry what both workers exchange.
     """
+    schedule = updates.STEP_BY_STEP if local_steps == 1 else updates.OVERLAPPED
     busy_secs = NETWORK_WORKERS / free.exchanges
     exchange_bytes = free.bytes / free.exchanges
     link_secs = round_trip_secs + 8 * exchange_bytes / bits_per_sec
-    worker_secs = busy_secs + link_secs if local_steps == 1 else max(busy_secs, link_secs)
+    worker_secs = max(busy_secs, (busy_secs + link_secs) / (1 + schedule.max_pending))
+    worker_secs += 2 * round_trip_secs / schedule.num_exchanges
     ps_link_secs = NETWORK_WORKERS * 8 * exchange_bytes / 2 / bits_per_sec
     return NETWORK_WORKERS / max(worker_secs, ps_link_secs)
 
