@@ -137,8 +137,8 @@ def predict(free: Rate, local_steps: int, round_trip_secs: float, bits_per_sec: 
     """Return the exchanges per second of two workers over a link, from those without its limits.
 
     An exchange is a round trip and its bytes, half of them each way. With H = 1 a worker waits for that, and then
-    computes; with more, two are on their way at a time, and it computes meanwhile. The begin and the end of a run are two
-    more round trips, which its exchanges share. And the link of the ps has to carry what both workers exchange.
+    computes; with more, two are on their way at a time, and it computes meanwhile. The begin and the end of a run are
+    two more round trips, which its exchanges share. And the link of the ps has to carry what both workers exchange.
     """
     schedule = updates.STEP_BY_STEP if local_steps == 1 else updates.OVERLAPPED
     busy_secs = NETWORK_WORKERS / free.exchanges
