@@ -172,23 +172,39 @@ def build_async_updates(
     global_step = tf.train.get_global_step()
     exchanges: list[Exchange] = []
     counts: list[tf.Tensor] = []  # of the steps that each has added
+    fetched = _fetch(packing, train_steps)
     for number in range(schedule.num_exchanges):
-        num_done = max(0, number - schedule.max_pending)
-        with tf.control_dependencies(counts[:num_done][-1:]):
-            fetched = _fetch(packing, train_steps)
         with tf.device(task.device):
-            exchange = build_exchange(fetched, exchanges[num_done:], number)
-        pairs = packing.unpack(exchange.gradients)
+            exchange = build_exchange(fetched, exchanges[max(0, number - schedule.max_pending) :], number)
+        exchanges.append(exchange)
+        gradients = exchange.gradients
+        if schedule.max_pending:
+            # What comes next must not have this exchange yet, which it takes for pending: so it is read before.
+            with tf.control_dependencies(counts[-1:]):
+                fetched = _fetch(packing, train_steps)
+            gradients = _after(gradients, fetched.vectors)
+        pairs = packing.unpack(gradients)
         arrived = [part for part, variable in pairs if variable.device == global_step.device]
         with tf.device(global_step.device):  # for what is constant, else each step would send it there
-            with tf.control_dependencies([*counts[-1:], *arrived]):
+            with tf.control_dependencies([*counts[-1:], fetched.steps_left, *arrived]):
                 fits = global_step.read_value() + exchange.num_steps <= train_steps
             counts.append(tf.cond(fits, functools.partial(_apply, exchange, pairs), lambda: tf.zeros([], tf.int64)))
-        exchanges.append(exchange)
+        if not schedule.max_pending:
+            with tf.control_dependencies(counts[-1:]):
+                fetched = _fetch(packing, train_steps)
     with tf.device(global_step.device):
         num_steps = tf.add_n(counts)
     global_step_after, loss = _read_global_step_after(num_steps.op), exchanges[0].loss  # the last may have no steps
     return Updates(num_steps.op, schedule.num_exchanges, num_steps, loss, global_step_after, [], [])
+
+
+def _after(gradients: Sequence[tf.Tensor], vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Build the gradients for each ps, on it, as they are there after that one of the vectors has been read."""
+    delayed = []
+    for gradient, vector in zip(gradients, vectors, strict=True):
+        with tf.device(vector.device), tf.control_dependencies([vector]):
+            delayed.append(tf.identity(gradient))
+    return delayed
 
 
 def _apply(exchange: Exchange, pairs: Sequence[tuple[tf.Tensor, tf.Variable]]) -> tf.Tensor:

@@ -185,6 +185,15 @@ def test_local_steps_are_taken_on_a_copy_and_their_sum_is_added(local_servers):
     assert second.read() == [0 - 4 * 0.5 * (1 + 2 + 1) * n, 12 * n]
 
 
+def test_a_pending_exchange_counts_once(local_servers):
+    worker = Worker(local_servers(2, 1), 0, local_steps=2, train_steps=10**6, loss=lambda w: 0.01 * (w - 1) ** 2 / 2)
+    for _ in range(20):
+        worker.step()
+    value, step = worker.read()
+    assert step == 20 * 2 * updates.OVERLAPPED.num_exchanges
+    assert 1 - value == pytest.approx((1 - 0.5 * 0.01) ** step, rel=1e-5), "as if one step followed the other"
+
+
 def test_synchronous_local_steps_are_averaged(local_servers):
     servers = local_servers(2, 2)
     workers = [Worker(servers, index, replicas=2, local_steps=4) for index in range(2)]
