@@ -305,7 +305,8 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
         if FLAGS.local_steps == 1:
             build_exchange = updates.make_gradients(packed, build_loss, optimizer)
         else:
-            build_exchange = updates.make_local_steps(packed, build_loss, optimizer, FLAGS.local_steps)
+            num_shares = 1 if FLAGS.sync_replicas else updates.SHARES_OF_WORKER * len(task.worker_hosts)
+            build_exchange = updates.make_local_steps(packed, build_loss, optimizer, FLAGS.local_steps, num_shares)
         logits, labels = build_logits(packed.split(packed.read()), -1)
         tf.summary.scalar("accuracy", model.build_accuracy(logits, labels))
 

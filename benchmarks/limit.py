@@ -50,7 +50,7 @@ def train(num_cores: int) -> None:
             return model.build_loss(model.build_logits(images, "mlp", measure.HIDDEN_UNITS), labels)
 
     optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
-    build_exchange = updates.make_local_steps(packed, build_loss, optimizer, FLAGS.steps_per_run)
+    build_exchange = updates.make_local_steps(packed, build_loss, optimizer, FLAGS.steps_per_run, num_shares=1)
     exchange = build_exchange(updates.Fetched(packed.read(), tf.constant(sys.maxsize, tf.int64)), [], 0)
     train_op = exchange.optimizer.apply_gradients(packed.unpack(exchange.gradients))
     config = tf.ConfigProto(

@@ -13,6 +13,7 @@ from runtime.packing import Packing
 
 OPTIMIZERS = ("adam", "momentum", "sgd")
 MOMENTUM = 0.9
+SHARES_OF_WORKER = 16  # of the steps that are left, in asynchronous mode: see `make_local_steps`
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
 STALL_SECS = 5.0  # what has not moved for so long has lost a token, even if every worker is there
 RESTART_SECS = 2.0  # the same after the chief was lost, which may have had a token
@@ -89,13 +90,15 @@ def make_gradients(packing: Packing, build_loss: BuildLoss, optimizer: tf.train.
 
 
 def make_local_steps(
-    packing: Packing, build_loss: BuildLoss, optimizer: tf.train.Optimizer, local_steps: int
+    packing: Packing, build_loss: BuildLoss, optimizer: tf.train.Optimizer, local_steps: int, num_shares: int
 ) -> BuildExchange:
     """Take `local_steps` steps on a copy of the parameters, and exchange what has changed.
 
     This is Downpour SGD with n_push = n_fetch (Dean et al. 2012) or, in synchronous mode, local SGD, also called
     federated averaging (McMahan et al. 2017, arXiv:1602.05629). The copy and the optimizer's state stay on the worker.
-    The last exchange has just as many steps as are left.
+    An exchange has no more steps than one of `num_shares` of those that are left (guided self-scheduling,
+    Polychronopoulos and Kuck 1987): where the changes of all workers add up, they go too far together, and in the short
+    exchanges at the end the noise of that fades.
 
     What is returned builds one exchange, from what was fetched, from those before it that were pending then, which what
     was fetched does not have yet, and from its number in the run.
@@ -114,7 +117,8 @@ def make_local_steps(
         with tf.device(fetched.steps_left.device):  # there it is needed again, when the global step is advanced
             for exchange in pending:
                 steps_left -= exchange.num_steps
-            num_steps = tf.clip_by_value(steps_left, 0, local_steps)
+            share = -(-steps_left // num_shares)  # rounded up
+            num_steps = tf.clip_by_value(share, 0, local_steps)
         parameters = packing.split(starts)
         with tf.control_dependencies([copy.assign(value) for copy, value in zip(copies, parameters, strict=True)]):
             first_step = tf.zeros([], tf.int64)
@@ -170,31 +174,34 @@ def build_async_updates(
     are done. What does not fit into `train_steps` any more, when it reaches the ps tasks, is not applied.
     """
     global_step = tf.train.get_global_step()
-    exchanges: list[Exchange] = []
+    pending: list[Exchange] = []
+    losses: list[tf.Tensor] = []
     counts: list[tf.Tensor] = []  # of the steps that each has added
-    fetched = _fetch(packing, train_steps)
-    for number in range(schedule.num_exchanges):
-        with tf.device(task.device):
-            exchange = build_exchange(fetched, exchanges[max(0, number - schedule.max_pending) :], number)
-        exchanges.append(exchange)
-        gradients = exchange.gradients
-        if schedule.max_pending:
-            # What comes next must not have this exchange yet, which it takes for pending: so it is read before.
-            with tf.control_dependencies(counts[-1:]):
-                fetched = _fetch(packing, train_steps)
-            gradients = _after(gradients, fetched.vectors)
-        pairs = packing.unpack(gradients)
+
+    def apply_oldest(fetched: Fetched) -> None:
+        exchange = pending.pop(0)
+        # What was fetched must not have this exchange yet, which the next one takes for pending: so it was read before.
+        pairs = packing.unpack(_after(exchange.gradients, fetched.vectors))
         arrived = [part for part, variable in pairs if variable.device == global_step.device]
         with tf.device(global_step.device):  # for what is constant, else each step would send it there
             with tf.control_dependencies([*counts[-1:], fetched.steps_left, *arrived]):
                 fits = global_step.read_value() + exchange.num_steps <= train_steps
             counts.append(tf.cond(fits, functools.partial(_apply, exchange, pairs), lambda: tf.zeros([], tf.int64)))
-        if not schedule.max_pending:
-            with tf.control_dependencies(counts[-1:]):
-                fetched = _fetch(packing, train_steps)
+
+    for number in range(schedule.num_exchanges):
+        with tf.control_dependencies(counts[-1:]):
+            fetched = _fetch(packing, train_steps)
+        with tf.device(task.device):
+            exchange = build_exchange(fetched, pending, number)
+        losses.append(exchange.loss)
+        pending.append(exchange)
+        if len(pending) > schedule.max_pending:
+            apply_oldest(fetched)
+    while pending:
+        apply_oldest(fetched)
     with tf.device(global_step.device):
         num_steps = tf.add_n(counts)
-    global_step_after, loss = _read_global_step_after(num_steps.op), exchanges[0].loss  # the last may have no steps
+    global_step_after, loss = _read_global_step_after(num_steps.op), losses[0]  # the last may have no steps
     return Updates(num_steps.op, schedule.num_exchanges, num_steps, loss, global_step_after, [], [])
 
 

@@ -46,7 +46,9 @@ class Worker:
                     if local_steps == 1:
                         build_exchange = updates.make_gradients(packed, build_loss, optimizer)
                     else:
-                        build_exchange = updates.make_local_steps(packed, build_loss, optimizer, local_steps)
+                        build_exchange = updates.make_local_steps(
+                            packed, build_loss, optimizer, local_steps, num_shares=1
+                        )
                 if replicas is None:
                     schedule = updates.STEP_BY_STEP if local_steps == 1 else updates.OVERLAPPED
                     how = updates.build_async_updates(packed, build_exchange, schedule, train_steps, task)
@@ -212,6 +214,21 @@ def test_the_last_exchange_has_just_the_steps_that_are_left(local_servers, repli
     assert worker.read() == [0 - 6 * 0.5 * 1, 6], "none is left"
 
 
+def test_the_exchanges_become_shorter_near_the_end(graph):
+    tf.train.create_global_step()
+    weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
+    packed = packing.Packing([weight])
+    build_exchange = updates.make_local_steps(
+        packed, lambda parameters, number: 1 * parameters[0], updates.make_optimizer("sgd", 0.5), 4, num_shares=8
+    )
+    steps_left = tf.placeholder(tf.int64, [])
+    exchange = build_exchange(updates.Fetched(packed.read(), steps_left), [], 0)
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        taken = {left: session.run(exchange.num_steps, {steps_left: left}) for left in (100, 25, 24, 9, 8, 1, 0, -7)}
+    assert taken == {100: 4, 25: 4, 24: 3, 9: 2, 8: 1, 1: 1, 0: 0, -7: 0}
+
+
 def test_what_does_not_fit_into_the_steps_that_others_have_left_is_not_applied(local_servers):
     def loss(weight):
         with tf.control_dependencies([tf.train.get_global_step().assign(4)]):  # meanwhile the others have taken these
@@ -251,7 +268,11 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
     packed = packing.Packing([weight])
     build_exchange = updates.make_local_steps(
-        packed, lambda parameters, number: 1 * parameters[0], updates.make_optimizer(name, 0.5), 3
+        packed,
+        lambda parameters, number: 1 * parameters[0],
+        updates.make_optimizer(name, 0.5),
+        local_steps=3,
+        num_shares=1,
     )
     fetched = updates.Fetched(packed.read(), tf.constant(100, tf.int64))
     exchanges = [build_exchange(fetched, [], number) for number in range(2)]
