@@ -288,8 +288,7 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
     tf.train.create_global_step()
     test = evaluation.Evaluation(FLAGS.model, FLAGS.hidden_units)  # first: it makes the variables; the rest has copies
     packed = packing.Packing(tf.trainable_variables())
-    schedule = updates.STEP_BY_STEP if FLAGS.local_steps == 1 else updates.OVERLAPPED
-    num_batches = FLAGS.local_steps * (1 if FLAGS.sync_replicas else schedule.num_exchanges)
+    num_batches = FLAGS.local_steps * (1 if FLAGS.sync_replicas else updates.EXCHANGES_PER_RUN)
     with tf.device(task.device):
         batches = mnist_input.build_batches(examples, num_batches, FLAGS.batch_size, FLAGS.seed, stream=task.index)
 
@@ -313,7 +312,8 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
     if FLAGS.sync_replicas:
         how = updates.build_sync_updates(packed, build_exchange, FLAGS.train_steps, num_replicas(task), task)
     else:
-        how = updates.build_async_updates(packed, build_exchange, schedule, FLAGS.train_steps, task)
+        max_pending = 0 if FLAGS.local_steps == 1 else 1
+        how = updates.build_async_updates(packed, build_exchange, max_pending, FLAGS.train_steps, task)
     tf.summary.scalar("loss", how.loss)
     return Training(batches, how, test)
 

@@ -89,7 +89,7 @@ def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
                 hook.begin()
                 hook.after_create_session(session, tf.train.Coordinator())
             num_sent = num_tensors_sent(session, training.updates.train_op)
-    return num_sent, training.updates.num_exchanges
+    return num_sent, 1 if distributed.FLAGS.sync_replicas else updates.EXCHANGES_PER_RUN
 
 
 def measure_processes() -> None:
@@ -140,12 +140,12 @@ def predict(free: Rate, local_steps: int, round_trip_secs: float, bits_per_sec: 
     computes; with more, two are on their way at a time, and it computes meanwhile. The begin and the end of a run are
     two more round trips, which its exchanges share. And the link of the ps has to carry what both workers exchange.
     """
-    schedule = updates.STEP_BY_STEP if local_steps == 1 else updates.OVERLAPPED
+    max_pending = 0 if local_steps == 1 else 1
     busy_secs = NETWORK_WORKERS / free.exchanges
     exchange_bytes = free.bytes / free.exchanges
     link_secs = round_trip_secs + 8 * exchange_bytes / bits_per_sec
-    worker_secs = max(busy_secs, (busy_secs + link_secs) / (1 + schedule.max_pending))
-    worker_secs += 2 * round_trip_secs / schedule.num_exchanges
+    worker_secs = max(busy_secs, (busy_secs + link_secs) / (1 + max_pending))
+    worker_secs += 2 * round_trip_secs / updates.EXCHANGES_PER_RUN
     ps_link_secs = NETWORK_WORKERS * 8 * exchange_bytes / 2 / bits_per_sec
     return NETWORK_WORKERS / max(worker_secs, ps_link_secs)
 

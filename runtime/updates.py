@@ -13,6 +13,7 @@ from runtime.packing import Packing
 
 OPTIMIZERS = ("adam", "momentum", "sgd")
 MOMENTUM = 0.9
+EXCHANGES_PER_RUN = 4  # of an asynchronous worker: a run has costs of its own, and within it nothing waits for a call
 SHARES_OF_WORKER = 16  # of the steps that are left, in asynchronous mode: see `make_local_steps`
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
 STALL_SECS = 5.0  # what has not moved for so long has lost a token, even if every worker is there
@@ -40,23 +41,12 @@ class Updates(NamedTuple):
     """What a worker runs to take its steps, and what this needs of its session."""
 
     train_op: tf.Operation
-    num_exchanges: int  # in one run of it
     num_steps: tf.Tensor  # int64 [], local steps in one run of it
     loss: tf.Tensor  # float32 [], of one of these; 0 if there is none
     global_step: tf.Tensor  # int64 [], as it is after the run
     hooks: list[tf.train.SessionRunHook]
     unsaved_variables: list[tf.Variable]  # on the ps tasks, to be initialised before the model is, and never saved
 
-
-class Schedule(NamedTuple):
-    """How the exchanges of an asynchronous worker follow each other."""
-
-    num_exchanges: int  # in one run of the graph: it has costs of its own, and what follows is sent without delay
-    max_pending: int  # of them, when the next one begins
-
-
-STEP_BY_STEP = Schedule(num_exchanges=4, max_pending=0)  # the classic: each knows all that this worker has done before
-OVERLAPPED = Schedule(num_exchanges=8, max_pending=1)  # the worker computes while the exchange before is on its way
 
 BuildLoss = Callable[[Sequence[tf.Tensor], tf.Tensor | int], tf.Tensor]  # from parameters and a batch's number
 BuildExchange = Callable[[Fetched, Sequence[Exchange], int], Exchange]  # see `make_gradients`, `make_local_steps`
@@ -166,12 +156,13 @@ class _ChangeOptimizer(tf.train.GradientDescentOptimizer):
 
 
 def build_async_updates(
-    packing: Packing, build_exchange: BuildExchange, schedule: Schedule, train_steps: int, task: cluster.Task
+    packing: Packing, build_exchange: BuildExchange, max_pending: int, train_steps: int, task: cluster.Task
 ) -> Updates:
     """Let every worker apply what it has as soon as it has it, to parameters that others may have changed since.
 
-    A run takes several exchanges, one after the other. Each begins when all but `schedule.max_pending` of those before
-    are done. What does not fit into `train_steps` any more, when it reaches the ps tasks, is not applied.
+    A run takes several exchanges, one after the other. Each begins when all but `max_pending` of those before are done:
+    0 for the classic step, which knows all that this worker has done before, or 1 to compute meanwhile. What does not
+    fit into `train_steps` any more, when it reaches the ps tasks, is not applied.
     """
     global_step = tf.train.get_global_step()
     pending: list[Exchange] = []
@@ -188,21 +179,21 @@ def build_async_updates(
                 fits = global_step.read_value() + exchange.num_steps <= train_steps
             counts.append(tf.cond(fits, functools.partial(_apply, exchange, pairs), lambda: tf.zeros([], tf.int64)))
 
-    for number in range(schedule.num_exchanges):
+    for number in range(EXCHANGES_PER_RUN):
         with tf.control_dependencies(counts[-1:]):
             fetched = _fetch(packing, train_steps)
         with tf.device(task.device):
             exchange = build_exchange(fetched, pending, number)
         losses.append(exchange.loss)
         pending.append(exchange)
-        if len(pending) > schedule.max_pending:
+        if len(pending) > max_pending:
             apply_oldest(fetched)
     while pending:
         apply_oldest(fetched)
     with tf.device(global_step.device):
         num_steps = tf.add_n(counts)
     global_step_after, loss = _read_global_step_after(num_steps.op), losses[0]  # the last may have no steps
-    return Updates(num_steps.op, schedule.num_exchanges, num_steps, loss, global_step_after, [], [])
+    return Updates(num_steps.op, num_steps, loss, global_step_after, [], [])
 
 
 def _after(gradients: Sequence[tf.Tensor], vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -251,7 +242,7 @@ def build_sync_updates(
     optimizer.ready_for_local_init_op.mark_used()  # the scaffold has a check of its own
     hook = SyncReplicasHook(optimizer, counter, replicas_to_aggregate, task)
     global_step = _read_global_step_after(train_op)
-    return Updates(train_op, 1, exchange.num_steps, exchange.loss, global_step, [hook], unsaved_variables)
+    return Updates(train_op, exchange.num_steps, exchange.loss, global_step, [hook], unsaved_variables)
 
 
 def _read_global_step_after(train_op: tf.Operation) -> tf.Tensor:

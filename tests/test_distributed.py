@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import distributed
 import mnist_input
-from runtime import cluster, roll_call
+from runtime import cluster, roll_call, updates
 from tests.messages import num_tensors_sent
 
 PS_HOSTS = ("a:1", "b:2")
@@ -137,7 +137,7 @@ def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, se
         found.pop(way, None)
     steps_left = 1 if "--local_steps=4" in flags else 0
     expected = {(PS_0, WORKER_1): 1 + steps_left, (PS_1, WORKER_1): 1, (WORKER_1, PS_0): 1, (WORKER_1, PS_1): 1}
-    assert found == {way: training.updates.num_exchanges * count for way, count in expected.items()}
+    assert found == {way: updates.EXCHANGES_PER_RUN * count for way, count in expected.items()}
 
 
 def test_the_same_seed_gives_the_same_weights(local_servers, set_flags):
@@ -196,4 +196,4 @@ def test_an_exchange_is_one_message_each_way(graph, set_flags, local_servers, fl
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(training.batches.initializer, training.batches.feed_dict)
         # With local steps, the number of those that are left comes with a message of its own.
-        assert num_tensors_sent(session, training.updates.train_op) == num_sent * training.updates.num_exchanges
+        assert num_tensors_sent(session, training.updates.train_op) == num_sent * updates.EXCHANGES_PER_RUN

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from runtime import cluster, packing, updates
 
 LEARNING_RATE = 0.5
-N = updates.STEP_BY_STEP.num_exchanges
+N = updates.EXCHANGES_PER_RUN
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +50,8 @@ class Worker:
                             packed, build_loss, optimizer, local_steps, num_shares=1
                         )
                 if replicas is None:
-                    schedule = updates.STEP_BY_STEP if local_steps == 1 else updates.OVERLAPPED
-                    how = updates.build_async_updates(packed, build_exchange, schedule, train_steps, task)
+                    max_pending = 0 if local_steps == 1 else 1
+                    how = updates.build_async_updates(packed, build_exchange, max_pending, train_steps, task)
                 else:
                     how = updates.build_sync_updates(packed, build_exchange, train_steps, replicas, task)
             initializer = tf.variables_initializer([*how.unsaved_variables, *tf.global_variables()])
@@ -179,12 +179,11 @@ def test_the_token_queue_serves_the_next_chief(local_servers):
 def test_local_steps_are_taken_on_a_copy_and_their_sum_is_added(local_servers):
     servers = local_servers(2, 2)
     first, second = (Worker(servers, index, local_steps=4) for index in range(2))
-    n = updates.OVERLAPPED.num_exchanges
     first.step()
-    assert second.read() == [0 - 4 * 0.5 * 1 * n, 4 * n], "global_step counts the batches"
+    assert second.read() == [0 - 4 * 0.5 * 1 * N, 4 * N], "global_step counts the batches"
     second.step()
     first.step()
-    assert second.read() == [0 - 4 * 0.5 * (1 + 2 + 1) * n, 12 * n]
+    assert second.read() == [0 - 4 * 0.5 * (1 + 2 + 1) * N, 12 * N]
 
 
 def test_a_pending_exchange_counts_once(local_servers):
@@ -192,7 +191,7 @@ def test_a_pending_exchange_counts_once(local_servers):
     for _ in range(20):
         worker.step()
     value, step = worker.read()
-    assert step == 20 * 2 * updates.OVERLAPPED.num_exchanges
+    assert step == 20 * 2 * N
     assert 1 - value == pytest.approx((1 - 0.5 * 0.01) ** step, rel=1e-5), "as if one step followed the other"
 
 
