@@ -13,12 +13,12 @@ from tests.processes import PROJECT, Cluster, Process
 
 
 def assert_recovered_soon(fault):
-    """Check that all trained within 5 s of when what was restarted served again.
+    """Check that all trained within 5 s of the restart.
 
-    Before that it imports TensorFlow, which tells how fast the machine is just now: on a busy one, 5 s are not enough.
-    From the restart on, `tests/chaos.py` measures; see the table in the README.
+    The first thing that is done in these, the import of TensorFlow, tells how fast the machine is just now: where it takes
+    more than 2 s, as with four processes that keep two cores busy, all may take longer in proportion.
     """
-    assert fault.recovery_secs - fault.serving_secs < max(5, 2 * fault.serving_secs), fault
+    assert fault.recovery_secs < max(5, 2.5 * fault.serving_secs), fault
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def start(tmp_path, black_and_white_dir):
 
 
 @pytest.mark.parametrize("mode", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
-def test_every_task_and_every_pair_of_tasks_trains_soon_after_it_serves_again(start, mode):
+def test_every_task_and_every_pair_of_tasks_trains_soon_after_its_restart(start, mode):
     with start("--train_steps=1000000", "--save_checkpoint_secs=1", *mode) as (cluster, casualty):
         victims = [("worker 1",), ("worker 0",), ("ps 1",), *itertools.combinations(cluster.names, 2)]
         for names in victims:
