@@ -38,8 +38,8 @@ class Examples(NamedTuple):
 class Batches(NamedTuple):
     """An endless stream of batches, a few for each run of the graph; `initializer` must have run, with `feed_dict`.
 
-    The examples stay in memory as they are. What the stream carries are indices: a run gathers all of its labels at once,
-    but gathers and converts just those images that it uses.
+    The examples stay in memory as they are. What the stream carries are indices: a run gathers all of its labels at
+    once, but gathers and converts just those images that it uses.
     """
 
     images: tf.Variable  # uint8 [n, 784]

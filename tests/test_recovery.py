@@ -15,8 +15,8 @@ from tests.processes import PROJECT, Cluster, Process
 def assert_recovered_soon(fault):
     """Check that all trained within 5 s of the restart.
 
-    The first thing that is done in these, the import of TensorFlow, tells how fast the machine is just now: where it takes
-    more than 2 s, as with four processes that keep two cores busy, all may take longer in proportion.
+    The first thing that is done in these, the import of TensorFlow, tells how fast the machine is just now: where it
+    takes more than 2 s, as with four processes that keep two cores busy, all may take longer in proportion.
     """
     assert fault.recovery_secs < max(5, 2.5 * fault.serving_secs), fault
 
