@@ -50,10 +50,10 @@ PS_STRATEGY = "ParameterServerStrategy, ten steps per call"
 SINGLE_TF = "one process, TensorFlow, XLA, 100 steps per call"
 CONTENDERS = [
     Contender(OURS, "ours", 8000),
-    Contender(f"{OURS}, a constant batch", "ours", 8000, (CONSTANT,), OURS),
+    Contender(f"{OURS}, a constant batch", "ours", 16000, (CONSTANT,), OURS),
     *(Contender(f"ours, {h} local steps", "ours", 15000, (f"{LOCAL}{h}",), OURS_16) for h in (4, 8)),
     Contender(OURS_16, "ours", 30000, (f"{LOCAL}16",)),
-    Contender(f"{OURS_16}, a constant batch", "ours", 30000, (f"{LOCAL}16", CONSTANT), OURS_16),
+    Contender(f"{OURS_16}, a constant batch", "ours", 60000, (f"{LOCAL}16", CONSTANT), OURS_16),
     *(Contender(f"ours, {h} local steps", "ours", 60000, (f"{LOCAL}{h}",), OURS_16) for h in (32, 64)),
     Contender("ours, synchronous", "ours", 3000, (SYNC,)),
     Contender(OURS_SYNC_16, "ours", 10000, (SYNC, f"{LOCAL}16")),
@@ -127,8 +127,12 @@ def compare(contenders: Sequence[Contender], num_rounds: int) -> None:
         sys.exit(f"error: {SETTINGS} is missing: find the settings first, with --tune")
     runs = run_rounds(contenders, json.loads(SETTINGS.read_text()), num_rounds)
     RESULTS.write_text(json.dumps(runs, indent=1) + "\n")
-    print_table(runs)
-    draw_chart(runs)
+    constant = [contender.name for contender in contenders if CONSTANT in contender.flags]
+    peers = {name: results for name, results in runs.items() if name not in constant}
+    if peers:
+        print_table(peers)
+        draw_chart(peers)
+    print_input_cost({name: runs[name] for name in constant})
 
 
 def compare_accuracy(contenders: Sequence[Contender], num_rounds: int) -> None:
@@ -179,6 +183,14 @@ def _thousands(rate: float) -> str:
 
 def _secs(secs: float) -> str:
     return "never" if secs == float("inf") else f"{secs:.2f}"
+
+
+def print_input_cost(runs: dict[str, list[dict[str, Any]]]) -> None:
+    """Print the rates on a constant batch, as ratios to those on real ones in the same runs, as a table of Markdown."""
+    print("| | of the rate on real batches | spread |\n| --- | --- | --- |")
+    for name, results in runs.items():
+        ratios = _figures(results, "constant_batch_ratio")
+        print(f"| {name} | {statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} |")
 
 
 def draw_chart(runs: dict[str, list[dict[str, Any]]]) -> None:

@@ -1,8 +1,12 @@
-"""`distributed.py`, but each step trains on the same batch: what it is faster by is what the input costs."""
+"""`distributed.py`, but in every odd second of the clock each step trains on the same batch.
+
+What these seconds are faster by is what the input costs. Both kinds take turns in one run, since the speed of a shared
+machine changes from one run to the next by more than that.
+"""
 
 import pathlib
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
@@ -15,32 +19,61 @@ from absl import app, flags, logging
 
 import mnist_input
 
+build_real_batches = mnist_input.build_batches
+make_real_iterator = tf.data.make_initializable_iterator
 
-class ConstantBatch(NamedTuple):
+
+class Batches(NamedTuple):
     """What `distributed.py` takes for `mnist_input.Batches`."""
 
-    images: tf.Variable  # float32 [b, 784]
+    real: mnist_input.Batches
+    images: tf.Variable  # of the constant batch: float32 [b, 784]
     labels: tf.Variable  # int32 [b]
+    is_constant: tf.Tensor  # bool []
     initializer: tf.Operation
-    feed_dict: dict[tf.Tensor, object]
+    feed_dict: dict[tf.Tensor, Any]
 
-    def batch(self, number: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Build the batch; its number does not matter."""
-        del number
-        return self.images.read_value(), self.labels.read_value()
+    def batch(self, number: tf.Tensor | int) -> list[tf.Tensor]:
+        """Build one of a run's batches, or the constant one."""
+        return tf.cond(
+            self.is_constant,
+            lambda: [tf.identity(self.images.read_value()), tf.identity(self.labels.read_value())],
+            lambda: [*self.real.batch(number)],
+        )
 
 
-def build_batches(
-    examples: mnist_input.Examples, num_batches: int, batch_size: int, seed: int, stream: int
-) -> ConstantBatch:
-    """Build the first batch of `examples`, as it is."""
-    del num_batches, seed, stream
+class Iterator(NamedTuple):
+    """What `mnist_input` takes for an iterator: where the batch is constant, nothing is drawn from the real one."""
+
+    real: Any
+    is_constant: tf.Tensor  # bool []
+
+    @property
+    def initializer(self) -> tf.Operation:
+        """What initialises it."""
+        return self.real.initializer
+
+    def get_next(self) -> tf.Tensor:
+        """Build the next element, or zeros: int32 [size]."""
+        shape = tf.data.get_output_shapes(self.real)
+        return tf.cond(self.is_constant, lambda: tf.zeros(shape, tf.int32), self.real.get_next)
+
+
+def build_batches(examples: mnist_input.Examples, num_batches: int, batch_size: int, seed: int, stream: int) -> Batches:
+    """Build a stream of batches that is interrupted by the first batch of `examples`, again and again."""
+    is_constant = tf.equal(tf.cast(tf.timestamp(), tf.int64) % 2, 1)
+
+    def make_iterator(dataset: tf.data.Dataset) -> Iterator:
+        return Iterator(make_real_iterator(dataset), is_constant)
+
+    with mock.patch.object(tf.data, "make_initializable_iterator", make_iterator):
+        real = build_real_batches(examples, num_batches, batch_size, seed, stream)
     # Variables, not constants, so that nothing is computed in advance.
-    images = tf.Variable(
-        mnist_input.to_float(tf.constant(examples.images[:batch_size])), trainable=False, collections=[]
-    )
+    pixels = mnist_input.to_float(tf.constant(examples.images[:batch_size]))
+    images = tf.Variable(pixels, trainable=False, collections=[])
     labels = tf.Variable(tf.cast(examples.labels[:batch_size], tf.int32), trainable=False, collections=[])
-    return ConstantBatch(images, labels, tf.group(images.initializer, labels.initializer), {})
+    initializer = tf.group(real.initializer, images.initializer, labels.initializer)
+    return Batches(real, images, labels, is_constant, initializer, real.feed_dict)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 # These are read when numpy, TensorFlow and gRPC are imported: no accelerator, no chatter, no proxy between processes,
@@ -123,12 +124,14 @@ class Clock:
         self,
         parameters: Sequence[npt.NDArray[np.float32]],
         compute_logits: Callable[..., npt.NDArray[np.float32]] = compute_logits,
+        more: Mapping[str, float] = types.MappingProxyType({}),
     ) -> None:
         """Evaluate, and print the last line: one JSON object.
 
         Args:
           parameters: what was trained, in the end.
           compute_logits: the model, if it is another one.
+          more: what else the line has.
         """
         images, labels = mnist_input.load(FLAGS.data_dir, "t10k")
         inputs = np.divide(images, 255, dtype=np.float32)
@@ -149,6 +152,7 @@ class Clock:
             "secs_to_target": round(reached.secs, 3) if reached else None,
             "steps_to_target": reached.global_step if reached else None,
             "test_accuracy": round(accuracy(end), 6),
+            **more,
         }
         print(json.dumps(result), flush=True)
 
