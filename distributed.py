@@ -23,13 +23,15 @@ from typing import Any, NamedTuple
 # TensorFlow reads these when it is imported. A proxy for the web must not stand between the tasks. A task that is back
 # must be found soon: by default up to 2 minutes pass between gRPC's attempts. A call to a lost ps must fail at once: by
 # default some wait until it is back, and so nothing that waits for them, such as closing a session, would end. What the
-# C++ side says below an error, our own lines say better.
+# C++ side says below an error, our own lines say better. Keras is a tenth of the import, and nothing here needs it: the
+# old one, unlike the new, is left out where it is not installed.
 os.environ.setdefault(
     "TF_GRPC_DEFAULT_OPTIONS",
-    "grpc.enable_http_proxy=0,grpc.initial_reconnect_backoff_ms=200,grpc.max_reconnect_backoff_ms=1000",
+    "grpc.enable_http_proxy=0,grpc.initial_reconnect_backoff_ms=200,grpc.max_reconnect_backoff_ms=400",
 )
 os.environ.setdefault("GRPC_FAIL_FAST", "true")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 # What the imports make stays, and to look for garbage in it again and again would take half a second of each start.
 gc.disable()
