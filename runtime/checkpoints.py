@@ -124,7 +124,9 @@ def make_saving_hooks(
     if not train_dir:
         return []
     return [
-        CheckpointHook(train_dir, save_secs=save_checkpoint_secs, scaffold=scaffold),
+        # The graph goes to TensorBoard's events; as text, and again with each checkpoint, it would take a returning
+        # chief's time.
+        CheckpointHook(train_dir, save_secs=save_checkpoint_secs, scaffold=scaffold, save_graph_def=False),
         tf.train.SummarySaverHook(
             save_secs=save_summaries_secs, output_dir=train_dir, summary_op=tf.summary.merge_all()
         ),
