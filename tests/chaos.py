@@ -97,8 +97,10 @@ class Casualty:
                 if answers(self._cluster.address[name]):
                     serving[name] = time.monotonic() - start
             for name in set(self._workers) - training.keys():
-                # The first line may still tell of a step from before.
-                if len(PROGRESS.findall(self._log(name), len(before[name]))) > 1 or FINISHED.search(self._log(name)):
+                # The first line of a process that was there before may still tell of a step from before.
+                num_lines = 1 if how == "kill" and name in names else 2
+                num_found = len(PROGRESS.findall(self._log(name), len(before[name])))
+                if num_found >= num_lines or FINISHED.search(self._log(name)):
                     training[name] = time.monotonic() - start
             self.restart_failed()
             return len(training) == len(self._workers)
