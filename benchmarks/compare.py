@@ -50,7 +50,7 @@ PS_STRATEGY = "ParameterServerStrategy, ten steps per call"
 SINGLE_TF = "one process, TensorFlow, XLA, 100 steps per call"
 CONTENDERS = [
     Contender(OURS, "ours", 8000),
-    Contender(f"{OURS}, a constant batch", "ours", 16000, (CONSTANT,), OURS),
+    Contender(f"{OURS}, a constant batch", "ours", 32000, (CONSTANT,), OURS),
     *(Contender(f"ours, {h} local steps", "ours", 15000, (f"{LOCAL}{h}",), OURS_16) for h in (4, 8)),
     Contender(OURS_16, "ours", 30000, (f"{LOCAL}16",)),
     Contender(f"{OURS_16}, a constant batch", "ours", 60000, (f"{LOCAL}16", CONSTANT), OURS_16),
