@@ -38,17 +38,20 @@ class Examples(NamedTuple):
 class Batches(NamedTuple):
     """An endless stream of batches, a few for each run of the graph; `initializer` must have run, with `feed_dict`.
 
-    The pixels are still bytes: a run converts just those batches that it uses.
+    The examples stay in memory as they are. What the stream carries are indices: a run gathers and converts just those
+    batches that it uses.
     """
 
-    images: tf.Tensor  # uint8 [batches in a run, b, 784]
-    labels: tf.Tensor  # int32 [batches in a run, b], in [0, 10)
+    images: tf.Variable  # uint8 [n, 784]
+    labels: tf.Variable  # uint8 [n]
+    indices: tf.Tensor  # int32 [batches in a run, b], in [0, n)
     initializer: tf.Operation
     feed_dict: dict[tf.Tensor, npt.NDArray[np.uint8]]
 
     def batch(self, number: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
         """Build one of a run's batches: images, float32 [b, 784] in [0, 1], and labels, int32 [b] in [0, 10)."""
-        return to_float(self.images[number]), self.labels[number]
+        indices = self.indices[number]
+        return to_float(tf.gather(self.images, indices)), tf.cast(tf.gather(self.labels, indices), tf.int32)
 
 
 def load(data_dir: str, split: str) -> Examples:
@@ -135,21 +138,19 @@ def build_batches(examples: Examples, num_batches: int, batch_size: int, seed: i
             tf.range(len(examples.labels)), tf.random.experimental.stateless_fold_in(run_seed, epoch)
         )
 
-    @tf.autograph.experimental.do_not_convert
-    def gather(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        indices = tf.reshape(indices, [num_batches, batch_size])
-        return tf.gather(images, indices), tf.cast(tf.gather(labels, indices), tf.int32)
-
-    images = tf.placeholder(tf.uint8, examples.images.shape)
-    labels = tf.placeholder(tf.uint8, examples.labels.shape)
     epochs = tf.data.Dataset.range(sys.maxsize)
-    runs = epochs.map(shuffle).rebatch(num_batches * batch_size, drop_remainder=True).map(gather).prefetch(1)
+    indices = epochs.map(shuffle).rebatch(num_batches * batch_size, drop_remainder=True).prefetch(2)
     # There is nothing to tune, and closing a session would wait for the tuner's thread, which sleeps up to a minute.
     options = tf.data.Options()
     options.autotune.enabled = False
-    options.threading.private_threadpool_size = 1  # as many as there is work for
-    iterator = tf.data.make_initializable_iterator(runs.with_options(options))
-    images_of_run, labels_of_run = iterator.get_next()
+    iterator = tf.data.make_initializable_iterator(indices.with_options(options))
+
+    fed = [tf.placeholder(tf.uint8, part.shape) for part in examples]
+    images, labels = (tf.Variable(part, trainable=False, collections=[]) for part in fed)
     return Batches(
-        images_of_run, labels_of_run, iterator.initializer, {images: examples.images, labels: examples.labels}
+        images,
+        labels,
+        tf.reshape(iterator.get_next(), [num_batches, batch_size]),
+        tf.group(iterator.initializer, images.initializer, labels.initializer),
+        dict(zip(fed, examples, strict=True)),
     )

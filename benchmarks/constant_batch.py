@@ -53,15 +53,10 @@ class Iterator(NamedTuple):
         """What initialises it."""
         return self.real.initializer
 
-    def get_next(self) -> list[tf.Tensor]:
-        """Build the next element, or next to nothing of the same types."""
-        types = tf.data.get_output_types(self.real)
-        shapes = tf.data.get_output_shapes(self.real)
-        nothing = [tf.zeros([1] * shape.rank, type_) for shape, type_ in zip(shapes, types, strict=True)]
-        parts = tf.cond(self.is_constant, lambda: [*map(tf.identity, nothing)], lambda: [*self.real.get_next()])
-        for part, shape in zip(parts, shapes, strict=True):
-            part.set_shape(shape)  # for those who index it: it is not looked at while the batch is constant
-        return parts
+    def get_next(self) -> tf.Tensor:
+        """Build the next element, or zeros: int32 [size]."""
+        shape = tf.data.get_output_shapes(self.real)
+        return tf.cond(self.is_constant, lambda: tf.zeros(shape, tf.int32), self.real.get_next)
 
 
 def build_batches(examples: mnist_input.Examples, num_batches: int, batch_size: int, seed: int, stream: int) -> Batches:
