@@ -157,6 +157,7 @@ def main(argv: Sequence[str]) -> None:
     watching = watch.Watch(task, FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs)
     if task.job_name == "ps":
         roll_call.start_leaving_when_evaluated(task, server.target, config)
+        cluster.let_others_start()
         server.join()
     else:
         train(task, cluster_spec, server.target, config, watching)
@@ -231,6 +232,7 @@ def train(
         config=config,
         stop_grace_period_secs=0.5,  # the thread that applies synchronous updates never stops by itself
     ) as session:
+        cluster.let_others_start()
         while not session.should_stop():
             session.run(training.updates.train_op)
 

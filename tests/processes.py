@@ -64,7 +64,6 @@ class Process:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(env or {})},
                 cwd=cwd,
-                start_new_session=True,  # the terminal's Ctrl-C is for the test
             )
 
     def output(self):
@@ -79,6 +78,10 @@ class Process:
 
     def wait(self, timeout_secs=DEADLINE_SECS):
         return self._popen.wait(timeout_secs)
+
+    @property
+    def pid(self):
+        return self._popen.pid
 
     @property
     def status(self):

@@ -5,7 +5,9 @@ import json
 import os
 import re
 import signal
+import sys
 
+import psutil
 import pytest
 
 from tests.processes import Cluster
@@ -197,6 +199,21 @@ def test_a_ps_lost_without_any_checkpoint_is_said_to_lose_the_model(tmp_path, bl
         cluster.start("ps 0")
         assert_all_end_within_2_secs_of_the_last_line(cluster)
         assert "there is no checkpoint, so the model is lost: training begins again" in cluster["worker 0"].output()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
+def test_what_trains_lets_what_starts_go_first(tmp_path, black_and_white_dir):
+    flags = ["--train_steps=1000000", "--log_every_secs=0.1", f"--data_dir={black_and_white_dir}"]
+    with Cluster(tmp_path, 1, 1, *flags) as cluster:
+        cluster.start()
+        cluster["worker 0"].wait_for_output("local step")
+        for task in cluster.tasks.values():
+            threads = psutil.Process(task.pid).threads()
+            nicenesses = [os.getpriority(os.PRIO_PROCESS, thread.id) for thread in threads]
+            assert set(nicenesses) == {10}, "a thread has that of the one that made it"
+        cluster["worker 0"].send(signal.SIGTERM)
+        assert cluster["worker 0"].wait() == 1
+        cluster["ps 0"].kill()
 
 
 def test_a_signal_stops_a_worker_after_its_step_and_the_chief_saves(tmp_path, black_and_white_dir):
