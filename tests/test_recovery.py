@@ -126,10 +126,11 @@ def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
         assert "after 1000 global steps" in cluster["worker 0"].output()
 
 
+# With Adam, asynchronous runs that nothing disturbs end up to half a point apart: chance alone could fail that test.
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--seed=1", "--ps=1", "--train_steps=8000"],
+        ["--seed=1", "--ps=1", "--train_steps=8000", "--optimizer=sgd", "--learning_rate=0.2"],
         ["--seed=2", "--ps=1", "--train_steps=2000", "--learning_rate=0.002", "--sync_replicas"],
         ["--seed=3", "--ps=2", "--train_steps=20000", "--local_steps=8", "--optimizer=sgd", "--learning_rate=0.1"],
     ],
