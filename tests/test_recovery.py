@@ -126,7 +126,7 @@ def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
         assert "after 1000 global steps" in cluster["worker 0"].output()
 
 
-# With Adam, asynchronous runs that nothing disturbs end up to half a point apart: chance alone could fail that test.
+# With Adam, asynchronous runs that nothing disturbs end up to 0.4 points apart: chance alone could fail that test.
 @pytest.mark.parametrize(
     "flags",
     [
