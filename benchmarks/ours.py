@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,27 +48,36 @@ def main(argv: list[str]) -> None:
     names = "data_dir model optimizer learning_rate train_steps seed local_steps sync_replicas ps_strategy"
     command += [f"--{name}={FLAGS[name].value}" for name in names.split()]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that they are ended with us
-    tasks: list[subprocess.Popen[bytes]] = []
+    tasks: dict[pathlib.Path, subprocess.Popen[bytes]] = {}  # by their logs
+    deadline = time.monotonic() + DEADLINE_SECS
+
+    def check() -> None:
+        for log, task in tasks.items():
+            if task.poll():
+                sys.exit(f"error: {log.name} ended with status {task.poll()}:\n{log.read_text()[-2000:]}")
+        if time.monotonic() > deadline:
+            sys.exit(f"error: this has not ended after {DEADLINE_SECS:.0f} s")
+
     with tempfile.TemporaryDirectory() as folder:
         try:
             for job_name, hosts in (("ps", ps_hosts), ("worker", worker_hosts)):
                 for index in range(len(hosts)):
-                    with open(f"{folder}/{job_name}-{index}", "wb") as log:
+                    log = pathlib.Path(folder, f"{job_name} {index}")
+                    with open(log, "wb") as file:
                         role = [f"--job_name={job_name}", f"--task_index={index}"]
-                        tasks.append(subprocess.Popen([*command, *role], stdout=log, stderr=log))
-            watch(ps_hosts)
-            for task in tasks:
+                        tasks[log] = subprocess.Popen([*command, *role], stdout=file, stderr=file)
+            watch(ps_hosts, check)
+            for task in tasks.values():
                 task.wait(30)
+            check()
         finally:
-            for task in tasks:
+            for task in tasks.values():
                 task.kill()
                 task.wait()
-    if any(task.returncode for task in tasks):
-        sys.exit(f"error: the tasks ended with {[task.returncode for task in tasks]}")
 
 
-def watch(ps_hosts: list[str]) -> None:
-    """Keep snapshots of the parameters until the last step, and print the result."""
+def watch(ps_hosts: list[str], check: Callable[[], None]) -> None:
+    """Keep snapshots of the parameters until the last step, and print the result; `check` ends it if it must."""
     strategy = placement.make_strategy(FLAGS.ps_strategy, len(ps_hosts))
     with tf.Graph().as_default() as graph:
         ps_tasks = tf.train.replica_device_setter(len(ps_hosts), worker_device="/job:ps/task:0", ps_strategy=strategy)
@@ -78,6 +87,7 @@ def watch(ps_hosts: list[str]) -> None:
             values = [variable.read_value() for variable in (global_step, *tf.trainable_variables())]
     for address in ps_hosts:
         while cluster.probe(address):
+            check()
             time.sleep(0.05)
     # Without the filter it would wait for the workers.
     session = tf.Session(f"grpc://{ps_hosts[0]}", graph, tf.ConfigProto(device_filters=["/job:ps"]))
@@ -87,14 +97,16 @@ def watch(ps_hosts: list[str]) -> None:
         return int(step), parameters
 
     clock = measure.Clock(measure.BATCH_SIZE * (FLAGS.workers if FLAGS.sync_replicas else 1))
-    step, deadline = 0, time.monotonic() + DEADLINE_SECS
-    while step == 0 and time.monotonic() < deadline:
+    step = 0
+    while step == 0:
+        check()
         time.sleep(0.01)
         with contextlib.suppress(tf.errors.FailedPreconditionError):  # nothing is initialised yet
             step, parameters = read()
     clock.start()
     progress = [(time.time(), step)]
-    while step < FLAGS.train_steps and time.monotonic() < deadline:
+    while step < FLAGS.train_steps:
+        check()
         time.sleep(FLAGS.snapshot_secs)
         step, parameters = read()
         clock.keep(step, parameters)
