@@ -137,8 +137,8 @@ def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--seed=1", "--ps=1", "--train_steps=8000", "--optimizer=sgd", "--learning_rate=0.2"],
-        ["--seed=2", "--ps=1", "--train_steps=2000", "--learning_rate=0.002", "--sync_replicas"],
+        ["--seed=1", "--ps=1", "--train_steps=6000", "--optimizer=sgd", "--learning_rate=0.2"],
+        ["--seed=2", "--ps=1", "--train_steps=1500", "--learning_rate=0.002", "--sync_replicas"],
         ["--seed=3", "--ps=2", "--train_steps=20000", "--local_steps=8", "--optimizer=sgd", "--learning_rate=0.1"],
     ],
     ids=["asynchronous", "synchronous", "local_steps"],
