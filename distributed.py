@@ -309,12 +309,14 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
             build_exchange = updates.make_gradients(packed, build_loss, optimizer)
         else:
             num_shares = 1 if FLAGS.sync_replicas else updates.SHARES_OF_WORKER * len(task.worker_hosts)
-            build_exchange = updates.make_local_steps(packed, build_loss, optimizer, FLAGS.local_steps, num_shares)
+            build_exchange = updates.make_local_steps(
+                packed, build_loss, optimizer, FLAGS.local_steps, FLAGS.train_steps, num_shares
+            )
         logits, labels = build_logits(packed.split(packed.read()), -1)
         tf.summary.scalar("accuracy", model.build_accuracy(logits, labels))
 
     if FLAGS.sync_replicas:
-        how = updates.build_sync_updates(packed, build_exchange, FLAGS.train_steps, num_replicas(task), task)
+        how = updates.build_sync_updates(packed, build_exchange, num_replicas(task), task)
     else:
         max_pending = 0 if FLAGS.local_steps == 1 else 1
         how = updates.build_async_updates(packed, build_exchange, max_pending, FLAGS.train_steps, task)

@@ -50,7 +50,7 @@ class Batches(NamedTuple):
 
     def batch(self, number: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
         """Build one of a run's batches: images, float32 [b, 784] in [0, 1], and labels, int32 [b] in [0, 10)."""
-        indices = self.indices[number]
+        indices = tf.gather(self.indices, number)
         return to_float(tf.gather(self.images, indices)), tf.cast(tf.gather(self.labels, indices), tf.int32)
 
 

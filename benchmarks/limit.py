@@ -50,8 +50,10 @@ def train(num_cores: int) -> None:
             return model.build_loss(model.build_logits(images, "mlp", measure.HIDDEN_UNITS), labels)
 
     optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
-    build_exchange = updates.make_local_steps(packed, build_loss, optimizer, FLAGS.steps_per_run, num_shares=1)
-    exchange = build_exchange(updates.Fetched(packed.read(), tf.constant(sys.maxsize, tf.int64)), [], 0)
+    build_exchange = updates.make_local_steps(
+        packed, build_loss, optimizer, FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1
+    )
+    exchange = build_exchange(packed.read(), [], 0)
     train_op = exchange.optimizer.apply_gradients(packed.unpack(exchange.gradients))
     config = tf.ConfigProto(
         intra_op_parallelism_threads=1,

@@ -34,7 +34,7 @@ flags.DEFINE_integer("local_steps", 1, "steps between exchanges")
 flags.DEFINE_boolean("sync_replicas", False, "synchronous updates")
 flags.DEFINE_boolean("constant_batch", False, "train on the same batch in every odd second: what are these faster by?")
 DEADLINE_SECS = 600.0
-SWITCH_SECS = 0.1  # what the workers run when the second begins is still of the one before
+SWITCH_SECS = 0.2  # what the workers run when the second begins is still of the one before
 
 
 def main(argv: list[str]) -> None:

@@ -13,18 +13,11 @@ from runtime.packing import Packing
 
 OPTIMIZERS = ("adam", "momentum", "sgd")
 MOMENTUM = 0.9
-EXCHANGES_PER_RUN = 4  # of an asynchronous worker: a run has costs of its own, and within it nothing waits for a call
+EXCHANGES_PER_RUN = 8  # of an asynchronous worker: a run has costs of its own, and within it nothing waits for a call
 SHARES_OF_WORKER = 16  # of the steps that are left, in asynchronous mode: see `make_local_steps`
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
 STALL_SECS = 5.0  # what has not moved for so long has lost a token, even if every worker is there
 RESTART_SECS = 2.0  # the same after the chief was lost, which may have had a token
-
-
-class Fetched(NamedTuple):
-    """What a worker gets from the ps tasks."""
-
-    vectors: list[tf.Tensor]  # the parameters, packed, float32 [size] for each ps
-    steps_left: tf.Tensor  # int64 [], until the end of the training; it may be below 0
 
 
 class Exchange(NamedTuple):
@@ -49,7 +42,9 @@ class Updates(NamedTuple):
 
 
 BuildLoss = Callable[[Sequence[tf.Tensor], tf.Tensor | int], tf.Tensor]  # from parameters and a batch's number
-BuildExchange = Callable[[Fetched, Sequence[Exchange], int], Exchange]  # see `make_gradients`, `make_local_steps`
+BuildExchange = Callable[
+    [Sequence[tf.Tensor], Sequence[Exchange], int], Exchange
+]  # see `make_gradients`, `make_local_steps`
 
 
 def make_optimizer(name: str, learning_rate: float) -> tf.train.Optimizer:
@@ -64,35 +59,45 @@ def make_optimizer(name: str, learning_rate: float) -> tf.train.Optimizer:
 def make_gradients(packing: Packing, build_loss: BuildLoss, optimizer: tf.train.Optimizer) -> BuildExchange:
     """Exchange the gradients of one batch, which `optimizer` applies on the ps tasks: the classic step.
 
-    What is returned builds one exchange, from what was fetched, and from its number in the run.
+    What is returned builds one exchange, from the packed parameters, and from its number in the run.
     """
+    global_step = tf.train.get_global_step()
+    with tf.device(global_step.device):
+        num_steps = tf.constant(1, tf.int64)
 
-    def build(fetched: Fetched, pending: Sequence[Exchange], number: int) -> Exchange:
+    def build(vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
         assert not pending, "the classic step knows all that this worker has done before"
-        parameters = packing.split(fetched.vectors)
+        parameters = packing.split(vectors)
         loss = build_loss(parameters, number)
         gradients = packing.pack(tf.gradients(loss, parameters))
-        with tf.device(fetched.steps_left.device):
-            num_steps = tf.constant(1, tf.int64)
-        return Exchange(gradients, optimizer, tf.train.get_global_step(), num_steps, loss)
+        return Exchange(gradients, optimizer, global_step, num_steps, loss)
 
     return build
 
 
 def make_local_steps(
-    packing: Packing, build_loss: BuildLoss, optimizer: tf.train.Optimizer, local_steps: int, num_shares: int
+    packing: Packing,
+    build_loss: BuildLoss,
+    optimizer: tf.train.Optimizer,
+    local_steps: int,
+    train_steps: int,
+    num_shares: int,
 ) -> BuildExchange:
     """Take `local_steps` steps on a copy of the parameters, and exchange what has changed.
 
     This is Downpour SGD with n_push = n_fetch (Dean et al. 2012) or, in synchronous mode, local SGD, also called
     federated averaging (McMahan et al. 2017, arXiv:1602.05629). The copy and the optimizer's state stay on the worker.
-    An exchange has no more steps than one of `num_shares` of those that are left (guided self-scheduling,
-    Polychronopoulos and Kuck 1987): where the changes of all workers add up, they go too far together, and in the short
-    exchanges at the end the noise of that fades.
+    An exchange has no more steps than one of `num_shares` of those that are left of `train_steps` when the run begins
+    (guided self-scheduling, Polychronopoulos and Kuck 1987): where the changes of all workers add up, they go too far
+    together, and in the short exchanges at the end the noise of that fades.
 
-    What is returned builds one exchange, from what was fetched, from those before it that were pending then, which what
-    was fetched does not have yet, and from its number in the run.
+    What is returned builds one exchange, from the packed parameters, from those before it that were pending when these
+    were read, which they do not have yet, and from its number in the run.
     """
+    global_step = tf.train.get_global_step()
+    with tf.device(global_step.device):  # there it is needed again, when the global step is advanced
+        share = -((global_step.read_value() - train_steps) // num_shares)  # rounded up
+        num_steps = tf.clip_by_value(share, 0, local_steps)
 
     def make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         return next_creator(**{**kwargs, "collections": [tf.GraphKeys.LOCAL_VARIABLES], "trainable": False})
@@ -100,15 +105,9 @@ def make_local_steps(
     with tf.variable_creator_scope(make_local):
         copies = [tf.Variable(tf.zeros(part.shape), name="copy") for part in packing.split(packing.read())]
 
-    def build(fetched: Fetched, pending: Sequence[Exchange], number: int) -> Exchange:
-        starts, steps_left = fetched
+    def build(starts: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
         for exchange in pending:
             starts = [start - change for start, change in zip(starts, exchange.gradients, strict=True)]
-        with tf.device(fetched.steps_left.device):  # there it is needed again, when the global step is advanced
-            for exchange in pending:
-                steps_left -= exchange.num_steps
-            share = -(-steps_left // num_shares)  # rounded up
-            num_steps = tf.clip_by_value(share, 0, local_steps)
         parameters = packing.split(starts)
         with tf.control_dependencies([copy.assign(value) for copy, value in zip(copies, parameters, strict=True)]):
             first_step = tf.zeros([], tf.int64)
@@ -169,27 +168,27 @@ def build_async_updates(
     losses: list[tf.Tensor] = []
     counts: list[tf.Tensor] = []  # of the steps that each has added
 
-    def apply_oldest(fetched: Fetched) -> None:
+    def apply_oldest(vectors: Sequence[tf.Tensor]) -> None:
         exchange = pending.pop(0)
-        # What was fetched must not have this exchange yet, which the next one takes for pending: so it was read before.
-        pairs = packing.unpack(_after(exchange.gradients, fetched.vectors))
+        # The vectors must not have this exchange yet, which the next one takes for pending: so they were read before.
+        pairs = packing.unpack(_after(exchange.gradients, vectors))
         arrived = [part for part, variable in pairs if variable.device == global_step.device]
         with tf.device(global_step.device):  # for what is constant, else each step would send it there
-            with tf.control_dependencies([*counts[-1:], fetched.steps_left, *arrived]):
+            with tf.control_dependencies([*counts[-1:], *arrived]):
                 fits = global_step.read_value() + exchange.num_steps <= train_steps
             counts.append(tf.cond(fits, functools.partial(_apply, exchange, pairs), lambda: tf.zeros([], tf.int64)))
 
     for number in range(EXCHANGES_PER_RUN):
         with tf.control_dependencies(counts[-1:]):
-            fetched = _fetch(packing, train_steps)
+            vectors = packing.read()
         with tf.device(task.device):
-            exchange = build_exchange(fetched, pending, number)
+            exchange = build_exchange(vectors, pending, number)
         losses.append(exchange.loss)
         pending.append(exchange)
         if len(pending) > max_pending:
-            apply_oldest(fetched)
+            apply_oldest(vectors)
     while pending:
-        apply_oldest(fetched)
+        apply_oldest(vectors)
     with tf.device(global_step.device):
         num_steps = tf.add_n(counts)
     global_step_after, loss = _read_global_step_after(num_steps.op), losses[0]  # the last may have no steps
@@ -213,16 +212,8 @@ def _apply(exchange: Exchange, pairs: Sequence[tuple[tf.Tensor, tf.Variable]]) -
         return tf.identity(exchange.num_steps)
 
 
-def _fetch(packing: Packing, train_steps: int) -> Fetched:
-    """Build what the ps tasks send to a worker."""
-    global_step = tf.train.get_global_step()
-    with tf.device(global_step.device):
-        steps_left = train_steps - global_step.read_value()
-    return Fetched(packing.read(), steps_left)
-
-
 def build_sync_updates(
-    packing: Packing, build_exchange: BuildExchange, train_steps: int, replicas_to_aggregate: int, task: cluster.Task
+    packing: Packing, build_exchange: BuildExchange, replicas_to_aggregate: int, task: cluster.Task
 ) -> Updates:
     """Average what `replicas_to_aggregate` exchanges bring in each update (Chen et al. 2016, arXiv:1604.00981).
 
@@ -230,7 +221,7 @@ def build_sync_updates(
     """
     num_workers = len(task.worker_hosts)
     with tf.device(task.device):
-        exchange = build_exchange(_fetch(packing, train_steps), [], 0)
+        exchange = build_exchange(packing.read(), [], 0)
     counter, unsaved_variables = exchange.counter, []
     if counter is None:  # SyncReplicasOptimizer needs one: what comes with an older count is stale
         counter = tf.get_variable("num_updates", [], tf.int64, tf.zeros_initializer(), trainable=False, collections=[])

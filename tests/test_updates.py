@@ -47,13 +47,13 @@ class Worker:
                         build_exchange = updates.make_gradients(packed, build_loss, optimizer)
                     else:
                         build_exchange = updates.make_local_steps(
-                            packed, build_loss, optimizer, local_steps, num_shares=1
+                            packed, build_loss, optimizer, local_steps, train_steps, num_shares=1
                         )
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
                     how = updates.build_async_updates(packed, build_exchange, max_pending, train_steps, task)
                 else:
-                    how = updates.build_sync_updates(packed, build_exchange, train_steps, replicas, task)
+                    how = updates.build_sync_updates(packed, build_exchange, replicas, task)
             initializer = tf.variables_initializer([*how.unsaved_variables, *tf.global_variables()])
             local_initializer = tf.local_variables_initializer()
             self.train_op, self.hooks = how.train_op, how.hooks
@@ -214,23 +214,31 @@ def test_the_last_exchange_has_just_the_steps_that_are_left(local_servers, repli
 
 
 def test_the_exchanges_become_shorter_near_the_end(graph):
-    tf.train.create_global_step()
+    global_step = tf.train.create_global_step()
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
     packed = packing.Packing([weight])
     build_exchange = updates.make_local_steps(
-        packed, lambda parameters, number: 1 * parameters[0], updates.make_optimizer("sgd", 0.5), 4, num_shares=8
+        packed,
+        lambda parameters, number: 1 * parameters[0],
+        updates.make_optimizer("sgd", 0.5),
+        local_steps=4,
+        train_steps=100,
+        num_shares=8,
     )
-    steps_left = tf.placeholder(tf.int64, [])
-    exchange = build_exchange(updates.Fetched(packed.read(), steps_left), [], 0)
+    exchange = build_exchange(packed.read(), [], 0)
+    taken = {}
     with tf.Session() as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        taken = {left: session.run(exchange.num_steps, {steps_left: left}) for left in (100, 25, 24, 9, 8, 1, 0, -7)}
+        for left in (100, 25, 24, 9, 8, 1, 0, -7):
+            global_step.load(100 - left, session)
+            taken[left] = session.run(exchange.num_steps)
     assert taken == {100: 4, 25: 4, 24: 3, 9: 2, 8: 1, 1: 1, 0: 0, -7: 0}
 
 
 def test_what_does_not_fit_into_the_steps_that_others_have_left_is_not_applied(local_servers):
     def loss(weight):
-        with tf.control_dependencies([tf.train.get_global_step().assign(4)]):  # meanwhile the others have taken these
+        step = tf.train.get_global_step()  # the others take the first 4 meanwhile
+        with tf.control_dependencies([tf.cond(step < 4, lambda: step.assign(4), step.read_value)]):
             return 1 * weight
 
     worker = Worker(local_servers(1, 1), 0, local_steps=4, train_steps=6, loss=loss)
@@ -271,10 +279,10 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
         lambda parameters, number: 1 * parameters[0],
         updates.make_optimizer(name, 0.5),
         local_steps=3,
+        train_steps=100,
         num_shares=1,
     )
-    fetched = updates.Fetched(packed.read(), tf.constant(100, tf.int64))
-    exchanges = [build_exchange(fetched, [], number) for number in range(2)]
+    exchanges = [build_exchange(packed.read(), [], number) for number in range(2)]
     assert tf.global_variables() == [global_step, weight]
     assert len(tf.local_variables()) == 1 + {"sgd": 0, "momentum": 1, "adam": 4}[name], "exchanges share it"
     with tf.Session() as session:
