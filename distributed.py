@@ -312,7 +312,7 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
             build_exchange = updates.make_local_steps(
                 packed, build_loss, optimizer, FLAGS.local_steps, FLAGS.train_steps, num_shares
             )
-        logits, labels = build_logits(packed.split(packed.read()), -1)
+        logits, labels = build_logits(packed.split(packed.read()), num_batches - 1)
         tf.summary.scalar("accuracy", model.build_accuracy(logits, labels))
 
     if FLAGS.sync_replicas:
