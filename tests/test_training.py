@@ -168,14 +168,14 @@ def test_variables_that_are_split_are_restored_with_another_number_of_ps_tasks(t
 
 
 def test_profiled_steps_are_traces_that_chrome_opens(tmp_path, black_and_white_dir):
-    flags = [f"--train_dir={tmp_path}", f"--data_dir={black_and_white_dir}", "--profile_steps=10:22"]
-    with Cluster(tmp_path, 1, 1, *flags, "--train_steps=40") as cluster:
+    flags = [f"--train_dir={tmp_path}", f"--data_dir={black_and_white_dir}", "--profile_steps=20:44"]
+    with Cluster(tmp_path, 1, 1, *flags, "--train_steps=80") as cluster:
         cluster.start()
         assert_all_end_within_2_secs_of_the_last_line(cluster)
     folder = tmp_path / "profile" / "worker-0"
     traces = sorted(folder.glob("*.json"))
-    assert 2 <= len(traces) <= 4, "of runs of four steps; two that have the same name are one"
-    assert {trace.name for trace in traces} <= {f"timeline-{step}.json" for step in range(8, 29)}
+    assert 2 <= len(traces) <= 4, "of runs of eight steps; two that have the same name are one"
+    assert {trace.name for trace in traces} <= {f"timeline-{step}.json" for step in range(16, 57)}
     events = json.loads(traces[0].read_text())["traceEvents"]
     places = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert any("/job:ps" in place for place in places)
