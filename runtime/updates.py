@@ -64,13 +64,16 @@ def make_gradients(packing: Packing, build_loss: BuildLoss, optimizer: tf.train.
     global_step = tf.train.get_global_step()
     with tf.device(global_step.device):
         num_steps = tf.constant(1, tf.int64)
+    gradients: list[tf.Tensor] = []  # of the exchange before
 
     def build(vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
         assert not pending, "the classic step knows all that this worker has done before"
         parameters = packing.split(vectors)
-        loss = build_loss(parameters, number)
-        gradients = packing.pack(tf.gradients(loss, parameters))
-        return Exchange(gradients, optimizer, global_step, num_steps, loss)
+        # A batch is made while the gradients before it travel: those of a whole run, made at once, would leave the cache.
+        with tf.control_dependencies(gradients):
+            loss = build_loss(parameters, number)
+        gradients[:] = packing.pack(tf.gradients(loss, parameters))
+        return Exchange([*gradients], optimizer, global_step, num_steps, loss)
 
     return build
 
