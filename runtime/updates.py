@@ -42,9 +42,8 @@ class Updates(NamedTuple):
 
 
 BuildLoss = Callable[[Sequence[tf.Tensor], tf.Tensor | int], tf.Tensor]  # from parameters and a batch's number
-BuildExchange = Callable[
-    [Sequence[tf.Tensor], Sequence[Exchange], int], Exchange
-]  # see `make_gradients`, `make_local_steps`
+# See `make_gradients` and `make_local_steps`.
+BuildExchange = Callable[[Sequence[tf.Tensor], Sequence[Exchange], int], Exchange]
 
 
 def make_optimizer(name: str, learning_rate: float) -> tf.train.Optimizer:
