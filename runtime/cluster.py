@@ -150,11 +150,15 @@ def session_config(task: Task) -> tf.ConfigProto:
     num_here = [_host(address) for address in task.ps_hosts + task.worker_hosts].count(_host(task.address))
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
     num_threads = max(1, num_cores // num_here)
+    # To rewrite a graph takes longer than to run it for the first time, and later saves nothing: ours is lean as it is.
+    graph_options = tf.GraphOptions()
+    graph_options.rewrite_options.disable_meta_optimizer = True
     return tf.ConfigProto(
         device_filters=peers,
         intra_op_parallelism_threads=num_threads,
         inter_op_parallelism_threads=num_threads,
         experimental=tf.ConfigProto.Experimental(disable_thread_spinning=True),
+        graph_options=graph_options,
         # A ps computes nothing that a GPU is good for, and by default would take all of its memory.
         device_count={"GPU": 0} if task.job_name == "ps" else {},
         gpu_options=tf.GPUOptions(allow_growth=True),
