@@ -54,7 +54,7 @@ CONTENDERS = [
     *(Contender(f"ours, {h} local steps", "ours", 15000, (f"{LOCAL}{h}",), OURS_16) for h in (4, 8)),
     Contender(OURS_16, "ours", 30000, (f"{LOCAL}16",)),
     Contender(f"{OURS_16}, a constant batch", "ours", 150000, (f"{LOCAL}16", CONSTANT), OURS_16),
-    *(Contender(f"ours, {h} local steps", "ours", 60000, (f"{LOCAL}{h}",), OURS_16) for h in (32, 64)),
+    *(Contender(f"ours, {h} local steps", "ours", 100000, (f"{LOCAL}{h}",), OURS_16) for h in (32, 64)),
     Contender("ours, synchronous", "ours", 3000, (SYNC,)),
     Contender(OURS_SYNC_16, "ours", 10000, (SYNC, f"{LOCAL}16")),
     *(
