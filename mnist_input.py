@@ -114,7 +114,7 @@ def shard(examples: Examples, index: int, num_shards: int) -> Examples:
 
 def to_float(images: tf.Tensor) -> tf.Tensor:
     """Turn pixels, uint8 `[b, 784]`, into float32 `[b, 784]` in [0, 1]."""
-    return tf.cast(images, tf.float32) / 255.0
+    return tf.cast(images, tf.float32) * (1 / 255)  # faster than to divide
 
 
 def build_batches(examples: Examples, num_batches: int, batch_size: int, seed: int, stream: int) -> Batches:

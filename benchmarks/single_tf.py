@@ -31,7 +31,7 @@ def main(_: object) -> None:
     @tf.function(jit_compile=FLAGS.jit_compile)
     def train(indices: tf.Tensor) -> None:
         for step in tf.range(FLAGS.steps_per_call):
-            images = tf.cast(tf.gather(all_images, indices[step]), tf.float32) / 255.0
+            images = tf.cast(tf.gather(all_images, indices[step]), tf.float32) * (1 / 255)
             labels = tf.cast(tf.gather(all_labels, indices[step]), tf.int32)
             optimizer.apply(tf2_mnist.gradients(variables, images, labels), variables)
 

@@ -77,7 +77,8 @@ def batches(images: tf.Tensor, labels: tf.Tensor, stream: tf.Tensor) -> tf.data.
         )
 
     def gather(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.cast(tf.gather(images, indices), tf.float32) / 255.0, tf.cast(tf.gather(labels, indices), tf.int32)
+        pixels = tf.cast(tf.gather(images, indices), tf.float32)
+        return pixels * (1 / 255), tf.cast(tf.gather(labels, indices), tf.int32)
 
     epochs = tf.data.Dataset.range(sys.maxsize)
     return epochs.map(shuffle).rebatch(measure.BATCH_SIZE, drop_remainder=True).map(gather).prefetch(4)

@@ -60,7 +60,7 @@ def batches(examples: mnist_input.Examples, stream: int = 0) -> Iterator[tuple[t
     """
     # A copy, since PyTorch has no arrays that cannot be written to.
     images, labels = (torch.from_numpy(array.copy()) for array in examples)
-    images, labels = images.to(torch.float32) / 255, labels.to(torch.int64)
+    images, labels = images.to(torch.float32) * (1 / 255), labels.to(torch.int64)
     generator = torch.Generator().manual_seed(measure.NUM_WORKERS * measure.FLAGS.seed + stream)
     while True:
         order = torch.randperm(len(labels), generator=generator)
