@@ -68,7 +68,7 @@ def make_gradients(packing: Packing, build_loss: BuildLoss, optimizer: tf.train.
     def build(vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
         assert not pending, "the classic step knows all that this worker has done before"
         parameters = packing.split(vectors)
-        # A batch is made while the gradients before it travel: all of a run, made at once, would not stay in the cache.
+        # A batch is made when its turn comes: all of a run, made at once, would not stay in the cache.
         with tf.control_dependencies(gradients):
             loss = build_loss(parameters, number)
         gradients[:] = packing.pack(tf.gradients(loss, parameters))
