@@ -89,8 +89,9 @@ def watch(ps_hosts: list[str], check: Callable[[], None]) -> None:
         while cluster.probe(address):
             check()
             time.sleep(0.05)
-    # Without the filter it would wait for the workers.
-    session = tf.Session(f"grpc://{ps_hosts[0]}", graph, tf.ConfigProto(device_filters=["/job:ps"]))
+    # Without the filter it would wait for the workers, and without a timeout for ever for a ps that has ended.
+    config = tf.ConfigProto(device_filters=["/job:ps"], operation_timeout_in_ms=10_000)
+    session = tf.Session(f"grpc://{ps_hosts[0]}", graph, config)
 
     def read() -> tuple[int, list[Any]]:
         step, *parameters = session.run(values)
