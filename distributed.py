@@ -296,23 +296,23 @@ def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Traini
     with tf.device(task.device):
         batches = mnist_input.build_batches(examples, num_batches, FLAGS.batch_size, FLAGS.seed, stream=task.index)
 
-        def build_logits(parameters: Sequence[tf.Tensor], number: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
-            images, labels = batches.batch(number)
+        def build_logits(parameters: Sequence[tf.Tensor], indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            images, labels = batches.batch(indices)
             with packed.replaced_by(parameters):
                 return model.build_logits(images, FLAGS.model, FLAGS.hidden_units), labels
 
-        def build_loss(parameters: Sequence[tf.Tensor], number: tf.Tensor | int) -> tf.Tensor:
-            return model.build_loss(*build_logits(parameters, number))
+        def build_loss(parameters: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
+            return model.build_loss(*build_logits(parameters, indices))
 
         optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
         if FLAGS.local_steps == 1:
-            build_exchange = updates.make_gradients(packed, build_loss, optimizer)
+            build_exchange = updates.make_gradients(packed, build_loss, batches.indices, optimizer)
         else:
             num_shares = 1 if FLAGS.sync_replicas else updates.SHARES_OF_WORKER * len(task.worker_hosts)
             build_exchange = updates.make_local_steps(
-                packed, build_loss, optimizer, FLAGS.local_steps, FLAGS.train_steps, num_shares
+                packed, build_loss, batches.indices, optimizer, FLAGS.local_steps, FLAGS.train_steps, num_shares
             )
-        logits, labels = build_logits(packed.split(packed.read()), num_batches - 1)
+        logits, labels = build_logits(packed.split(packed.read()), batches.indices[-1])
         tf.summary.scalar("accuracy", model.build_accuracy(logits, labels))
 
     if FLAGS.sync_replicas:

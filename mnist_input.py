@@ -48,9 +48,8 @@ class Batches(NamedTuple):
     initializer: tf.Operation
     feed_dict: dict[tf.Tensor, npt.NDArray[np.uint8]]
 
-    def batch(self, number: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Build one of a run's batches: images, float32 [b, 784] in [0, 1], and labels, int32 [b] in [0, 10)."""
-        indices = tf.gather(self.indices, number)
+    def batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Build the batch of `indices`, int32 [b]: images, float32 [b, 784] in [0, 1]; labels, int32 [b] in [0, 10)."""
         return to_float(tf.gather(self.images, indices)), tf.cast(tf.gather(self.labels, indices), tf.int32)
 
 

@@ -6,6 +6,7 @@ machine changes from one run to the next by more than that.
 
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -27,19 +28,31 @@ class Batches(NamedTuple):
     """What `distributed.py` takes for `mnist_input.Batches`."""
 
     real: mnist_input.Batches
-    images: tf.Variable  # of the constant batch: float32 [b, 784]
-    labels: tf.Variable  # int32 [b]
-    is_constant: tf.Tensor  # bool []
+    indices: tf.Tensor  # int32 [batches in a run, b]
+    constant: list[tf.Tensor]  # float32 [b, 784] and int32 [b]
+    is_constant: tf.Tensor  # bool []: which of these to use
     initializer: tf.Operation
     feed_dict: dict[tf.Tensor, Any]
 
-    def batch(self, number: tf.Tensor | int) -> list[tf.Tensor]:
-        """Build one of a run's batches, or the constant one."""
-        return tf.cond(
-            self.is_constant,
-            lambda: [tf.identity(self.images.read_value()), tf.identity(self.labels.read_value())],
-            lambda: [*self.real.batch(number)],
-        )
+    def batch(self, indices: tf.Tensor) -> list[tf.Tensor]:
+        """Build the batch of `indices`, or the constant one.
+
+        Switch and Merge, since what `tf.cond` puts around the real batch would change when this is made.
+        """
+        constant = self.constant
+        if flags.FLAGS.local_steps > 1:
+            indices, constant = _choose(self.is_constant, indices, constant)
+        return [tf.raw_ops.Merge(inputs=pair).output for pair in zip(self.real.batch(indices), constant, strict=True)]
+
+
+def _choose(
+    is_constant: tf.Tensor, indices: tf.Tensor, constant: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Build either what makes a real batch or the constant one; what needs the other is not computed then."""
+    return (
+        tf.raw_ops.Switch(data=indices, pred=is_constant).output_false,
+        [tf.raw_ops.Switch(data=part, pred=is_constant).output_true for part in constant],
+    )
 
 
 class Iterator(NamedTuple):
@@ -73,7 +86,10 @@ def build_batches(examples: mnist_input.Examples, num_batches: int, batch_size: 
     images = tf.Variable(pixels, trainable=False, collections=[])
     labels = tf.Variable(tf.cast(examples.labels[:batch_size], tf.int32), trainable=False, collections=[])
     initializer = tf.group(real.initializer, images.initializer, labels.initializer)
-    return Batches(real, images, labels, is_constant, initializer, real.feed_dict)
+    indices, constant = real.indices, [images.read_value(), labels.read_value()]
+    if flags.FLAGS.local_steps == 1:  # here, so that a batch depends on nothing else; but nothing may miss in a loop
+        indices, constant = _choose(is_constant, indices, constant)
+    return Batches(real, indices, constant, is_constant, initializer, real.feed_dict)
 
 
 if __name__ == "__main__":

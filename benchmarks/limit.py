@@ -44,14 +44,14 @@ def train(num_cores: int) -> None:
     examples = measure.load_train(FLAGS.task_index, num_cores)
     batches = mnist_input.build_batches(examples, FLAGS.steps_per_run, measure.BATCH_SIZE, FLAGS.seed, FLAGS.task_index)
 
-    def build_loss(parameters: Sequence[tf.Tensor], number: tf.Tensor | int) -> tf.Tensor:
-        images, labels = batches.batch(number)
+    def build_loss(parameters: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
+        images, labels = batches.batch(indices)
         with packed.replaced_by(parameters):
             return model.build_loss(model.build_logits(images, "mlp", measure.HIDDEN_UNITS), labels)
 
     optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
     build_exchange = updates.make_local_steps(
-        packed, build_loss, optimizer, FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1
+        packed, build_loss, batches.indices, optimizer, FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1
     )
     exchange = build_exchange(packed.read(), [], 0)
     train_op = exchange.optimizer.apply_gradients(packed.unpack(exchange.gradients))

@@ -41,7 +41,7 @@ class Updates(NamedTuple):
     unsaved_variables: list[tf.Variable]  # on the ps tasks, to be initialised before the model is, and never saved
 
 
-BuildLoss = Callable[[Sequence[tf.Tensor], tf.Tensor | int], tf.Tensor]  # from parameters and a batch's number
+BuildLoss = Callable[[Sequence[tf.Tensor], tf.Tensor], tf.Tensor]  # from parameters and the indices of a batch
 # See `make_gradients` and `make_local_steps`.
 BuildExchange = Callable[[Sequence[tf.Tensor], Sequence[Exchange], int], Exchange]
 
@@ -55,11 +55,15 @@ def make_optimizer(name: str, learning_rate: float) -> tf.train.Optimizer:
     return tf.train.GradientDescentOptimizer(learning_rate)
 
 
-def make_gradients(packing: Packing, build_loss: BuildLoss, optimizer: tf.train.Optimizer) -> BuildExchange:
+def make_gradients(
+    packing: Packing, build_loss: BuildLoss, indices: tf.Tensor, optimizer: tf.train.Optimizer
+) -> BuildExchange:
     """Exchange the gradients of one batch, which `optimizer` applies on the ps tasks: the classic step.
 
-    What is returned builds one exchange, from the packed parameters, and from its number in the run.
+    What is returned builds one exchange, from the packed parameters, and from its number in the run, which is that of
+    its batch in `indices`, int32 [batches in a run, b].
     """
+    rows = tf.unstack(indices)
     global_step = tf.train.get_global_step()
     with tf.device(global_step.device):
         num_steps = tf.constant(1, tf.int64)
@@ -70,9 +74,12 @@ def make_gradients(packing: Packing, build_loss: BuildLoss, optimizer: tf.train.
         parameters = packing.split(vectors)
         # A batch is made when its turn comes: all of a run, made at once, would not stay in the cache.
         with tf.control_dependencies(gradients):
-            loss = build_loss(parameters, number)
+            loss = build_loss(parameters, rows[number])
         gradients[:] = packing.pack(tf.gradients(loss, parameters))
-        return Exchange([*gradients], optimizer, global_step, num_steps, loss)
+        # TensorFlow goes on with what costs least: after a reshape, which costs nothing, the gradients leave at once,
+        # and not when the next batch is made, which becomes ready with it.
+        sent = [tf.reshape(gradient, [-1]) for gradient in gradients]
+        return Exchange(sent, optimizer, global_step, num_steps, loss)
 
     return build
 
@@ -80,6 +87,7 @@ def make_gradients(packing: Packing, build_loss: BuildLoss, optimizer: tf.train.
 def make_local_steps(
     packing: Packing,
     build_loss: BuildLoss,
+    indices: tf.Tensor,
     optimizer: tf.train.Optimizer,
     local_steps: int,
     train_steps: int,
@@ -94,7 +102,8 @@ def make_local_steps(
     together, and in the short exchanges at the end the noise of that fades.
 
     What is returned builds one exchange, from the packed parameters, from those before it that were pending when these
-    were read, which they do not have yet, and from its number in the run.
+    were read, which they do not have yet, and from its number in the run, whose batches are the `local_steps` ones from
+    `number * local_steps` on in `indices`, int32 [batches in a run, b].
     """
     global_step = tf.train.get_global_step()
     with tf.device(global_step.device):  # there it is needed again, when the global step is advanced
@@ -116,7 +125,7 @@ def make_local_steps(
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             values = [copy.read_value() for copy in copies]
-            loss = build_loss(values, number * local_steps + step)
+            loss = build_loss(values, tf.gather(indices, number * local_steps + step))
             gradients = tf.gradients(loss, values)
             with tf.variable_creator_scope(make_local), tf.control_dependencies([loss]):  # of the values before
                 change = optimizer.apply_gradients(zip(gradients, copies, strict=True))

@@ -77,7 +77,7 @@ def draw(num_examples, batch_size, num_runs, num_batches=1, seed=0, stream=0):
     with tf.Graph().as_default(), tf.Session() as session:
         batches = mnist_input.build_batches(mnist_input.Examples(images, labels), num_batches, batch_size, seed, stream)
         session.run(batches.initializer, batches.feed_dict)
-        of_a_run = [batches.batch(number) for number in range(num_batches)]
+        of_a_run = [batches.batch(indices) for indices in tf.unstack(batches.indices)]
         drawn = [batch for _ in range(num_runs) for batch in session.run(of_a_run)]
     indices = np.concatenate([np.rint(255 * (256 * image[:, 0] + image[:, 1])) for image, _ in drawn]).astype(int)
     assert (np.concatenate([label for _, label in drawn]) == indices % 10).all()

@@ -24,6 +24,11 @@ def _stop_threads():
     Worker.coordinators.clear()
 
 
+def make_indices(num_batches):
+    """Build what a loss without examples ignores."""
+    return tf.zeros([num_batches, 1], tf.int32)
+
+
 class Worker:
     """A worker that takes a step when told to."""
 
@@ -39,15 +44,21 @@ class Worker:
                 packed = packing.Packing([self.weight])
                 optimizer = updates.make_optimizer("sgd", LEARNING_RATE)
 
-                def build_loss(parameters, number):
+                def build_loss(parameters, _):
                     return loss(parameters[0]) if loss else (index + 1) * parameters[0]
 
                 with tf.device(task.device):
                     if local_steps == 1:
-                        build_exchange = updates.make_gradients(packed, build_loss, optimizer)
+                        build_exchange = updates.make_gradients(packed, build_loss, make_indices(N), optimizer)
                     else:
                         build_exchange = updates.make_local_steps(
-                            packed, build_loss, optimizer, local_steps, train_steps, num_shares=1
+                            packed,
+                            build_loss,
+                            make_indices(N * local_steps),
+                            optimizer,
+                            local_steps,
+                            train_steps,
+                            num_shares=1,
                         )
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
@@ -219,7 +230,8 @@ def test_the_exchanges_become_shorter_near_the_end(graph):
     packed = packing.Packing([weight])
     build_exchange = updates.make_local_steps(
         packed,
-        lambda parameters, number: 1 * parameters[0],
+        lambda parameters, _: 1 * parameters[0],
+        make_indices(4),
         updates.make_optimizer("sgd", 0.5),
         local_steps=4,
         train_steps=100,
@@ -276,7 +288,8 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
     packed = packing.Packing([weight])
     build_exchange = updates.make_local_steps(
         packed,
-        lambda parameters, number: 1 * parameters[0],
+        lambda parameters, _: 1 * parameters[0],
+        make_indices(2 * 3),
         updates.make_optimizer(name, 0.5),
         local_steps=3,
         train_steps=100,
