@@ -200,13 +200,14 @@ def draw_chart(runs: dict[str, list[dict[str, Any]]]) -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), sharey=True)
     for axes, field, title in (
-        (left, "examples_per_sec", "examples/s of all workers"),
+        (left, "examples_per_sec", "1000 examples/s of all workers"),
         (right, "secs_to_target", "seconds to 97.5 % test accuracy (no bar: never)"),
     ):
         medians = [statistics.median(_figures(results, field)) for results in runs.values()]
         axes.barh(list(runs), [median if median < float("inf") else 0 for median in medians])
         axes.set_title(title)
     left.invert_yaxis()  # the first on top
+    left.xaxis.set_major_formatter(lambda rate, _: _thousands(rate))
     figure.tight_layout()
     figure.savefig(CHART, dpi=100)
 
