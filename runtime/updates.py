@@ -63,7 +63,7 @@ def make_gradients(
     What is returned builds one exchange, from the packed parameters, and from its number in the run, which is that of
     its batch in `indices`, int32 [batches in a run, b].
     """
-    rows = tf.unstack(indices)
+    rows = tf.unstack(indices)  # here, where it does not wait: below, it would go before the gradients are sent
     global_step = tf.train.get_global_step()
     with tf.device(global_step.device):
         num_steps = tf.constant(1, tf.int64)
