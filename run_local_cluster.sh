@@ -250,7 +250,7 @@ clean_up() {
 }
 
 parse_arguments "$@"
-python="$("$here/runtime/venv.sh" requirements.txt)" || exit
+python="$("$here/runtime/launch/venv.sh" requirements.txt)" || exit
 "$python" "$here/runtime/download.py" ${data_dir:+"$data_dir"} || exit
 make_train_dir
 [[ -z "$isolation" ]] || isolate "$@"

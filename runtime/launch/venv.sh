@@ -2,15 +2,18 @@
 #
 # Make sure that .venv has what the given requirements files ask for, and print the path of its Python:
 #
-#   runtime/venv.sh requirements.txt [more/requirements.txt ...]
+#   runtime/launch/venv.sh [--locked] requirements.txt [more/requirements.txt ...]
 #
-# PYTHON names the interpreter to make it with; by default the first suitable one of python3, python3.13 ... python3.10.
+# With --locked, install exactly the versions in the lock file beside each requirements file, such as requirements.lock.
+# PYTHON names the interpreter to make .venv with; by default the first suitable one of python3, python3.13 ...
+# python3.10.
 
 set -eu
 
-project="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+project="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 readonly project
 readonly venv="$project/.venv"
+locked=""
 
 is_suitable() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
 
@@ -26,11 +29,18 @@ find_python() {
   exit 2
 }
 
+# install FILE: install what a requirements file or a lock file lists.
 install() {
+  local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+  if [[ -n "$locked" ]]; then pip+=(--require-hashes); fi
   echo "installing $1 into $venv; TensorFlow, the first time, is a download of 600 MB" >&2
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$project/$1" >&2
+  "${pip[@]}" -r "$project/$1" >&2
 }
 
+if [[ "${1:-}" == --locked ]]; then
+  locked=1
+  shift
+fi
 # PYTHON asks for a certain version; another one's .venv is of no use then.
 if [[ -x "$venv/bin/python" && -n "${PYTHON:-}" ]]; then
   version='import sys; print(sys.version_info[:2])'
@@ -43,11 +53,13 @@ if ! is_suitable "$venv/bin/python"; then
   "$python" -m venv --clear "$venv" >&2 || exit 2
 fi
 for requirements in "$@"; do
-  installed="$venv/installed/$requirements" # what this file said when it was installed
-  if ! cmp -s "$project/$requirements" "$installed"; then
-    install "$requirements" || exit 2
+  file="$requirements"
+  if [[ -n "$locked" ]]; then file="${requirements%.txt}.lock"; fi
+  installed="$venv/installed/$requirements" # a copy of the file, or of its lock, as it was last installed
+  if ! cmp -s "$project/$file" "$installed"; then
+    install "$file" || exit 2
     mkdir -p "$(dirname "$installed")"
-    cp "$project/$requirements" "$installed"
+    cp "$project/$file" "$installed"
   fi
 done
 echo "$venv/bin/python"
