@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/scaling.py processes    # 1 to 8 workers, 1 to 4 ps, both models
     .venv/bin/python benchmarks/scaling.py network      # each task on a host of its own, with slow links between them
 
-It prints tables of Markdown. The last needs what `tests/network.py` needs (Linux, `unshare`, `ip`, `/dev/net/tun`),
+It prints tables of Markdown. The last needs what `testbed/network.py` needs (Linux, `unshare`, `ip`, `/dev/net/tun`),
 and `tests/requirements.txt`.
 """
 
@@ -26,10 +26,10 @@ import tensorflow.compat.v1 as tf
 
 import compare
 import mnist_input
+from benchmarks.testbed.messages import num_tensors_sent
+from benchmarks.testbed.network import Network
+from benchmarks.testbed.processes import Cluster, poll_for
 from runtime import cluster, placement, ports, updates
-from tests.messages import num_tensors_sent
-from tests.network import Network
-from tests.processes import Cluster, poll_for
 
 BATCH_SIZE = 100
 MODELS = ("mlp", "cnn")

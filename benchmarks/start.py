@@ -18,7 +18,7 @@ import time
 sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
 
 import compare
-from tests.processes import Cluster
+from benchmarks.testbed.processes import Cluster
 
 NUM_ROUNDS = 7
 NUM_PS, NUM_WORKERS = 1, 2

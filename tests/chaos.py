@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from tests.processes import Cluster, answers, poll_for
+from benchmarks.testbed.processes import Cluster, answers, poll_for
 
 # Of all steps. A worker takes its share of the examples with it: what is measured in the end is the model after all are
 # back for long enough, and not who was away last.

@@ -14,9 +14,10 @@ import tensorflow.compat.v1 as tf
 from absl import app
 
 import distributed
+from benchmarks.testbed.processes import PROJECT
 from runtime.ports import choose_ports
 from tests import idx_files
-from tests.processes import NEEDS_PRIVATE_MOUNTS, PROJECT, full_disk
+from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 # Each case is a process of its own, forked from one that has imported TensorFlow, which takes seconds.
 FORK_SERVER = multiprocessing.get_context("forkserver")

@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 
 import distributed
 import mnist_input
+from benchmarks.testbed.messages import num_tensors_sent
 from runtime import cluster, roll_call, updates
-from tests.messages import num_tensors_sent
 
 PS_HOSTS = ("a:1", "b:2")
 WORKER_HOSTS = ("c:3", "d:4")

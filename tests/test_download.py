@@ -11,8 +11,9 @@ import threading
 
 import pytest
 
+from benchmarks.testbed.processes import PROJECT
 from runtime import download
-from tests.processes import NEEDS_PRIVATE_MOUNTS, PROJECT, full_disk
+from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 CONTENTS = {name: f"content of {name}".encode() for name in download.SHA256}
 

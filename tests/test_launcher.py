@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.processes import PROJECT, Process, answers, can_run, poll_for, running_with
+from benchmarks.testbed.processes import PROJECT, Process, answers, can_run, poll_for, running_with
 
 
 class Launcher:

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from tests import network
-from tests.processes import DEADLINE_SECS, PROJECT, Cluster, Process, can_run, poll_for
+from benchmarks.testbed import network
+from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Cluster, Process, can_run, poll_for
 
 PS, WORKER_1 = 0, 2  # the hosts of ps 0 and worker 1
 CUT_SECS = 20.0

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from benchmarks.testbed.processes import PROJECT, Cluster, Process
 from tests import chaos
-from tests.processes import PROJECT, Cluster, Process
 
 
 @pytest.fixture

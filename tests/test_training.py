@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from tests.processes import Cluster
+from benchmarks.testbed.processes import Cluster
 
 FINISHED = r"finished at global step (\d+), after (\d+) local steps"
 LAST_LINE = (

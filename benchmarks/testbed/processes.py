@@ -9,18 +9,10 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from runtime.ports import choose_ports
 
-PROJECT = pathlib.Path(__file__).parents[1]
+PROJECT = pathlib.Path(__file__).parents[2]
 DEADLINE_SECS = 90.0  # far more than anything here takes
-
-
-def full_disk(folder):
-    """Return a command to put before another, which then finds an empty disk with 64 kB of space at `folder`."""
-    mount = 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"'
-    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(folder)]
 
 
 def can_run(command):
@@ -28,9 +20,6 @@ def can_run(command):
     with contextlib.suppress(OSError):
         return bool(os.environ.get("CI")) or not subprocess.run(command, capture_output=True).returncode
     return False
-
-
-NEEDS_PRIVATE_MOUNTS = pytest.mark.skipif(not can_run([*full_disk("/tmp"), "true"]), reason="needs unshare and mount")
 
 
 def poll_for(predicate, what, timeout_secs=DEADLINE_SECS):
@@ -103,7 +92,7 @@ class Process:
 class Cluster:
     """Tasks of `distributed.py`, to be started, killed and started again by name, such as "worker 0".
 
-    They run on this machine, or, in the order of `names`, each on a host of its own of a `tests.network.Network`. As a
+    They run on this machine, or, in the order of `names`, each on a host of its own of a `network.Network`. As a
     context manager it ends what still runs; that something does is an error unless there is one already.
     """
 

@@ -1,4 +1,4 @@
-"""A switch between hosts that loses, delays and cuts off packets: `python tests/switch.py ADDRESS...`.
+"""A switch between hosts that loses, delays and cuts off packets: `python benchmarks/testbed/switch.py ADDRESS...`.
 
 It holds a TUN device for each IPv4 address, `tun0`, `tun1` and so on: each packet that is sent into one of them comes
 out of the one that has its destination. Each line on standard input is a new `Conditions` as JSON; it is repeated on

@@ -1,6 +1,6 @@
 """Several hosts on this machine, and links between them that delay, lose and drop what is sent.
 
-A host is a network namespace with a loopback interface and a TUN device; `tests/switch.py` moves packets between the
+A host is a network namespace with a loopback interface and a TUN device; `switch.py` moves packets between the
 devices. It takes no rights but those to open `/dev/net/tun`: all of it lies in a user namespace of its own.
 """
 
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 
-from tests import switch
+from benchmarks.testbed import switch
 
 PRIVATE = ["unshare", "--user", "--map-root-user", "--net"]
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}  # where ip is, for users other than root
