@@ -2,14 +2,14 @@
 #
 # Train on a cluster of processes on this machine:
 #
-#   ./run_local_cluster.sh [--ps N] [--workers N] [--train_dir DIR] [--max_restarts N] [--no_isolation]
+#   ./run_local_cluster.sh [--ps N] [--workers N] [--train_dir DIR] [--max_restarts N] [--no_isolation] [--locked]
 #                          [any flag of distributed.py]
 #
-# Sets up .venv if needed (PYTHON names the interpreter to use), fetches MNIST, runs 1 ps and 2 workers by default, and
-# shows the chief's output. Each task's is kept in TRAIN_DIR/logs; TRAIN_DIR is a new folder under runs/ by default.
-# A task that dies is started again, 3 times at most by default. The exit status is 0 only if every task's was in the
-# end. Ctrl-C ends them all. Where the system allows it, the cluster runs in a network of its own, which nothing outside
-# can reach; --no_isolation turns that off.
+# Sets up .venv if needed, fetches MNIST, runs 1 ps and 2 workers by default, and shows the chief's output. PYTHON names
+# the interpreter for .venv; --locked installs exactly the versions in requirements.lock. The output of each task is kept
+# in TRAIN_DIR/logs; TRAIN_DIR is a new folder under runs/ by default. A task that dies is started again, 3 times at most
+# by default. The exit status is 0 only if every task's was in the end. Ctrl-C ends them all. Where the system allows it,
+# the cluster runs in a network of its own, which nothing outside can reach; --no_isolation turns that off.
 
 # It runs on bash 3.2, which macOS has: no `wait -n`, no associative arrays, "${array[@]}" of an empty one is an error.
 
@@ -25,6 +25,7 @@ train_dir=""
 data_dir=""
 max_restarts=3
 isolation=1
+requirements=(requirements.txt)
 flags=()
 names=()    # of the tasks, such as worker-0
 pids=()     # of the same, and so on
@@ -60,6 +61,7 @@ parse_arguments() {
         fail "--$name is for this script to choose: say with --ps and --workers how many tasks there are"
         ;;
       no_isolation) isolation="" ;;
+      locked) requirements=(--locked requirements.txt) ;;
       help | h)
         sed -n '3,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 0
@@ -250,7 +252,7 @@ clean_up() {
 }
 
 parse_arguments "$@"
-python="$("$here/runtime/launch/venv.sh" requirements.txt)" || exit
+python="$("$here/runtime/launch/venv.sh" "${requirements[@]}")" || exit
 "$python" "$here/runtime/download.py" ${data_dir:+"$data_dir"} || exit
 make_train_dir
 [[ -z "$isolation" ]] || isolate "$@"

@@ -15,8 +15,10 @@ from runtime import cluster, download
 from runtime.ports import choose_ports
 from tests import idx_files
 
-# Where a shell runs the tests in the background, it has SIGINT ignored, and then every child would ignore it too.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+# SIGTERM, as well as Ctrl-C, ends the tests in order, and with them the processes that they have started. A shell lets
+# what it runs in the background ignore SIGINT; then every child would ignore it too.
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.default_int_handler)
 tf.disable_eager_execution()
 tf.disable_control_flow_v2()
 tf.logging.set_verbosity(tf.logging.ERROR)

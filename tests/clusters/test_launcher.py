@@ -183,4 +183,5 @@ def test_help_says_how_to_use_it(launcher):
     lines = run.output().splitlines()
     assert lines[0] == "Train on a cluster of processes on this machine:"
     assert "--max_restarts N" in lines[2]
+    assert "--locked installs exactly the versions in requirements.lock" in run.output()
     assert lines[-1].endswith("--no_isolation turns that off.")
