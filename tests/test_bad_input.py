@@ -1,7 +1,5 @@
 """Whatever is wrong with flags, files or ports ends a task with status 2 and one line, and touches no file."""
 
-import fcntl
-import gzip
 import multiprocessing
 import os
 import socket
@@ -14,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from absl import app
 
 import distributed
-from benchmarks.testbed.processes import PROJECT
+from benchmarks.testbed.processes import PROJECT, poll_for
 from runtime.ports import choose_ports
 from tests import idx_files
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
@@ -25,7 +23,6 @@ FORK_SERVER.set_forkserver_preload(["distributed"])
 
 (PORT,) = choose_ports(1)
 WORKER = ["--job_name=worker", "--task_index=0", f"--worker_hosts=localhost:{PORT},localhost:1"]
-IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 
 
 def run_distributed(flags, folder, output, env):
@@ -53,10 +50,15 @@ def assert_refused(tmp_path):
 
     def assert_refused(flags, message, env=None):
         before = read_tree(folder)
-        process = FORK_SERVER.Process(target=run_distributed, args=(flags, str(folder), str(output), env or {}))
+        output.touch()
+        arguments = (flags, str(folder), str(output), env or {})
+        process = FORK_SERVER.Process(target=run_distributed, args=arguments, daemon=True)
         process.start()
-        process.join(60)
-        assert process.exitcode == 2, output.read_text()
+        try:  # a worker that is not refused goes on, and waits for a ps that does not exist
+            poll_for(lambda: not process.is_alive() or "waiting for ps" in output.read_text(), "end")
+            assert process.exitcode == 2, output.read_text()
+        finally:
+            process.kill()
         (line,) = [line for line in output.read_text().splitlines() if line.startswith("error: ")]
         assert message in line
         assert read_tree(folder) == before
@@ -121,108 +123,31 @@ def test_an_unusable_flag_is_refused(assert_refused, flags, message):
     assert_refused(flags, message)
 
 
-@pytest.mark.parametrize(
-    ("tf_config", "message"),
-    [
-        ("not json", "TF_CONFIG is not of the form"),
-        ('{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}}', "TF_CONFIG is not of the form"),
-        ('{"cluster": {"chief": ["a:1"], "ps": ["b:2"]}, "task": {}}', "TF_CONFIG has the jobs chief, ps, expected ps"),
-        (
-            '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 1}}',
-            "worker has no task 1",
-        ),
-        (
-            '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "chief", "index": 0}}',
-            "the job is 'chief', expected ps or worker",
-        ),
-    ],
-)
-def test_an_unusable_tf_config_is_refused(assert_refused, tf_config, message):
-    assert_refused([], message, {"TF_CONFIG": tf_config})
+def test_an_unusable_tf_config_is_refused(assert_refused):
+    assert_refused([], "TF_CONFIG is not of the form", {"TF_CONFIG": "not json"})
 
 
-def truncate_gzip(path):
-    os.truncate(path, os.path.getsize(path) - 10)
-
-
-def break_gzip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
-
-
-def rewrite(change):
-    return lambda path: path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
-
-
-@pytest.mark.parametrize(
-    ("name", "damage", "message"),
-    [
-        (IMAGES, lambda path: path.write_text("<html>not found</html>"), "cannot be read as a gzip file"),
-        (IMAGES, truncate_gzip, "cannot be read as a gzip file"),
-        (IMAGES, break_gzip, "cannot be read as a gzip file"),
-        (IMAGES, rewrite(lambda content: b""), "has 0 bytes, expected a header of 16"),
-        (IMAGES, rewrite(lambda content: content[:-1]), "has 2367 bytes, expected 2368 for the 3 items"),
-        (IMAGES, rewrite(lambda content: content + b"x"), "has 2369 bytes, expected 2368 for the 3 items"),
-        (IMAGES, rewrite(lambda content: b"\0\0\x08\x01" + content[4:]), "begins with 0x00000801, expected 0x00000803"),
-        (IMAGES, rewrite(lambda content: content[:11] + b"\x20" + content[12:]), "images of [32, 28] pixels"),
-        (LABELS, rewrite(lambda content: content[:4] + b"\0\0\0\0"), "has 8 bytes, expected 8 for the 0 items"),
-        (LABELS, rewrite(lambda content: content[:-1] + b"\x0a"), "label 2 is 10, expected 0 to 9"),
-        (LABELS, rewrite(lambda content: content[:7] + b"\2" + content[8:10]), "has 3 images, but"),
-        (IMAGES, os.remove, f"lacks {IMAGES}, and"),
-    ],
-)
-def test_an_unusable_data_file_is_refused(assert_refused, name, damage, message):
-    images = np.random.default_rng(0).integers(0, 256, (3, 28, 28), np.uint8)
+def test_an_unusable_data_file_is_refused(assert_refused):
     for split in ("train", "t10k"):
-        idx_files.write(assert_refused.folder, split, images, np.arange(3, dtype=np.uint8))
-    damage(assert_refused.folder / name)
-    assert_refused([*WORKER, "--data_dir=."], message)
+        idx_files.write(assert_refused.folder, split, np.zeros((2, 28, 28), np.uint8), np.array([0, 10], np.uint8))
+    assert_refused([*WORKER, "--data_dir=."], "label 1 is 10, expected 0 to 9")
 
 
-def test_a_data_set_with_fewer_examples_than_workers_is_refused(assert_refused):
-    for split in ("train", "t10k"):
-        idx_files.write(assert_refused.folder, split, np.zeros((1, 28, 28), np.uint8), np.zeros(1, np.uint8))
-    flags = ["--job_name=worker", "--task_index=1", f"--worker_hosts=localhost:1,localhost:{PORT}", "--data_dir=."]
-    assert_refused(flags, "1 examples cannot be shared by 2 workers: use fewer workers")
-
-
-def test_a_port_in_use_is_refused_and_its_process_named(assert_refused):
+def test_a_port_in_use_is_refused(assert_refused):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        message = (
-            f"ps 0 cannot listen on port {port} of localhost:{port}: Address already in use (process {os.getpid()}, "
-        )
-        assert_refused(["--job_name=ps", "--task_index=0", f"--ps_hosts=localhost:{port}"], message)
+        flags = ["--job_name=ps", "--task_index=0", f"--ps_hosts=localhost:{port}"]
+        assert_refused(flags, f"ps 0 cannot listen on port {port} of localhost:{port}: Address already in use")
 
 
-def test_a_train_dir_in_use_by_another_job_is_refused(assert_refused):
-    with open(assert_refused.folder / "chief.lock", "w") as lock:
-        lock.write("process 7 on host.example\n")
-        lock.flush()
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        message = "--train_dir . is in use by another job, whose chief is process 7 on host.example"
-        assert_refused([*WORKER, "--train_dir=."], message)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        ({"mlp/hidden/weights": [784, 50]}, "has mlp/hidden/weights of shape [784, 50], expected [784, 100]"),
-        ({"cnn/conv1/weights": [5, 5, 1, 16]}, "has no variable mlp/hidden/weights, expected shape [784, 100]"),
-        (None, "cannot be read"),
-    ],
-)
-def test_a_checkpoint_of_another_model_or_a_broken_one_is_refused(assert_refused, black_and_white_dir, shapes, message):
+def test_a_checkpoint_of_another_model_is_refused(assert_refused, black_and_white_dir):
     with tf.Graph().as_default(), tf.Session() as session:
-        saved = {name: tf.get_variable(name, shape) for name, shape in (shapes or {"w": [1]}).items()}
-        saved["global_step"] = tf.train.create_global_step()
+        tf.train.create_global_step()
+        tf.get_variable("mlp/hidden/weights", [784, 50])
         session.run(tf.global_variables_initializer())
-        path = tf.train.Saver(saved).save(session, str(assert_refused.folder / "model.ckpt"), global_step=5)
-    if not shapes:
-        os.truncate(path + ".index", 10)
+        tf.train.Saver().save(session, str(assert_refused.folder / "model.ckpt"), global_step=5)
     flags = [*WORKER, "--optimizer=sgd", "--train_dir=.", f"--data_dir={black_and_white_dir}"]
-    assert_refused(flags, message)
+    assert_refused(flags, "has mlp/hidden/weights of shape [784, 50], expected [784, 100]")
 
 
 @NEEDS_PRIVATE_MOUNTS
@@ -230,6 +155,6 @@ def test_a_full_train_dir_is_refused(tmp_path):
     folder = tmp_path / "full"
     folder.mkdir()
     distributed = [sys.executable, str(PROJECT / "distributed.py"), *WORKER, f"--train_dir={folder}"]
-    process = subprocess.run([*full_disk(folder), *distributed], capture_output=True, text=True, timeout=60)
+    process = subprocess.run([*full_disk(folder), *distributed], capture_output=True, text=True)
     assert process.returncode == 2
     assert f"error: --train_dir {folder} cannot be written: No space left on device" in process.stderr

@@ -27,6 +27,27 @@ def test_tf_config_gives_cluster_and_task():
     assert cluster.task_from_tf_config(json.dumps(config)) == cluster.Task("worker", 1, PS, WORKERS)
 
 
+@pytest.mark.parametrize(
+    ("tf_config", "message"),
+    [
+        ("not json", "TF_CONFIG is not of the form"),
+        ('{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}}', "TF_CONFIG is not of the form"),
+        ('{"cluster": {"chief": ["a:1"], "ps": ["b:2"]}, "task": {}}', "TF_CONFIG has the jobs chief, ps, expected ps"),
+        (
+            '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 1}}',
+            "worker has no task 1",
+        ),
+        (
+            '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "chief", "index": 0}}',
+            "the job is 'chief', expected ps or worker",
+        ),
+    ],
+)
+def test_an_unusable_tf_config_is_refused(tf_config, message):
+    with pytest.raises(cluster.ClusterError, match=message):
+        cluster.task_from_tf_config(tf_config)
+
+
 def test_a_task_waits_only_for_tasks_that_it_talks_to():
     worker, ps = cluster.Task("worker", 1, PS, WORKERS), cluster.Task("ps", 1, PS, WORKERS)
     assert list(cluster.session_config(worker).device_filters) == ["/job:ps", "/job:worker/task:1"]

@@ -1,4 +1,6 @@
+import gzip
 import hashlib
+import os
 
 import numpy as np
 import pytest
@@ -50,6 +52,45 @@ def test_reads_the_real_mnist(mnist_dir):
         "2646ac647ad5339dbf082846283269ea",
         "27ae3e4e09519cfbb04c329615203637",
     ]
+
+
+def truncate_gzip(path):
+    os.truncate(path, os.path.getsize(path) - 10)
+
+
+def break_gzip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def rewrite(change):
+    return lambda path: path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        (IMAGES, os.remove, "cannot be read as a gzip file"),
+        (IMAGES, lambda path: path.write_text("<html>not found</html>"), "cannot be read as a gzip file"),
+        (IMAGES, truncate_gzip, "cannot be read as a gzip file"),
+        (IMAGES, break_gzip, "cannot be read as a gzip file"),
+        (IMAGES, rewrite(lambda content: b""), "has 0 bytes, expected a header of 16"),
+        (IMAGES, rewrite(lambda content: content[:-1]), "has 2367 bytes, expected 2368 for the 3 items"),
+        (IMAGES, rewrite(lambda content: content + b"x"), "has 2369 bytes, expected 2368 for the 3 items"),
+        (IMAGES, rewrite(lambda content: b"\0\0\x08\x01" + content[4:]), "begins with 0x00000801, expected 0x00000803"),
+        (IMAGES, rewrite(lambda content: content[:11] + b"\x20" + content[12:]), "images of [32, 28] pixels"),
+        (LABELS, rewrite(lambda content: content[:4] + b"\0\0\0\0"), "has 8 bytes, expected 8 for the 0 items"),
+        (LABELS, rewrite(lambda content: content[:-1] + b"\x0a"), "label 2 is 10, expected 0 to 9"),
+        (LABELS, rewrite(lambda content: content[:7] + b"\2" + content[8:10]), "has 3 images, but"),
+    ],
+)
+def test_an_unusable_file_is_refused(tmp_path, data_dir, name, damage, message):
+    damage(tmp_path / name)
+    with pytest.raises(mnist_input.DataError) as error:
+        mnist_input.load(data_dir, "train")
+    assert f"{tmp_path}/{name}" in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 7])
