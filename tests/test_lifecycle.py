@@ -91,7 +91,7 @@ def test_a_worker_that_looks_before_the_chief_is_there_trains_at_once_when_it_is
     threading.Thread(target=train, daemon=True).start()
     assert not trained.wait(0.5)
     with Worker(servers, 0).session():
-        assert trained.wait(10), "TensorFlow's own wait is a nap of 30 s"
+        assert trained.wait(25), "TensorFlow's own wait is a nap of 30 s"
 
 
 def test_a_worker_whose_chief_never_comes_says_so(local_servers):

@@ -95,7 +95,7 @@ class Worker:
 
 def step_together(*workers):
     for thread in [worker.start_step() for worker in workers]:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), "a worker got no token"
 
 
@@ -138,7 +138,7 @@ def test_no_synchronous_update_happens_before_every_gradient_is_there(local_serv
     assert early.is_alive(), "there must be no spare token"
     assert workers[1].read() == [0, 0]
     workers[1].step()
-    early.join(20)
+    early.join(60)
     assert workers[1].read() == [0 - 0.5 * (1 + 2) / 2, 1]
 
 
