@@ -5,14 +5,20 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import tensorflow.compat.v1 as tf
-from absl.testing import flagsaver
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import distributed
-from runtime import cluster, download
-from runtime.ports import choose_ports
+
+# isort: split
+import tensorflow.compat.v1 as tf
+from absl.testing import flagsaver
+
+from runtime.cluster.connection import Connection
+from runtime.cluster.task import Task
+from runtime.data import download
+from runtime.launch.ports import choose_ports
+from runtime.machine.session_config import make_session_config
 from tests import idx_files
 
 # SIGTERM, as well as Ctrl-C, ends the tests in order, and with them the processes that they have started. A shell lets
@@ -53,12 +59,16 @@ class LocalServers(NamedTuple):
     workers: list
 
     def task(self, job_name, index):
-        return cluster.Task(job_name, index, self.ps_hosts, self.worker_hosts)
+        return Task(job_name, index, self.ps_hosts, self.worker_hosts)
+
+    def connection(self, job_name, index):
+        """A task's connection to its own server."""
+        servers = self.ps if job_name == "ps" else self.workers
+        return Connection(servers[index].target, make_session_config(self.task(job_name, index)))
 
     def worker_session(self, index, graph):
         """A session like that of a worker's process."""
-        config = cluster.session_config(self.task("worker", index))
-        return tf.Session(self.workers[index].target, graph=graph, config=config)
+        return self.connection("worker", index).session(graph)
 
 
 @pytest.fixture
@@ -72,7 +82,7 @@ def local_servers():
             for index in range(len(servers.task("ps", 0).jobs[job_name])):
                 task = servers.task(job_name, index)
                 spec = tf.train.ClusterSpec(task.jobs)
-                started.append(tf.train.Server(spec, job_name, index, config=cluster.session_config(task)))
+                started.append(tf.train.Server(spec, job_name, index, config=make_session_config(task)))
         return servers
 
     return start

@@ -9,11 +9,11 @@ import sys
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from absl import app
 
 import distributed
 from benchmarks.testbed.processes import PROJECT, poll_for
-from runtime.ports import choose_ports
+from runtime import program
+from runtime.launch.ports import choose_ports
 from tests import idx_files
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
@@ -33,7 +33,8 @@ def run_distributed(flags, folder, output, env):
     os.environ.pop("TF_CONFIG", None)
     os.environ.update(env)
     os.chdir(folder)
-    app.run(distributed.run, argv=["distributed.py", *flags], flags_parser=distributed.parse_flags)
+    sys.argv[1:] = flags
+    program.start(distributed.main, distributed.UNUSABLE)
 
 
 def read_tree(folder):

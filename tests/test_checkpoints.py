@@ -1,13 +1,8 @@
-import fcntl
-import os
-
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime import checkpoints, cluster
-
-CHIEF = cluster.Task("worker", 0, ("a:1",), ("b:2", "c:3"))
-OTHER = cluster.Task("worker", 1, ("a:1",), ("b:2", "c:3"))
+from runtime.cluster.task import Task
+from runtime.session import checkpoints
 
 
 def save(folder, shapes):
@@ -59,42 +54,7 @@ def test_a_broken_checkpoint_is_refused(model, tmp_path):
     assert f"name an older one in {tmp_path}/checkpoint, or give another --train_dir" in str(error.value)
 
 
-def test_the_chief_makes_the_train_dir_and_the_others_do_not(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert checkpoints.make_train_dir(OTHER, "a/b") == f"{tmp_path}/a/b"
-    assert not (tmp_path / "a").exists()
-    assert checkpoints.make_train_dir(CHIEF, "a/b") == f"{tmp_path}/a/b"
-    assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "b"]
-    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["chief.lock"]
-
-
-def test_a_train_dir_in_use_by_another_job_is_refused(tmp_path):
-    lock = tmp_path / "chief.lock"
-    with open(lock, "w") as file:
-        file.write("process 7 on host.example\n")
-        file.flush()
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(checkpoints.CheckpointError) as error:
-            checkpoints.make_train_dir(CHIEF, str(tmp_path))
-        assert str(error.value) == (
-            f"--train_dir {tmp_path} is in use by another job, whose chief is process 7 on host.example: end that, or"
-            " give another --train_dir"
-        )
-        assert lock.read_text() == "process 7 on host.example\n"
-        assert list(tmp_path.iterdir()) == [lock], "nothing is touched"
-    checkpoints.make_train_dir(CHIEF, str(tmp_path))
-    assert lock.read_text().startswith(f"process {os.getpid()} on "), "a lock ends with its process"
-
-
-def test_a_train_dir_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(checkpoints.CheckpointError, match="file/train cannot be written: Not a directory"):
-        checkpoints.make_train_dir(CHIEF, str(tmp_path / "file" / "train"))
-
-
-def test_without_a_train_dir_nothing_is_saved_and_the_chief_says_so(graph, caplog):
-    assert checkpoints.make_train_dir(OTHER, "") == ""
-    assert caplog.text == ""
-    assert checkpoints.make_train_dir(CHIEF, "") == ""
-    assert "nothing is saved, since --train_dir is not given" in caplog.text
-    assert checkpoints.make_saving_hooks("", tf.train.Scaffold(), 60, 2) == []
+@pytest.mark.parametrize(("index", "train_dir"), [(0, ""), (1, "a")])
+def test_nothing_is_saved_without_a_train_dir_or_by_another_worker_than_the_chief(graph, index, train_dir):
+    task = Task("worker", index, ("a:1",), ("b:2", "c:3"))
+    assert checkpoints.make_saving_hooks(task, train_dir, tf.train.Scaffold(), 60, 2) == []

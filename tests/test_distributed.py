@@ -9,21 +9,28 @@ import tensorflow.compat.v1 as tf
 import distributed
 import mnist_input
 from benchmarks.testbed.messages import num_tensors_sent
-from runtime import cluster, roll_call, updates
+from runtime.cluster.roll_call import RollCall
+from runtime.cluster.task import Task
+from runtime.updates.asynchronous import EXCHANGES_PER_RUN
+from runtime.updates.mode import Mode
 
 PS_HOSTS = ("a:1", "b:2")
 WORKER_HOSTS = ("c:3", "d:4")
 EXAMPLES = mnist_input.Examples(np.zeros((50, 784), np.uint8), np.zeros(50, np.uint8))
 
 
+def build_training(task):
+    """Build a worker's graph as the flags say."""
+    mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
+    return distributed.build_training(task, tf.train.ClusterSpec(task.jobs), mode, EXAMPLES)
+
+
 def build(set_flags, *flags, worker=1):
     """Build a worker's graph, without any server, and return each op's device by its name."""
     set_flags(*flags)
-    task = cluster.Task("worker", worker, PS_HOSTS, WORKER_HOSTS)
-    spec = tf.train.ClusterSpec(task.jobs)
-    with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
-        distributed.build_training(task, EXAMPLES)
-    roll_call.RollCall(task)
+    task = Task("worker", worker, PS_HOSTS, WORKER_HOSTS)
+    build_training(task)
+    RollCall(task)
     tf.train.Saver(sharded=True)
     return {op.name: device_of(op) for op in tf.get_default_graph().get_operations()}
 
@@ -129,14 +136,12 @@ def messages(op):
 @pytest.mark.parametrize("flags", [[], ["--model=cnn"], ["--optimizer=sgd"], ["--local_steps=4"]])
 def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, set_flags, flags):
     set_flags(*flags)
-    task = cluster.Task("worker", 1, PS_HOSTS, WORKER_HOSTS)
-    with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=tf.train.ClusterSpec(task.jobs))):
-        training = distributed.build_training(task, EXAMPLES)
+    training = build_training(Task("worker", 1, PS_HOSTS, WORKER_HOSTS))
     found = messages(training.updates.train_op)
     for way in ((PS_0, PS_1), (PS_1, PS_0)):  # Adam's state, what is constant, and that a step is done
         found.pop(way, None)
     ways = [(PS_0, WORKER_1), (PS_1, WORKER_1), (WORKER_1, PS_0), (WORKER_1, PS_1)]
-    expected = dict.fromkeys(ways, updates.EXCHANGES_PER_RUN)
+    expected = dict.fromkeys(ways, EXCHANGES_PER_RUN)
     if "--local_steps=4" in flags:
         expected[PS_0, WORKER_1] += 1  # how many steps an exchange has, once for the run
     assert found == expected
@@ -148,7 +153,7 @@ def test_the_same_seed_gives_the_same_weights(local_servers, set_flags):
     def weights(seed):
         set_flags(f"--seed={seed}")
         with tf.Graph().as_default() as graph:
-            distributed.build_training(servers.task("worker", 0), EXAMPLES)
+            build_training(servers.task("worker", 0))
             with servers.worker_session(0, graph) as session:
                 session.run(tf.global_variables_initializer())
                 return session.run(tf.trainable_variables()[0])
@@ -166,9 +171,9 @@ def test_the_same_seed_gives_the_same_weights(local_servers, set_flags):
         (["--sync_replicas", "--replicas_to_aggregate=1"], 1),
     ],
 )
-def test_replicas_in_a_global_step(set_flags, flags, replicas):
+def test_replicas_in_a_global_step(graph, set_flags, flags, replicas):
     set_flags(*flags)
-    assert distributed.num_replicas(cluster.Task("worker", 0, PS_HOSTS, WORKER_HOSTS)) == replicas
+    assert build_training(Task("worker", 0, PS_HOSTS, WORKER_HOSTS)).updates.num_replicas == replicas
 
 
 def test_the_cluster_comes_from_tf_config_unless_a_flag_describes_it(set_flags, monkeypatch):
@@ -176,26 +181,23 @@ def test_the_cluster_comes_from_tf_config_unless_a_flag_describes_it(set_flags, 
         "TF_CONFIG", '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "ps", "index": 0}}'
     )
     set_flags("--train_steps=5")
-    assert distributed.task_from_flags(["distributed.py"]) == cluster.Task("ps", 0, ("a:1",), ("b:2",))
+    assert distributed.choose_task() == Task("ps", 0, ("a:1",), ("b:2",))
 
 
 def test_flags_win_over_tf_config(set_flags, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "not used")
     set_flags("--job_name=worker", "--task_index=1")
-    task = distributed.task_from_flags(["distributed.py"])
-    assert task == cluster.Task("worker", 1, ("localhost:2222",), ("localhost:2223", "localhost:2224"))
+    task = distributed.choose_task()
+    assert task == Task("worker", 1, ("localhost:2222",), ("localhost:2223", "localhost:2224"))
 
 
 @pytest.mark.parametrize(("flag", "num_more"), [("--local_steps=1", 0), ("--local_steps=8", 1)])
 def test_an_exchange_is_one_message_each_way(graph, set_flags, local_servers, flag, num_more):
     set_flags(flag)
     servers = local_servers(1, 1)
-    task = servers.task("worker", 0)
-    spec = tf.train.ClusterSpec(task.jobs)
-    with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
-        training = distributed.build_training(task, EXAMPLES)
+    training = build_training(servers.task("worker", 0))
     with servers.worker_session(0, graph) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(training.batches.initializer, training.batches.feed_dict)
         # With local steps, their number comes with a message of its own, once for the run.
-        assert num_tensors_sent(session, training.updates.train_op) == 2 * updates.EXCHANGES_PER_RUN + num_more
+        assert num_tensors_sent(session, training.updates.train_op) == 2 * EXCHANGES_PER_RUN + num_more

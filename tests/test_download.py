@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from benchmarks.testbed.processes import PROJECT
-from runtime import download
+from runtime.data import download
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 CONTENTS = {name: f"content of {name}".encode() for name in download.SHA256}
@@ -38,7 +38,7 @@ def mirror(tmp_path):
             (folder / name).write_bytes(gzip.compress(content))
         handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
         servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         return f"http://127.0.0.1:{servers[-1].server_address[1]}/"
 
     yield start
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, mirror)
 def test_a_full_disk_is_told(tmp_path, mnist_dir):
     folder = tmp_path / "full"
     folder.mkdir()
-    fetch = f"from runtime import download; download.MIRRORS = ('file://{mnist_dir}/',); download.main()"
+    fetch = f"from runtime.data import download; download.MIRRORS = ('file://{mnist_dir}/',); download.main()"
     command = [*full_disk(folder), sys.executable, "-c", fetch, str(folder)]
     process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert process.returncode == 2

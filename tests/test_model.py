@@ -14,26 +14,24 @@ import model
     ],
 )
 def test_shapes_and_number_of_parameters(graph, kind, hidden_units, num_parameters):
-    images = tf.placeholder(tf.float32, [None, 784])
-    logits = model.build_logits(images, kind, hidden_units)
+    parameters = model.build_parameters(kind, hidden_units)
+    logits = model.build_logits(parameters, tf.placeholder(tf.float32, [None, 784]))
     assert logits.shape.as_list() == [None, 10]
     assert logits.dtype == tf.float32
-    assert sum(variable.shape.num_elements() for variable in tf.trainable_variables()) == num_parameters
-
-    model.build_logits(images, kind, hidden_units)
-    assert len(tf.trainable_variables()) == (4 if kind == "mlp" else 8), "a second call must share the variables"
+    assert sum(variable.shape.num_elements() for variable in parameters.values()) == num_parameters
+    assert {variable.op.name for variable in tf.global_variables()} == {f"{kind}/{name}" for name in parameters}
 
 
 def test_mlp_is_the_formula(graph):
     tf.set_random_seed(0)
     images = np.random.default_rng(0).random((5, 784), np.float32)
-    logits = model.build_logits(tf.constant(images), "mlp", 20)
+    parameters = model.build_parameters("mlp", 20)
+    logits = model.build_logits(parameters, tf.constant(images))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        values = {variable.op.name: session.run(variable) for variable in tf.trainable_variables()}
-        actual = session.run(logits)
-    hidden = np.maximum(0, images @ values["mlp/hidden/weights"] + values["mlp/hidden/biases"])
-    expected = hidden @ values["mlp/logits/weights"] + values["mlp/logits/biases"]
+        values, actual = session.run([parameters, logits])
+    hidden = np.maximum(0, images @ values["hidden/weights"] + values["hidden/biases"])
+    expected = hidden @ values["logits/weights"] + values["logits/biases"]
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 

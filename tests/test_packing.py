@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime import packing
+from runtime.updates.packing import Packing
 
 PS_0, PS_1 = "/job:ps/task:0", "/job:ps/task:1"
 MATRIX, VECTOR = np.float32([[0, 1], [2, 3], [4, 5]]), np.float32([6, 7, 8])
@@ -29,35 +29,34 @@ def run(local_servers, graph):
 def test_each_ps_packs_what_it_holds_and_unpacks_what_it_gets(run):
     matrix, scalar = get_variable("matrix", MATRIX, PS_0), get_variable("scalar", np.float32(9), PS_1)
     vector = get_variable("vector", VECTOR, PS_0)
-    packed = packing.Packing([matrix, scalar, vector])
-    vectors = packed.read()
+    packing = Packing({"m": matrix, "s": scalar, "v": vector})
+    vectors = packing.read()
     assert [tensor.device for tensor in vectors] == [PS_0, PS_1]
     assert [values.tolist() for values in run(vectors)] == [list(range(9)), [9]]
-    assert [values.tolist() for values in run(packed.pack(packed.split(vectors)))] == [list(range(9)), [9]]
+    assert [values.tolist() for values in run(packing.pack(packing.split(vectors)))] == [list(range(9)), [9]]
 
-    parts, variables = zip(*packed.unpack([10 * tensor for tensor in vectors]), strict=True)
+    parts, variables = zip(*packing.unpack([10 * tensor for tensor in vectors]), strict=True)
     assert variables == (matrix, vector, scalar)
     assert [part.device for part in parts] == [PS_0, PS_0, PS_1]
     for found, expected in zip(run(parts), (10 * MATRIX, 10 * VECTOR, 90), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_parts_of_vectors_replace_the_variables_and_have_gradients(run):
-    packed = packing.Packing([get_variable("matrix", MATRIX, PS_0), get_variable("vector", VECTOR, PS_0)])
-    vectors = packed.read()
-    with packed.replaced_by(packed.split(vectors)):
-        product = tf.get_variable("matrix", [3, 2]) * tf.get_variable("vector", [3])[:, None]
-    assert tf.trainable_variables() == tf.global_variables()
-    assert len(tf.global_variables()) == 2, "no variable is made"
+def test_whole_parameters_by_name_have_gradients_by_vector(run):
+    packing = Packing({"matrix": get_variable("a", MATRIX, PS_0), "vector": get_variable("b", VECTOR, PS_0)})
+    vectors = packing.read()
+    parameters = packing.by_name(packing.split(vectors))
+    product = parameters["matrix"] * parameters["vector"][:, None]
     (gradient,) = run(tf.gradients(tf.reduce_sum(product), vectors))
     assert gradient.tolist() == [6, 6, 7, 7, 8, 8, *MATRIX.sum(axis=1)]
 
 
 def test_a_partitioned_variable_is_put_together(run):
-    with tf.device(PS_0), tf.variable_scope("", partitioner=tf.fixed_size_partitioner(2)):
-        (upper, lower) = tf.get_variable("matrix", [3, 2])
-        packed = packing.Packing(tf.trainable_variables())
-        with packed.replaced_by([10 * part for part in packed.split(packed.read())]):
-            matrix = tf.get_variable("matrix", [3, 2])
-    upper, lower, matrix = run([upper, lower, matrix])
-    np.testing.assert_array_equal(matrix, 10 * np.concatenate([upper, lower]))
+    with tf.variable_scope("", partitioner=tf.fixed_size_partitioner(2)):
+        with tf.device(tf.train.replica_device_setter(ps_tasks=2)):
+            partitioned = tf.get_variable("matrix", [3, 2])
+    packing = Packing({"matrix": partitioned})
+    vectors = packing.read()
+    assert len(vectors) == 2, "its slices lie on two ps tasks"
+    whole, matrix = run([partitioned.as_tensor(), packing.by_name(packing.split(vectors))["matrix"]])
+    np.testing.assert_array_equal(matrix, whole)

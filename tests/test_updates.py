@@ -9,10 +9,16 @@ from typing import ClassVar
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime import cluster, packing, updates
+from runtime.cluster import probes
+from runtime.updates import synchronous
+from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
+from runtime.updates.gradients import GradientExchangeBuilder
+from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
+from runtime.updates.optimizers import make_optimizer
+from runtime.updates.packing import Packing
 
 LEARNING_RATE = 0.5
-N = updates.EXCHANGES_PER_RUN
+N = EXCHANGES_PER_RUN
 
 
 @pytest.fixture(autouse=True)
@@ -41,34 +47,28 @@ class Worker:
             with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
                 self.global_step = tf.train.create_global_step()
                 self.weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
-                packed = packing.Packing([self.weight])
-                optimizer = updates.make_optimizer("sgd", LEARNING_RATE)
+                packing = Packing({"w": self.weight})
+                optimizer = make_optimizer("sgd", LEARNING_RATE)
 
                 def build_loss(parameters, _):
                     return loss(parameters[0]) if loss else (index + 1) * parameters[0]
 
+                indices = make_indices(N * local_steps)
                 with tf.device(task.device):
                     if local_steps == 1:
-                        build_exchange = updates.make_gradients(packed, build_loss, make_indices(N), optimizer)
+                        builder = GradientExchangeBuilder(packing, build_loss, indices, optimizer)
                     else:
-                        build_exchange = updates.make_local_steps(
-                            packed,
-                            build_loss,
-                            make_indices(N * local_steps),
-                            optimizer,
-                            local_steps,
-                            train_steps,
-                            num_shares=1,
-                        )
+                        length = Length(local_steps, train_steps, num_shares=1)
+                        builder = LocalStepsExchangeBuilder(packing, build_loss, indices, optimizer, length)
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
-                    how = updates.build_async_updates(packed, build_exchange, max_pending, train_steps, task)
+                    updates = build_async_updates(packing, builder, max_pending, train_steps, task)
                 else:
-                    how = updates.build_sync_updates(packed, build_exchange, replicas, task)
-            initializer = tf.variables_initializer([*how.unsaved_variables, *tf.global_variables()])
+                    updates = synchronous.build_sync_updates(packing, builder, replicas, task)
+            initializer = tf.variables_initializer([*updates.unsaved_variables, *tf.global_variables()])
             local_initializer = tf.local_variables_initializer()
-            self.train_op, self.hooks = how.train_op, how.hooks
-            for hook in how.hooks:
+            self.train_op, self.hooks = updates.train_op, updates.hooks
+            for hook in updates.hooks:
                 hook.begin()
         self.session = servers.worker_session(index, graph)
         if task.is_chief and initialize:
@@ -76,7 +76,7 @@ class Worker:
         self.session.run(local_initializer)
         self.coord = tf.train.Coordinator()
         self.coordinators.append(self.coord)
-        for hook in how.hooks:
+        for hook in updates.hooks:
             hook.after_create_session(self.session, self.coord)
 
     def step(self):
@@ -156,15 +156,15 @@ def test_the_gradients_of_a_backup_worker_are_dropped(local_servers):
 
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, monkeypatch, caplog, is_gone):
-    monkeypatch.setattr(updates, "LOOK_SECS", 0.1)
-    monkeypatch.setattr(updates, "STALL_SECS", 60)
+    monkeypatch.setattr(synchronous, "LOOK_SECS", 0.1)
+    monkeypatch.setattr(synchronous, "STALL_SECS", 60)
     servers = local_servers(1, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     step_together(*workers)
     if is_gone:  # the servers of this process cannot be stopped
-        monkeypatch.setattr(cluster, "probe", lambda address: "connection refused")
+        monkeypatch.setattr(probes, "probe", lambda address: "connection refused")
     else:
-        monkeypatch.setattr(updates, "STALL_SECS", 0.3)
+        monkeypatch.setattr(synchronous, "STALL_SECS", 0.3)
     for step in range(2, 5):  # from here on worker 0 takes both shares
         while workers[0].read()[1] < step:
             step_together(workers[0])
@@ -226,25 +226,14 @@ def test_the_last_exchange_has_just_the_steps_that_are_left(local_servers, repli
 
 def test_the_exchanges_become_shorter_near_the_end(graph):
     global_step = tf.train.create_global_step()
-    weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
-    packed = packing.Packing([weight])
-    build_exchange = updates.make_local_steps(
-        packed,
-        lambda parameters, _: 1 * parameters[0],
-        make_indices(4),
-        updates.make_optimizer("sgd", 0.5),
-        local_steps=4,
-        train_steps=100,
-        num_shares=8,
-    )
-    exchange = build_exchange(packed.read(), [], 0)
-    taken = {}
+    num_steps = Length(max_steps=4, train_steps=100, num_shares=8).build()
+    num_steps_by_left = {}
     with tf.Session() as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(tf.global_variables_initializer())
         for left in (100, 25, 24, 9, 8, 1, 0, -7):
             global_step.load(100 - left, session)
-            taken[left] = session.run(exchange.num_steps)
-    assert taken == {100: 4, 25: 4, 24: 3, 9: 2, 8: 1, 1: 1, 0: 0, -7: 0}
+            num_steps_by_left[left] = session.run(num_steps)
+    assert num_steps_by_left == {100: 4, 25: 4, 24: 3, 9: 2, 8: 1, 1: 1, 0: 0, -7: 0}
 
 
 def test_what_does_not_fit_into_the_steps_that_others_have_left_is_not_applied(local_servers):
@@ -270,7 +259,7 @@ def test_what_does_not_fit_into_the_steps_that_others_have_left_is_not_applied(l
 def test_optimizers(graph, name, expected):
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
     tf.train.create_global_step()
-    train_op = updates.make_optimizer(name, LEARNING_RATE).minimize(1 * weight)
+    train_op = make_optimizer(name, LEARNING_RATE).minimize(1 * weight)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         session.run(train_op)
@@ -285,17 +274,15 @@ def test_optimizers(graph, name, expected):
 def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name, expected):
     global_step = tf.train.create_global_step()
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
-    packed = packing.Packing([weight])
-    build_exchange = updates.make_local_steps(
-        packed,
+    packing = Packing({"w": weight})
+    builder = LocalStepsExchangeBuilder(
+        packing,
         lambda parameters, _: 1 * parameters[0],
         make_indices(2 * 3),
-        updates.make_optimizer(name, 0.5),
-        local_steps=3,
-        train_steps=100,
-        num_shares=1,
+        make_optimizer(name, 0.5),
+        Length(max_steps=3, train_steps=100, num_shares=1),
     )
-    exchanges = [build_exchange(packed.read(), [], number) for number in range(2)]
+    exchanges = [builder.build_exchange(packing.read(), [], number) for number in range(2)]
     assert tf.global_variables() == [global_step, weight]
     assert len(tf.local_variables()) == 1 + {"sgd": 0, "momentum": 1, "adam": 4}[name], "exchanges share it"
     with tf.Session() as session:

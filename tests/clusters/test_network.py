@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.testbed import network
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Cluster, Process, can_run, poll_for
-from runtime.updates import EXCHANGES_PER_RUN
+from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 
 PS, WORKER_1 = 0, 2  # the hosts of ps 0 and worker 1
 CUT_SECS = 20.0

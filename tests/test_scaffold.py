@@ -4,7 +4,9 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime import cluster, lifecycle
+from runtime.cluster.waiting import Timeouts
+from runtime.session.scaffold import Initialization, TrainingScaffold
+from runtime.session.stop_at_step import StopAtStepHook
 
 
 class Worker:
@@ -12,8 +14,7 @@ class Worker:
 
     def __init__(self, servers, index, train_dir="", startup_timeout_secs=20):
         self.task = servers.task("worker", index)
-        self.target = servers.workers[index].target
-        self.config = cluster.session_config(self.task)
+        self.connection = servers.connection("worker", index)
         self.graph = tf.Graph()
         with self.graph.as_default():
             spec = tf.train.ClusterSpec(self.task.jobs)
@@ -23,22 +24,20 @@ class Worker:
                 self.step = global_step.assign_add(1)
                 value = tf.placeholder(tf.int64, [])
                 self.fed = tf.get_variable("fed", [], tf.int64, collections=["fed"], trainable=False)
-                self.scaffold = lifecycle.TrainingScaffold(
-                    self.task,
-                    self.target,
-                    self.config,
-                    str(train_dir),
-                    unsaved_variables=[],
-                    local_init_op=self.fed.assign(value),
-                    local_init_feed_dict={value: 7},
-                    startup_timeout_secs=startup_timeout_secs,
-                    recovery_timeout_secs=20,
+                initialization = Initialization(
+                    unsaved_variables=[], local_init_op=self.fed.assign(value), local_init_feed_dict={value: 7}
                 )
+                timeouts = Timeouts(startup_timeout_secs, recovery_secs=20)
+                self.scaffold = TrainingScaffold(self.task, self.connection, str(train_dir), initialization, timeouts)
 
     def session(self, hooks=()):
         with self.graph.as_default():
             return tf.train.MonitoredTrainingSession(
-                self.target, self.task.is_chief, scaffold=self.scaffold, hooks=hooks, config=self.config
+                self.connection.target,
+                self.task.is_chief,
+                scaffold=self.scaffold,
+                hooks=hooks,
+                config=self.connection.config,
             )
 
 
@@ -58,7 +57,7 @@ def test_a_chief_restores_where_nothing_lives_and_a_living_model_wins(local_serv
     worker = Worker(local_servers(1, 1), 0, tmp_path)
     with worker.session() as session:
         session.run(worker.step)
-        with tf.Session(worker.target, worker.graph) as saving:
+        with worker.connection.session(worker.graph) as saving:
             worker.scaffold.saver.save(saving, str(tmp_path / "model.ckpt"), global_step=1)
         session.run(worker.step)
 
@@ -103,7 +102,7 @@ def test_a_worker_whose_chief_never_comes_says_so(local_servers):
 
 
 def count_steps(worker, last_step):
-    hook = lifecycle.StopAtStepHook(worker.task, worker.scaffold, worker.step, last_step)
+    hook = StopAtStepHook(worker.task, worker.scaffold, worker.step, last_step)
     steps = 0
     with worker.session([hook]) as session:
         while not session.should_stop():
@@ -117,36 +116,3 @@ def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_serv
     assert count_steps(Worker(servers, 0), last_step=5) == 5
     assert count_steps(Worker(servers, 1), last_step=5) == 0
     assert count_steps(Worker(servers, 1), last_step=7) == 2
-
-
-@pytest.mark.parametrize(
-    ("index", "line", "examples"),
-    [
-        (0, "worker 0: global step 16/100, local step 8, loss 0.2500, 120 examples/s", 21 * 3 * 10),
-        (1, "worker 1: global step 16/100, local step 8, loss 0.2500, 20 examples/s", 10 * 10),
-    ],
-)
-def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
-    graph, monkeypatch, caplog, index, line, examples
-):
-    """Five runs of a second, each of two local and four global steps, each global step of three batches of ten."""
-    now = 0
-    monkeypatch.setattr(lifecycle.time, "monotonic", lambda: now)
-    task = cluster.Task("worker", index, ("a:1",), ("b:2", "c:3"))
-    variable = tf.train.create_global_step()
-    hook = lifecycle.ProgressHook(
-        task, tf.constant(2), tf.constant(0.25), variable, 100, batch_size=10, num_replicas=3, log_every_secs=4
-    )
-    with tf.Session() as session, caplog.at_level(logging.INFO):
-        session.run(tf.global_variables_initializer())
-        hook.after_create_session(session, tf.train.Coordinator())
-        for run in range(1, 6):
-            hook.before_run(None)
-            now += 1
-            hook.after_run(None, tf.train.SessionRunValues([2, 0.25, 4 * run], None, None))
-        assert [record.getMessage() for record in caplog.records] == [line]
-
-        session.run(variable.assign(21))  # another worker's last step
-        hook.end(session)
-    assert hook.num_examples == examples
-    assert hook.train_secs == 5

@@ -1,0 +1,48 @@
+import logging
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from runtime.cluster.task import Task
+from runtime.session import progress
+from runtime.updates.exchange import Updates
+
+
+@pytest.mark.parametrize(
+    ("index", "line", "examples"),
+    [
+        (0, "worker 0: global step 16/100, local step 8, loss 0.2500, 120 examples/s", 21 * 3 * 10),
+        (1, "worker 1: global step 16/100, local step 8, loss 0.2500, 20 examples/s", 10 * 10),
+    ],
+)
+def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
+    graph, monkeypatch, caplog, index, line, examples
+):
+    """Five runs of a second, each of two local and four global steps, each global step of three batches of ten."""
+    now = 0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    task = Task("worker", index, ("a:1",), ("b:2", "c:3"))
+    variable = tf.train.create_global_step()
+    updates = Updates(
+        train_op=None,
+        num_steps=tf.constant(2),
+        loss=tf.constant(0.25),
+        global_step=variable,
+        num_replicas=3,
+        hooks=[],
+        unsaved_variables=[],
+    )
+    hook = progress.ProgressHook(task, updates, train_steps=100, batch_size=10, log_every_secs=4)
+    with tf.Session() as session, caplog.at_level(logging.INFO):
+        session.run(tf.global_variables_initializer())
+        hook.after_create_session(session, tf.train.Coordinator())
+        for run in range(1, 6):
+            hook.before_run(None)
+            now += 1
+            hook.after_run(None, tf.train.SessionRunValues([2, 0.25, 4 * run], None, None))
+        assert [record.getMessage() for record in caplog.records] == [line]
+
+        session.run(variable.assign(21))  # another worker's last step
+        hook.end(session)
+    assert hook.num_examples == examples
+    assert hook.train_secs == 5
