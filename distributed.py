@@ -1,252 +1,194 @@
 r"""Train MNIST with parameter servers: every machine of the cluster runs this script.
 
-On one machine, each line in a terminal of its own, in any order:
+On one machine, run each line in a terminal of its own, in any order:
 
     python distributed.py --job_name=ps --task_index=0
     python distributed.py --job_name=worker --task_index=0
     python distributed.py --job_name=worker --task_index=1
 
-or all of it with ./run_local_cluster.sh. On several machines, give all tasks the same lists of addresses:
+or run them all with ./run_local_cluster.sh. On several machines, give every task the same two lists of addresses:
 
     python distributed.py --ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 \
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
-import contextlib
-import gc
 import os
-import signal
-import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-# TensorFlow reads these when it is imported. A proxy for the web must not stand between the tasks. A task that is back
-# must be found soon: by default up to 2 minutes pass between gRPC's attempts. A call to a lost ps must fail at once: by
-# default some wait until it is back, and so nothing that waits for them, such as closing a session, would end. What the
-# C++ side says below an error, our own lines say better. Keras is a tenth of the import, and nothing here needs it: the
-# old one, unlike the new, is left out where it is not installed.
-os.environ.setdefault(
-    "TF_GRPC_DEFAULT_OPTIONS",
-    "grpc.enable_http_proxy=0,grpc.initial_reconnect_backoff_ms=200,grpc.max_reconnect_backoff_ms=400",
-)
-os.environ.setdefault("GRPC_FAIL_FAST", "true")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
-# What the imports make stays, and to look for garbage in it again and again would take half a second of each start.
-gc.disable()
-
+# isort: split
 import tensorflow.compat.v1 as tf
-from absl import app, flags, logging
+from absl import flags
 
 import mnist_input
 import model
-from runtime import (
-    checkpoints,
-    cluster,
-    download,
-    errors,
-    evaluation,
-    lifecycle,
-    packing,
-    placement,
-    profiling,
-    result,
-    roll_call,
-    signals,
-    updates,
-    watch,
-)
-
-gc.freeze()
-gc.enable()
+from runtime import program
+from runtime.cluster.connection import Connection
+from runtime.cluster.discovery import task_from_tf_config
+from runtime.cluster.leaving import leave_when_evaluated
+from runtime.cluster.roll_call import EVALUATED, RollCall
+from runtime.cluster.task import ClusterError, Task
+from runtime.cluster.waiting import Timeouts
+from runtime.cluster.watch import Watch
+from runtime.data import download
+from runtime.machine.port import check_port_is_free, warn_if_reachable
+from runtime.machine.priority import lower_priority
+from runtime.machine.session_config import make_session_config
+from runtime.session.attendance import RollCallHook, WaitForWorkersHook
+from runtime.session.checkpoints import CheckpointError, make_saving_hooks
+from runtime.session.evaluation import Evaluation
+from runtime.session.lost_ps import AbandonSessionHook
+from runtime.session.profiling import is_traceable, make_profiling_hooks
+from runtime.session.progress import ProgressHook
+from runtime.session.result import make_result
+from runtime.session.scaffold import Initialization, TrainingScaffold
+from runtime.session.stop_at_step import StopAtStepHook
+from runtime.session.stop_on_signal import StopOnSignalHook
+from runtime.session.train_dir import TrainDirError, make_train_dir
+from runtime.updates.exchange import Updates
+from runtime.updates.mode import Mode, build_updates
+from runtime.updates.optimizers import OPTIMIZERS
+from runtime.updates.packing import Packing
+from runtime.updates.placement import PS_STRATEGIES, log_placement, make_partitioner, make_strategy
 
 FLAGS = flags.FLAGS
 
-# Who we are.
+# The cluster, and which of its tasks this process is.
 flags.DEFINE_enum("job_name", None, ["ps", "worker"], "what this process is")
 flags.DEFINE_integer("task_index", None, "its index within the job; worker 0 is the chief", lower_bound=0)
 flags.DEFINE_list("ps_hosts", "localhost:2222", "comma-separated host:port of the ps tasks")
 flags.DEFINE_list("worker_hosts", "localhost:2223,localhost:2224", "comma-separated host:port of the workers")
-
-# Where things lie.
-flags.DEFINE_string("data_dir", download.default_data_dir(), "the four MNIST files; they are fetched if missing")
+# Folders.
+flags.DEFINE_string("data_dir", download.default_data_dir(), "the four MNIST files; those that are missing are fetched")
 flags.DEFINE_string(
     "train_dir", "", "shared folder for checkpoints, summaries and result.json; empty: nothing is saved"
 )
-
-# What is trained, and how.
-flags.DEFINE_enum("model", "mlp", model.MODELS, "the model")
+# The model, and how it is trained.
+flags.DEFINE_enum("model", "mlp", model.MODELS, "one hidden layer, or two convolutions before it")
 flags.DEFINE_integer("hidden_units", 100, "width of the hidden layer", lower_bound=1)
-flags.DEFINE_integer("train_steps", 10000, "global steps at which training ends", lower_bound=1)
+flags.DEFINE_integer("train_steps", 10000, "global step at which training ends", lower_bound=1)
 flags.DEFINE_integer("batch_size", 100, "examples per worker and step", lower_bound=1)
-flags.DEFINE_float("learning_rate", 0.001, "of the optimizer")
-flags.DEFINE_enum("optimizer", "adam", updates.OPTIMIZERS, "the optimizer")
-flags.DEFINE_boolean("sync_replicas", False, "average the workers' gradients in synchronous updates")
+flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer")
+flags.DEFINE_enum("optimizer", "adam", OPTIMIZERS, "the optimizer; momentum is 0.9")
+flags.DEFINE_boolean("sync_replicas", False, "average the gradients of the workers in synchronous updates")
 flags.DEFINE_alias("issync", "sync_replicas")
-flags.DEFINE_integer(
-    "replicas_to_aggregate", None, "gradients per synchronous update; fewer than workers leaves backups", lower_bound=1
-)
-flags.DEFINE_enum("ps_strategy", "round_robin", placement.PS_STRATEGIES, "how variables are spread over the ps tasks")
-flags.DEFINE_integer(
-    "partition_bytes", None, "split variables of more than so many bytes over the ps tasks", lower_bound=1
-)
+flags.DEFINE_integer("replicas_to_aggregate", None, "gradients per synchronous update; default: all workers", 1)
+flags.DEFINE_enum("ps_strategy", "round_robin", PS_STRATEGIES, "how variables are spread over the ps tasks")
+flags.DEFINE_integer("partition_bytes", None, "split variables larger than this over the ps tasks", lower_bound=1)
 flags.DEFINE_integer("local_steps", 1, "steps on a worker's own copy between exchanges with the ps", lower_bound=1)
-flags.DEFINE_integer(
-    "seed", 0, "of the initial weights and the order of examples", lower_bound=0, upper_bound=2**31 - 1
-)
-
-# When.
+flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples", 0, 2**31 - 1)
+# Periods and timeouts.
 flags.DEFINE_float("save_checkpoint_secs", 60, "period of the chief's checkpoints", lower_bound=1)
-flags.DEFINE_float("log_every_secs", 2, "period of the progress line", lower_bound=0.1)
-flags.DEFINE_float(
-    "startup_timeout_secs", 300, "how long to wait for the ps tasks and the chief at start", lower_bound=1
-)
-flags.DEFINE_float("recovery_timeout_secs", 600, "how long to wait for a lost ps or chief to come back", lower_bound=1)
-
+flags.DEFINE_float("log_every_secs", 2, "period of the progress line and of summaries", lower_bound=0.1)
+flags.DEFINE_float("startup_timeout_secs", 300, "how long to wait for the ps tasks and the chief at start", 1)
+flags.DEFINE_float("recovery_timeout_secs", 600, "how long to wait for a lost ps or chief to come back", 1)
 flags.DEFINE_string("profile_steps", None, "A:B: trace the steps of each worker between these two global steps")
 
 flags.register_validator("learning_rate", lambda rate: 0 < rate < float("inf"), "it must be a number above 0")
 flags.register_validator("data_dir", bool, "it must name a folder")
-
-
-@flags.multi_flags_validator(["replicas_to_aggregate", "sync_replicas"], "it needs --sync_replicas")
-def _check_replicas(values: dict[str, Any]) -> bool:
-    return values["replicas_to_aggregate"] is None or bool(values["sync_replicas"])
-
-
-@flags.multi_flags_validator(["profile_steps", "train_dir"], "it is A:B, two global steps, and needs --train_dir")
-def _check_profile(values: dict[str, Any]) -> bool:
-    with contextlib.suppress(ValueError):
-        return values["profile_steps"] is None or bool(
-            values["train_dir"] and profiling.parse_steps(values["profile_steps"])
-        )
-    return False
-
-
-class UsageError(Exception):
-    """A flag's value cannot be used."""
-
-
-# What ends a task with status 2: its flags, its input or its environment must change.
-UNUSABLE = (
-    UsageError,
-    cluster.ClusterError,
-    download.DownloadError,
-    checkpoints.CheckpointError,
-    mnist_input.DataError,
+flags.register_multi_flags_validator(
+    ["replicas_to_aggregate", "sync_replicas"],
+    lambda values: values["replicas_to_aggregate"] is None or values["sync_replicas"],
+    "it needs --sync_replicas",
 )
+flags.register_multi_flags_validator(
+    ["profile_steps", "train_dir"],
+    lambda values: values["profile_steps"] is None or (values["train_dir"] and is_traceable(values["profile_steps"])),
+    "it is A:B, two global steps, and needs --train_dir",
+)
+
+# These end a task with status 2: its flags, its input or its environment must change.
+UNUSABLE = (ClusterError, TrainDirError, CheckpointError, download.DownloadError, mnist_input.DataError)
 
 
 class Training(NamedTuple):
-    """A worker's graph."""
+    """The graph of a worker."""
 
     batches: mnist_input.Batches
-    updates: updates.Updates
-    evaluation: evaluation.Evaluation
+    updates: Updates
+    evaluation: Evaluation
 
 
-def main(argv: Sequence[str]) -> None:
-    """Start this task's server; then serve as a ps, or train as a worker."""
-    task = task_from_flags(argv)
-    config = cluster.session_config(task)
-    cluster_spec = tf.train.ClusterSpec(task.jobs)
-    cluster.check_port_is_free(task)
-    cluster.warn_if_reachable(task)
-    server = tf.train.Server(cluster_spec, task.job_name, task.index, config=config)
-    watching = watch.Watch(task, FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs)
+def main() -> None:
+    """Start the server of this task; then serve as a ps, or train as a worker."""
+    task = choose_task()
+    check_port_is_free(task)
+    warn_if_reachable(task)
+
+    # The cluster: the addresses of all tasks, by job. Every task is given the same ones.
+    cluster = tf.train.ClusterSpec(task.jobs)
+
+    # The server: through it, sessions anywhere in the cluster use the memory and the processors of this task.
+    config = make_session_config(task)
+    server = tf.train.Server(cluster, task.job_name, task.index, config=config)
+    connection = Connection(server.target, config)
+    watch = Watch(task, Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs))
+
+    # A ps holds variables, and changes them as the sessions of the workers demand. join() never returns.
     if task.job_name == "ps":
-        roll_call.start_leaving_when_evaluated(task, server.target, config)
-        cluster.let_others_start()
+        leave_when_evaluated(task, connection)
+        lower_priority()
         server.join()
     else:
-        train(task, cluster_spec, server.target, config, watching)
+        train(task, cluster, connection, watch)
 
 
-def task_from_flags(argv: Sequence[str]) -> cluster.Task:
+def choose_task() -> Task:
     """Return this task as the flags give it, or as `TF_CONFIG` does where no flag describes the cluster."""
-    if len(argv) > 1:
-        raise UsageError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
     tf_config = os.environ.get("TF_CONFIG")
     if tf_config and not any(FLAGS[name].present for name in ("job_name", "task_index", "ps_hosts", "worker_hosts")):
-        return cluster.task_from_tf_config(tf_config)
+        return task_from_tf_config(tf_config)
     if FLAGS.job_name is None or FLAGS.task_index is None:
-        raise UsageError("--job_name (ps or worker) and --task_index are required")
-    return cluster.Task(FLAGS.job_name, FLAGS.task_index, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
+        raise ClusterError("--job_name (ps or worker) and --task_index are required")
+    return Task(FLAGS.job_name, FLAGS.task_index, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
 
 
-def train(
-    task: cluster.Task, cluster_spec: tf.train.ClusterSpec, target: str, config: tf.ConfigProto, watching: watch.Watch
-) -> None:
-    """Build the model, train it together with the other workers, and, as the chief, evaluate it."""
-    replicas = num_replicas(task)  # refuses too many before anything is built
-    train_dir = checkpoints.make_train_dir(task, FLAGS.train_dir)
+def train(task: Task, cluster: tf.train.ClusterSpec, connection: Connection, watch: Watch) -> None:
+    """Train the model together with the other workers; the chief evaluates it in the end."""
+    mode = Mode(**{name: getattr(FLAGS, name) for name in Mode._fields})
+    mode.check(num_workers=len(task.worker_hosts))
+    train_dir = make_train_dir(task, FLAGS.train_dir)
     train_examples, test_examples = load_examples(task)
+    batches, updates, evaluation = build_training(task, cluster, mode, train_examples)
 
-    tf.disable_eager_execution()
-    tf.disable_control_flow_v2()  # an optimizer cannot make its state inside a loop of version 2
-    strategy = placement.make_strategy(FLAGS.ps_strategy, len(task.ps_hosts))
-    partitioner = placement.make_partitioner(FLAGS.partition_bytes, len(task.ps_hosts))
-    with (
-        tf.device(
-            tf.train.replica_device_setter(worker_device=task.device, cluster=cluster_spec, ps_strategy=strategy)
-        ),
-        tf.variable_scope("", partitioner=partitioner),
-    ):
-        training = build_training(task, train_examples)
-    if task.is_chief:
-        placement.log(task)
-        checkpoints.check_last_checkpoint(train_dir)
-    roll = roll_call.RollCall(task)
-    scaffold = make_scaffold(task, target, config, train_dir, training)
-    progress = lifecycle.ProgressHook(
-        task,
-        training.updates.num_steps,
-        training.updates.loss,
-        training.updates.global_step,
-        FLAGS.train_steps,
-        FLAGS.batch_size,
-        replicas,
-        FLAGS.log_every_secs,
-    )
-    saving_hooks = checkpoints.make_saving_hooks(
-        train_dir if task.is_chief else "", scaffold, FLAGS.save_checkpoint_secs, FLAGS.log_every_secs
-    )
+    # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps. Its hooks run
+    # around every step, in this order; at the end, those of the chief alone run before the others.
+    roll_call = RollCall(task)
+    initialization = Initialization(updates.unsaved_variables, batches.initializer, batches.feed_dict)
+    scaffold = TrainingScaffold(task, connection, train_dir, initialization, watch.timeouts)
+    saving_hooks = make_saving_hooks(task, train_dir, scaffold, FLAGS.save_checkpoint_secs, FLAGS.log_every_secs)
+    progress = ProgressHook(task, updates, FLAGS.train_steps, FLAGS.batch_size, FLAGS.log_every_secs)
     with tf.train.MonitoredTrainingSession(
-        master=target,
+        master=connection.target,
         is_chief=task.is_chief,
         scaffold=scaffold,
-        chief_only_hooks=[
-            roll_call.WaitForWorkersHook(roll, task),  # first, so that what follows sees the last step
-            *saving_hooks,
-        ],
+        chief_only_hooks=[WaitForWorkersHook(roll_call, task), *saving_hooks],
         hooks=[
-            *training.updates.hooks,
-            *profiling.make_hooks(task, training.updates.global_step, FLAGS.profile_steps, train_dir),
-            lifecycle.StopAtStepHook(task, scaffold, training.updates.global_step, FLAGS.train_steps),
+            *updates.hooks,
+            *make_profiling_hooks(task, updates.global_step, FLAGS.profile_steps, train_dir),
+            StopAtStepHook(task, scaffold, updates.global_step, FLAGS.train_steps),
             progress,
-            watch.AbandonSessionHook(watching),
-            signals.StopOnSignalHook(task, saving_hooks),
-            roll_call.RollCallHook(roll, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),  # its word is the last
+            AbandonSessionHook(watch),
+            StopOnSignalHook(task, saving_hooks),
+            RollCallHook(roll_call, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
         ],
-        config=config,
+        config=connection.config,
         stop_grace_period_secs=0.5,  # the thread that applies synchronous updates never stops by itself
     ) as session:
-        cluster.let_others_start()
+        lower_priority()
         while not session.should_stop():
-            session.run(training.updates.train_op)
+            session.run(updates.train_op)
 
     if test_examples:
-        with tf.Session(target, config=config) as session:
-            measures = training.evaluation.run(session, test_examples)
-            found = make_result(task, measures, progress)
-            if train_dir:
-                found.write(train_dir)
-            print(found, flush=True)
-            roll.say(session, roll_call.EVALUATED)
+        with connection.session() as session:
+            measures = evaluation.run(session, *test_examples)
+            make_result(task, mode, measures, progress, FLAGS.model, FLAGS.batch_size).publish(train_dir)
+            roll_call.say(session, EVALUATED)
 
 
-def load_examples(task: cluster.Task) -> tuple[mnist_input.Examples, mnist_input.Examples | None]:
+def load_examples(task: Task) -> tuple[mnist_input.Examples, mnist_input.Examples | None]:
     """Return this worker's shard of the training examples and, for the chief, all test examples."""
     download.fetch(FLAGS.data_dir)
     train_examples = mnist_input.load(FLAGS.data_dir, "train")
@@ -254,126 +196,48 @@ def load_examples(task: cluster.Task) -> tuple[mnist_input.Examples, mnist_input
     return mnist_input.shard(train_examples, task.index, len(task.worker_hosts)), test_examples
 
 
-def num_replicas(task: cluster.Task) -> int:
-    """Return how many workers' gradients make one update, and so one global step.
-
-    Raises:
-      UsageError: `--replicas_to_aggregate` is more than there are workers.
-    """
-    num_workers = len(task.worker_hosts)
-    if (FLAGS.replicas_to_aggregate or 1) > num_workers:
-        raise UsageError(
-            f"--replicas_to_aggregate is {FLAGS.replicas_to_aggregate}, expected at most {num_workers}, the number of"
-            " workers"
-        )
-    return (FLAGS.replicas_to_aggregate or num_workers) if FLAGS.sync_replicas else 1
-
-
-def make_scaffold(
-    task: cluster.Task, target: str, config: tf.ConfigProto, train_dir: str, training: Training
-) -> lifecycle.TrainingScaffold:
-    """Build what makes a worker's sessions ready."""
-    return lifecycle.TrainingScaffold(
-        task,
-        target,
-        config,
-        train_dir,
-        unsaved_variables=training.updates.unsaved_variables,
-        local_init_op=training.batches.initializer,
-        local_init_feed_dict=training.batches.feed_dict,
-        startup_timeout_secs=FLAGS.startup_timeout_secs,
-        recovery_timeout_secs=FLAGS.recovery_timeout_secs,
-    )
-
-
-def build_training(task: cluster.Task, examples: mnist_input.Examples) -> Training:
-    """Build a worker's whole graph, under the device function that places it."""
+def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, examples: mnist_input.Examples) -> Training:
+    """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
+    tf.disable_eager_execution()
+    tf.disable_control_flow_v2()  # inside a loop of version 2, an optimizer cannot make its state
     tf.set_random_seed(FLAGS.seed)
-    tf.train.create_global_step()
-    test = evaluation.Evaluation(FLAGS.model, FLAGS.hidden_units)  # first: it makes the variables; the rest has copies
-    packed = packing.Packing(tf.trainable_variables())
-    num_batches = FLAGS.local_steps * (1 if FLAGS.sync_replicas else updates.EXCHANGES_PER_RUN)
-    with tf.device(task.device):
-        batches = mnist_input.build_batches(examples, num_batches, FLAGS.batch_size, FLAGS.seed, stream=task.index)
 
-        def build_logits(parameters: Sequence[tf.Tensor], indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    # The device setter: it places the variables on the ps tasks, and what computes on this worker.
+    strategy = make_strategy(FLAGS.ps_strategy, len(task.ps_hosts))
+    partitioner = make_partitioner(FLAGS.partition_bytes, len(task.ps_hosts))
+    setter = tf.train.replica_device_setter(worker_device=task.device, cluster=cluster, ps_strategy=strategy)
+    with tf.device(setter), tf.variable_scope("", partitioner=partitioner):
+        tf.train.create_global_step()
+        parameters = model.build_parameters(FLAGS.model, FLAGS.hidden_units)
+        packing = Packing(parameters)
+        with tf.device(task.device):
+            num_batches, stream = mode.batches_per_run, task.index
+            batches = mnist_input.build_batches(examples, num_batches, FLAGS.batch_size, FLAGS.seed, stream)
+
+        def build_logits(parts: Sequence[tf.Tensor], indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             images, labels = batches.batch(indices)
-            with packed.replaced_by(parameters):
-                return model.build_logits(images, FLAGS.model, FLAGS.hidden_units), labels
+            return model.build_logits(packing.by_name(parts), images), labels
 
-        def build_loss(parameters: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
-            return model.build_loss(*build_logits(parameters, indices))
+        def build_loss(parts: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
+            return model.build_loss(*build_logits(parts, indices))
 
-        optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
-        if FLAGS.local_steps == 1:
-            build_exchange = updates.make_gradients(packed, build_loss, batches.indices, optimizer)
-        else:
-            num_shares = 1 if FLAGS.sync_replicas else updates.SHARES_OF_WORKER * len(task.worker_hosts)
-            build_exchange = updates.make_local_steps(
-                packed, build_loss, batches.indices, optimizer, FLAGS.local_steps, FLAGS.train_steps, num_shares
-            )
-        logits, labels = build_logits(packed.split(packed.read()), batches.indices[-1])
-        tf.summary.scalar("accuracy", model.build_accuracy(logits, labels))
-
-    if FLAGS.sync_replicas:
-        how = updates.build_sync_updates(packed, build_exchange, num_replicas(task), task)
-    else:
-        max_pending = 0 if FLAGS.local_steps == 1 else 1
-        how = updates.build_async_updates(packed, build_exchange, max_pending, FLAGS.train_steps, task)
-    tf.summary.scalar("loss", how.loss)
-    return Training(batches, how, test)
+        updates = build_updates(packing, build_loss, batches.indices, mode, task)
+        with tf.device(task.device):
+            accuracy = model.build_accuracy(*build_logits(packing.split(packing.read()), batches.indices[-1]))
+        evaluation = build_evaluation(parameters)
+    tf.summary.scalar("loss", updates.loss)
+    tf.summary.scalar("accuracy", accuracy)
+    log_placement(task)
+    return Training(batches, updates, evaluation)
 
 
-def make_result(task: cluster.Task, measures: evaluation.Measures, progress: lifecycle.ProgressHook) -> result.Result:
-    """Return what this run found."""
-    return result.Result(
-        test_accuracy=round(measures.accuracy, 6),
-        test_loss=round(measures.loss, 6),
-        global_step=measures.global_step,
-        train_secs=round(progress.train_secs, 3),
-        examples_per_sec=round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else 0.0,
-        model=FLAGS.model,
-        optimizer=FLAGS.optimizer,
-        sync_replicas=FLAGS.sync_replicas,
-        local_steps=FLAGS.local_steps,
-        batch_size=FLAGS.batch_size,
-        num_ps=len(task.ps_hosts),
-        num_workers=len(task.worker_hosts),
-        tensorflow_version=tf.__version__,
-    )
-
-
-def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parse the command line as absl does, but end with status 2 and one line where it is wrong."""
-    try:
-        return list(FLAGS(argv))
-    except flags.Error as error:
-        print(f"error: {error} (see --help)", file=sys.stderr)
-        sys.exit(2)
-
-
-def run(argv: Sequence[str]) -> None:
-    """Run `main`, and end the process with a status and, if something went wrong, one line that says what."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler never runs in server.join()
-    status = 0
-    try:
-        main(argv)
-    except UNUSABLE as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = 2
-    except (TimeoutError, signals.StoppedError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = 1
-    except tf.errors.OpError as error:
-        print(f"error: {errors.reason(error)}; start this task again", file=sys.stderr)
-        status = 1
-    logging.flush()
-    sys.stdout.flush()
-    os._exit(status)  # at once: neither a server nor a session in use can be stopped
+def build_evaluation(parameters: Mapping[str, tf.Variable]) -> Evaluation:
+    """Build the part of the graph that measures the model on the examples that it is fed."""
+    images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
+    labels = tf.placeholder(tf.int32, [None], name="test_labels")
+    logits = model.build_logits(parameters, mnist_input.to_float(images))
+    return Evaluation(images, labels, model.build_loss(logits, labels), model.build_accuracy(logits, labels))
 
 
 if __name__ == "__main__":
-    tf.logging.set_verbosity(tf.logging.ERROR)  # below that it mostly tells that TensorFlow 1 is old
-    FLAGS.set_default("verbosity", logging.INFO)
-    app.run(run, flags_parser=parse_flags)
+    program.start(main, UNUSABLE)

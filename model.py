@@ -1,28 +1,56 @@
-"""The models: from images to logits, loss and accuracy.
+"""The models: their parameters, and from images to logits, loss and accuracy.
 
 Shapes: b examples in a batch, 784 = 28 * 28 pixels, 10 classes.
 """
+
+from collections.abc import Mapping
 
 import tensorflow.compat.v1 as tf
 
 MODELS = ("mlp", "cnn")
 
 
-def build_logits(images: tf.Tensor, model: str, hidden_units: int) -> tf.Tensor:
-    """Build one of `MODELS`; a second call in the same graph shares the variables of the first.
+def build_parameters(model: str, hidden_units: int) -> dict[str, tf.Variable]:
+    """Make the variables of one of `MODELS`, float32, with the names under which `build_logits()` expects them.
 
     Args:
+      model: `mlp` is a hidden layer with ReLU, and the logits; `cnn` has two convolutions with pooling before that.
+      hidden_units: width of the hidden layer.
+    """
+    shapes: dict[str, list[int]] = {}
+    num_inputs = 28 * 28
+    if model == "cnn":
+        shapes |= {"conv1/weights": [5, 5, 1, 16], "conv1/biases": [16]}
+        shapes |= {"conv2/weights": [5, 5, 16, 32], "conv2/biases": [32]}
+        num_inputs = 7 * 7 * 32
+    shapes |= {"hidden/weights": [num_inputs, hidden_units], "hidden/biases": [hidden_units]}
+    shapes |= {"logits/weights": [hidden_units, 10], "logits/biases": [10]}
+    initializers = {"weights": tf.glorot_uniform_initializer(), "biases": tf.zeros_initializer()}
+    with tf.variable_scope(model):
+        return {
+            name: tf.get_variable(name, shape, initializer=initializers[name.partition("/")[2]])
+            for name, shape in shapes.items()
+        }
+
+
+def build_logits(parameters: Mapping[str, tf.Tensor], images: tf.Tensor) -> tf.Tensor:
+    """Build the logits of `images`.
+
+    Args:
+      parameters: the variables that `build_parameters()` returned, or tensors in their place, such as copies.
       images: float32 [b, 784], in [0, 1].
-      model: `mlp` or `cnn`.
-      hidden_units: width of the fully connected hidden layer.
 
     Returns:
       Unnormalised log-probabilities of the classes, float32 [b, 10].
     """
-    with tf.variable_scope(model, reuse=tf.AUTO_REUSE):
-        if model == "mlp":
-            return _build_mlp(images, hidden_units)
-        return _build_cnn(images, hidden_units)
+    inputs = images
+    if "conv1/weights" in parameters:
+        maps = tf.reshape(images, [-1, 28, 28, 1])
+        maps = _build_conv("conv1", parameters, maps)  # [b, 14, 14, 16]
+        maps = _build_conv("conv2", parameters, maps)  # [b, 7, 7, 32]
+        inputs = tf.reshape(maps, [-1, 7 * 7 * 32])
+    hidden = tf.nn.relu(_build_dense("hidden", parameters, inputs))  # [b, hidden_units]
+    return _build_dense("logits", parameters, hidden)
 
 
 def build_loss(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -31,40 +59,20 @@ def build_loss(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 
 def build_accuracy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Build the fraction of examples whose largest logit is their label's: float32 [], in [0, 1]."""
+    """Build the fraction of examples whose largest logit is that of their label: float32 [], in [0, 1]."""
     predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
     return tf.reduce_mean(tf.cast(tf.equal(predictions, labels), tf.float32))
 
 
-def _build_mlp(inputs: tf.Tensor, hidden_units: int) -> tf.Tensor:
-    """Inputs float32 [b, n], then `hidden_units` with ReLU, then 10."""
-    hidden = tf.nn.relu(_build_dense("hidden", inputs, hidden_units))
-    return _build_dense("logits", hidden, 10)
+def _build_dense(name: str, parameters: Mapping[str, tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
+    """A fully connected layer without activation: float32 [b, inputs] to [b, outputs]."""
+    with tf.name_scope(name):
+        return tf.matmul(inputs, parameters[f"{name}/weights"]) + parameters[f"{name}/biases"]
 
 
-def _build_cnn(images: tf.Tensor, hidden_units: int) -> tf.Tensor:
-    """Twice convolution, ReLU and pooling, then `mlp`: 28x28x1, 14x14x16, 7x7x32, `hidden_units`, 10."""
-    maps = tf.reshape(images, [-1, 28, 28, 1])
-    maps = _build_conv("conv1", maps, 16)  # [b, 14, 14, 16]
-    maps = _build_conv("conv2", maps, 32)  # [b, 7, 7, 32]
-    return _build_mlp(tf.reshape(maps, [-1, 7 * 7 * 32]), hidden_units)
-
-
-def _build_dense(name: str, inputs: tf.Tensor, num_outputs: int) -> tf.Tensor:
-    """A fully connected layer without activation: float32 [b, num_outputs]."""
-    with tf.variable_scope(name):
-        weights = tf.get_variable(
-            "weights", [inputs.shape[1], num_outputs], initializer=tf.glorot_uniform_initializer()
-        )
-        biases = tf.get_variable("biases", [num_outputs], initializer=tf.zeros_initializer())
-        return tf.matmul(inputs, weights) + biases
-
-
-def _build_conv(name: str, inputs: tf.Tensor, num_maps: int) -> tf.Tensor:
-    """A 5x5 convolution, ReLU and 2x2 max pooling: float32 [b, h, w, c] to [b, h/2, w/2, num_maps]."""
-    with tf.variable_scope(name):
-        shape = [5, 5, inputs.shape[3], num_maps]
-        weights = tf.get_variable("weights", shape, initializer=tf.glorot_uniform_initializer())
-        biases = tf.get_variable("biases", [num_maps], initializer=tf.zeros_initializer())
-        maps = tf.nn.relu(tf.nn.conv2d(inputs, weights, strides=1, padding="SAME") + biases)
+def _build_conv(name: str, parameters: Mapping[str, tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
+    """A convolution, ReLU and 2x2 max pooling: float32 [b, h, w, c] to [b, h/2, w/2, maps]."""
+    with tf.name_scope(name):
+        maps = tf.nn.conv2d(inputs, parameters[f"{name}/weights"], strides=1, padding="SAME")
+        maps = tf.nn.relu(maps + parameters[f"{name}/biases"])
         return tf.nn.max_pool2d(maps, ksize=2, strides=2, padding="SAME")

@@ -117,7 +117,7 @@ isolate() {
 start_cluster() {
   local addresses index port
   addresses=()
-  for port in $("$python" "$here/runtime/ports.py" $((num_ps + num_workers))); do addresses+=("localhost:$port"); done
+  for port in $("$python" "$here/runtime/launch/ports.py" $((num_ps + num_workers))); do addresses+=("localhost:$port"); done
   ps_hosts="$(join , "${addresses[@]:0:num_ps}")"
   worker_hosts="$(join , "${addresses[@]:num_ps}")"
   say "ps at $ps_hosts, workers at $worker_hosts, logs in $train_dir/logs"
@@ -250,8 +250,8 @@ clean_up() {
 }
 
 parse_arguments "$@"
-python="$("$here/runtime/venv.sh" requirements.txt)" || exit
-"$python" "$here/runtime/download.py" ${data_dir:+"$data_dir"} || exit
+python="$("$here/runtime/launch/venv.sh" requirements.txt)" || exit
+"$python" "$here/runtime/data/download.py" ${data_dir:+"$data_dir"} || exit
 make_train_dir
 [[ -z "$isolation" ]] || isolate "$@"
 work_dir="$(mktemp -d)" || exit

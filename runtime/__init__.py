@@ -1,1 +1,1 @@
-"""The machinery that makes `distributed.py` safe and fast."""
+"""The machinery that makes `distributed.py` safe and fast, in rooms of a few files each."""

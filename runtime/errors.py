@@ -8,10 +8,11 @@ HEADING = re.compile(r"=====|\d+ root error|.*From /job:\S*:$")
 
 
 def reason(error: tf.errors.OpError) -> str:
-    r"""Return an error's name, and that line of its message that says what is wrong.
+    r"""Return the name of an error and the one line of its message that says what is wrong.
 
-    The message of an error in a graph has first where in the program each op was made, and then perhaps where it ran,
-    as in `Graph execution error:\n…\nNode: 'save/SaveV2'\nFrom /job:ps/replica:0/task:0:\nNo space left on device\n…`.
+    An error in a graph has a long message: where the program made each op, sometimes on which task it ran, and then the
+    reason, as in `Graph execution error:\n…\nNode: 'save/SaveV2'\nFrom /job:ps/replica:0/task:0:\nNo space left on
+    device\n…`.
     """
     lines = re.split(r"^Node: .*\n", error.message, flags=re.MULTILINE)[-1].splitlines()
     (line, *_) = [line for line in lines if not HEADING.match(line)] or lines or [""]

@@ -9,24 +9,24 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime import cluster
+from runtime.cluster.task import Task
 
-STOP_SECS = 8.0  # how long a worker may take to finish its step and to save; docker gives 10 s before it kills
+STOP_SECS = 8.0  # how long a worker may take to finish its step and to save; Docker kills after 10 s
 
 
 class StoppedError(Exception):
-    """Training was stopped, in order, before its end."""
+    """A signal stopped training, in order, before its end."""
 
 
 class StopOnSignalHook(tf.train.SessionRunHook):
     """Lets SIGTERM or SIGINT stop a worker after its step, and the chief save first.
 
-    A thread hears the signals, through a pipe that Python's C handler writes to, since Python's own handlers do not run
-    while the main thread is inside TensorFlow. A second signal ends the process at once, and so does the first if there
-    is no session yet. A step that is blocked has `STOP_SECS`.
+    Python's own signal handlers do not run while the main thread is inside TensorFlow. So a thread reads the signals
+    from a pipe that Python's C handler writes to. A second signal ends the process at once, and so does the first if
+    there is no session yet. A step that is blocked has `STOP_SECS`.
     """
 
-    def __init__(self, task: cluster.Task, saving_hooks: Sequence[tf.train.SessionRunHook]):
+    def __init__(self, task: Task, saving_hooks: Sequence[tf.train.SessionRunHook]):
         """Prepare to stop `task`; `saving_hooks` save in their `end()`."""
         self._task, self._saving_hooks = task, saving_hooks
         self._has_session = False
@@ -36,7 +36,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         reader, writer = os.pipe()
         os.set_blocking(writer, False)  # as set_wakeup_fd demands
         for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell has it for what runs in the background
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT for its background jobs
                 signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(writer)
         threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()

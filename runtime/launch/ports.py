@@ -1,11 +1,11 @@
-"""Which ports a local cluster can listen on: `python runtime/ports.py N` prints N of them."""
+"""Which ports a local cluster can listen on: `python runtime/launch/ports.py N` prints N of them."""
 
 import random
 import socket
 import sys
 
-# Below the ports that systems give to outgoing connections (Linux: from 32768, others: from 49152), one of which could
-# otherwise take a port before its task listens there.
+# Below the ports that systems give to outgoing connections (Linux: from 32768, others: from 49152): one of those could
+# be taken before a task listens there.
 CANDIDATES = range(10000, 32768)
 
 

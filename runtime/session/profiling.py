@@ -1,10 +1,11 @@
-"""Traces of chosen steps, for Chrome or TensorBoard."""
+"""Traces of chosen steps, for Chrome or Perfetto."""
 
+import contextlib
 import os
 
 import tensorflow.compat.v1 as tf
 
-from runtime import cluster
+from runtime.cluster.task import Task
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -19,14 +20,28 @@ def parse_steps(text: str) -> tuple[int, int]:
     return first, last
 
 
-class ProfileHook(tf.train.SessionRunHook):
-    """Writes a trace of each run of a worker that has steps between two global ones, with what its ps tasks did in it.
+def is_traceable(text: str) -> bool:
+    """Return whether `parse_steps()` can read `text`."""
+    with contextlib.suppress(ValueError):
+        return bool(parse_steps(text))
+    return False
 
-    A trace is a file `timeline-STEP.json` in the folder `profile/worker-N` of the train directory. TensorFlow's hook,
-    which writes it, reads the step while the run advances it, and so may name a run after the next one.
+
+def make_profiling_hooks(
+    task: Task, global_step: tf.Tensor, steps: str | None, train_dir: str
+) -> list[tf.train.SessionRunHook]:
+    """Return the hook that traces `steps`, `A:B`, if that is given."""
+    return [ProfileHook(task, global_step, *parse_steps(steps), train_dir)] if steps else []
+
+
+class ProfileHook(tf.train.SessionRunHook):
+    """Traces each run of a worker that has steps between two global steps, with what its ps tasks did in it.
+
+    A trace is a file `timeline-STEP.json` in the folder `profile/worker-N` of the train directory. TensorFlow's hook
+    writes it. That hook reads the step while the run advances it, and so may name the next run.
     """
 
-    def __init__(self, task: cluster.Task, global_step: tf.Tensor, first_step: int, last_step: int, train_dir: str):
+    def __init__(self, task: Task, global_step: tf.Tensor, first_step: int, last_step: int, train_dir: str):
         """Trace from `first_step` to `last_step`; `global_step`, int64 [], is as it is after a run."""
         self._global_step, self._first_step, self._last_step = global_step, first_step, last_step
         self._folder = os.path.join(train_dir, "profile", f"worker-{task.index}")
@@ -35,11 +50,11 @@ class ProfileHook(tf.train.SessionRunHook):
     def begin(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
         self._profiler.begin()
-        self._step = self._advance = 0  # after the last run, and by it
+        self._step = self._steps_per_run = 0  # after the last run, and by it
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        # TensorFlow's hook traces nothing in the first run that it sees, and so sees one more.
-        self._is_tracing = self._step + 2 * self._advance >= self._first_step and self._step < self._last_step
+        # TensorFlow's hook traces nothing in the first run that it sees, so let it see one more.
+        self._is_tracing = self._step + 2 * self._steps_per_run >= self._first_step and self._step < self._last_step
         if not self._is_tracing:
             return tf.train.SessionRunArgs([self._global_step])
         traced = self._profiler.before_run(run_context)
@@ -47,13 +62,6 @@ class ProfileHook(tf.train.SessionRunHook):
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         step, *traced = run_values.results
-        self._step, self._advance = step, step - self._step
+        self._step, self._steps_per_run = step, step - self._step
         if self._is_tracing:
             self._profiler.after_run(run_context, run_values._replace(results=traced[0]))
-
-
-def make_hooks(
-    task: cluster.Task, global_step: tf.Tensor, steps: str | None, train_dir: str
-) -> list[tf.train.SessionRunHook]:
-    """Return the hook that traces `steps`, `A:B`, if that is given."""
-    return [ProfileHook(task, global_step, *parse_steps(steps), train_dir)] if steps else []

@@ -1,0 +1,1 @@
+"""Who is in the cluster, and are they there?"""

@@ -1,0 +1,100 @@
+"""The tasks of a cluster: which one this process is, and the addresses of the others."""
+
+import dataclasses
+
+
+class ClusterError(Exception):
+    """The description of the cluster, or this task's place in it, is unusable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """Another task, as this one sees it."""
+
+    job_name: str
+    index: int
+    address: str  # host:port
+
+    def __str__(self) -> str:
+        return f"{self.job_name} {self.index} at {self.address}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One process of the cluster, and what it knows of the others.
+
+    Raises:
+      ClusterError: an address is malformed or listed twice, or the lists have no such task.
+    """
+
+    job_name: str  # "ps" or "worker"
+    index: int
+    ps_hosts: tuple[str, ...]  # host:port, by task index
+    worker_hosts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for job_name, hosts in self.jobs.items():
+            if not hosts:
+                raise ClusterError(f"no {job_name} address is given: a cluster needs at least one")
+            for address in hosts:
+                _check_address(job_name, address)
+        addresses = self.ps_hosts + self.worker_hosts
+        for address in addresses:
+            if addresses.count(address) > 1:
+                raise ClusterError(f"{address} is listed more than once: each task needs an address of its own")
+        if self.job_name not in self.jobs:
+            raise ClusterError(f"the job is {self.job_name!r}, expected ps or worker")
+        if not 0 <= self.index < len(self.jobs[self.job_name]):
+            raise ClusterError(
+                f"{self.job_name} has no task {self.index}: {len(self.jobs[self.job_name])} addresses are listed, so"
+                f" the index must be below that"
+            )
+
+    @property
+    def jobs(self) -> dict[str, tuple[str, ...]]:
+        """The addresses of each job, as `tf.train.ClusterSpec` takes them."""
+        return {"ps": self.ps_hosts, "worker": self.worker_hosts}
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is worker 0, which initialises, saves, restores and evaluates the model."""
+        return self.job_name == "worker" and self.index == 0
+
+    @property
+    def address(self) -> str:
+        """This task's own host:port."""
+        return self.jobs[self.job_name][self.index]
+
+    @property
+    def device(self) -> str:
+        """This task's device name."""
+        return f"/job:{self.job_name}/task:{self.index}"
+
+    def others(self, job_name: str) -> list[Peer]:
+        """Return the tasks of one job, without this one."""
+        peers = (Peer(job_name, index, address) for index, address in enumerate(self.jobs[job_name]))
+        return [peer for peer in peers if peer.address != self.address]
+
+    @property
+    def needed(self) -> list[Peer]:
+        """The other tasks that no task can go on without: every ps, and the chief."""
+        return [*self.others("ps"), *(peer for peer in self.others("worker") if peer.index == 0)]
+
+    def __str__(self) -> str:
+        return f"{self.job_name} {self.index}"
+
+
+def host_of(address: str) -> str:
+    """Return the host of `host:port`, an IPv6 address without its brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def port_of(address: str) -> int:
+    """Return the port of `host:port`."""
+    return int(address.rpartition(":")[2])
+
+
+def _check_address(job_name: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ClusterError(f"{job_name} address {address!r} is not host:port, such as 10.0.0.5:2222")

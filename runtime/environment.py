@@ -1,0 +1,30 @@
+"""What must be set before TensorFlow is imported, and the import itself: import this module first."""
+
+import gc
+import os
+
+_DEFAULTS = {
+    # A web proxy must not stand between the tasks. gRPC may wait up to 2 minutes between two attempts to reach a peer;
+    # here a restarted task is found within 0.4 s.
+    "TF_GRPC_DEFAULT_OPTIONS": (
+        "grpc.enable_http_proxy=0,grpc.initial_reconnect_backoff_ms=200,grpc.max_reconnect_backoff_ms=400"
+    ),
+    # A call to a lost ps fails at once. By default, closing a session would wait until that ps is back.
+    "GRPC_FAIL_FAST": "true",
+    # Hide what the C++ code logs below an error: our own log lines say it better.
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    # Keras takes a tenth of the import, and nothing here needs it. TensorFlow skips the legacy Keras where it is not
+    # installed; it never skips the new one.
+    "TF_USE_LEGACY_KERAS": "1",
+}
+
+for _name, _value in _DEFAULTS.items():
+    os.environ.setdefault(_name, _value)
+
+# What the import makes stays alive. Without a pause, the garbage collector would search it again and again, for half a
+# second of every start.
+gc.disable()
+import tensorflow.compat.v1  # noqa: E402, F401  # the environment is read here
+
+gc.freeze()
+gc.enable()

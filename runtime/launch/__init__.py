@@ -1,0 +1,1 @@
+"""What the launcher needs: a Python with the packages, and free ports."""

@@ -1,0 +1,30 @@
+"""How many threads, which devices and which peers a task's server and sessions use."""
+
+import os
+
+import tensorflow.compat.v1 as tf
+
+from runtime.cluster.task import Task, host_of
+
+
+def make_session_config(task: Task) -> tf.ConfigProto:
+    """Return the settings that the server of a task and its sessions share."""
+    # A worker talks only to the ps tasks, so its sessions need not wait for the other workers.
+    peers = ["/job:ps", task.device] if task.job_name == "worker" else [task.device]
+    # By default each process takes as many threads as there are cores, and lets them spin while they wait for work.
+    num_tasks_here = [host_of(address) for address in task.ps_hosts + task.worker_hosts].count(host_of(task.address))
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
+    num_threads = max(1, num_cores // num_tasks_here)
+    # Rewriting the graph would double the time of the first run, and make no later run faster.
+    graph_options = tf.GraphOptions()
+    graph_options.rewrite_options.disable_meta_optimizer = True
+    return tf.ConfigProto(
+        device_filters=peers,
+        intra_op_parallelism_threads=num_threads,
+        inter_op_parallelism_threads=num_threads,
+        experimental=tf.ConfigProto.Experimental(disable_thread_spinning=True),
+        graph_options=graph_options,
+        # A ps has no use for a GPU, and by default would take all of its memory.
+        device_count={"GPU": 0} if task.job_name == "ps" else {},
+        gpu_options=tf.GPUOptions(allow_growth=True),
+    )

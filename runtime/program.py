@@ -1,0 +1,57 @@
+"""How the program starts and ends: from the command line to an exit status, with one line for every error."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import tensorflow.compat.v1 as tf
+from absl import app, flags, logging
+
+from runtime import errors
+from runtime.session.stop_on_signal import StoppedError
+
+UNUSABLE_STATUS = 2  # the flags, the input or the environment must change before another attempt can succeed
+
+
+def start(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> None:
+    """Parse the command line and run `main`; end the process with a status.
+
+    Args:
+      main: the program, once its flags are parsed.
+      unusable: the exceptions that say that this task cannot use what it was given.
+    """
+    tf.logging.set_verbosity(tf.logging.ERROR)  # its warnings mostly say that the API of TensorFlow 1 is deprecated
+    flags.FLAGS.set_default("verbosity", logging.INFO)
+    app.run(lambda _: _run(main, unusable), flags_parser=_parse_flags)
+
+
+def _parse_flags(arguments: Sequence[str]) -> list[str]:
+    """Parse flags as absl does, but report a mistake in one line and end with status 2."""
+    try:
+        program, *others = flags.FLAGS(arguments)
+        if others:
+            raise flags.Error(f"unexpected argument {others[0]!r}: flags are written --name=value")
+    except flags.Error as error:
+        print(f"error: {error} (see --help)", file=sys.stderr)
+        sys.exit(UNUSABLE_STATUS)
+    return [program]
+
+
+def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler never runs during server.join()
+    status, message = 0, ""
+    try:
+        main()
+    except unusable as error:
+        status, message = UNUSABLE_STATUS, str(error)
+    except (TimeoutError, StoppedError) as error:
+        status, message = 1, str(error)
+    except tf.errors.OpError as error:
+        status, message = 1, f"{errors.reason(error)}; start this task again"
+    if message:
+        print(f"error: {message}", file=sys.stderr)
+    logging.flush()
+    sys.stdout.flush()
+    os._exit(status)  # neither a server nor a session in use can be stopped, so do not wait for them

@@ -1,0 +1,1 @@
+"""A worker's training, from its first session to its result."""

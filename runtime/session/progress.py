@@ -1,0 +1,83 @@
+"""How far a worker is, and how fast: the progress line, and the account of time and examples."""
+
+import math
+import time
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from runtime.cluster.task import Task
+from runtime.updates.exchange import Updates
+
+
+class ProgressHook(tf.train.SessionRunHook):
+    """Logs a progress line every `log_every_secs`, and keeps account of time and examples.
+
+    The chief counts the examples of the whole cluster, by the global step; another worker counts its own.
+    """
+
+    def __init__(self, task: Task, updates: Updates, train_steps: int, batch_size: int, log_every_secs: float):
+        """Prepare to count.
+
+        Args:
+          task: this worker.
+          updates: what it runs.
+          train_steps: the global step at which training ends.
+          batch_size: examples in one local step.
+          log_every_secs: the period of the line.
+        """
+        self.train_secs = 0.0  # from the first step to the last
+        self.num_examples = 0  # used in that time
+        self._task, self._train_steps = task, train_steps
+        # Fetch everything in each run: for other fetches TensorFlow would build the graph again.
+        self._fetches = [updates.num_steps, updates.loss, updates.global_step]
+        self._examples_per_count = batch_size * (updates.num_replicas if task.is_chief else 1)
+        self._log_every_secs = log_every_secs
+        self._local_step = 0
+        self._started_at = math.inf
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        # Count from here, not from where the last session was: a restored model may have lost steps.
+        self._counted = self._count(session.run(tf.train.get_global_step(session.graph)))
+        self._examples_logged, self._logged_at = self.num_examples, time.monotonic()
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        self._started_at = min(self._started_at, time.monotonic())
+        return tf.train.SessionRunArgs(self._fetches)
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        now = time.monotonic()
+        num_steps, loss_value, global_step = run_values.results
+        self._local_step += int(num_steps)
+        self.train_secs = now - self._started_at
+        if num_steps and now >= self._logged_at + self._log_every_secs:
+            self._add_examples(global_step)
+            logging.info(
+                "%s: global step %d/%d, local step %d, loss %.4f, %.0f examples/s",
+                self._task,
+                global_step,
+                self._train_steps,
+                self._local_step,
+                loss_value,
+                (self.num_examples - self._examples_logged) / (now - self._logged_at),
+            )
+            self._examples_logged, self._logged_at = self.num_examples, now
+
+    def end(self, session: tf.Session) -> None:
+        global_step = session.run(tf.train.get_global_step(session.graph))
+        self._add_examples(global_step)
+        logging.info(
+            "%s: finished at global step %d, after %d local steps in %.1f s",
+            self._task,
+            global_step,
+            self._local_step,
+            self.train_secs,
+        )
+
+    def _add_examples(self, global_step: int) -> None:
+        count = self._count(global_step)
+        self.num_examples += (count - self._counted) * self._examples_per_count
+        self._counted = count
+
+    def _count(self, global_step: int) -> int:
+        return int(global_step) if self._task.is_chief else self._local_step

@@ -1,0 +1,117 @@
+"""How a worker's sessions become ready: wait for the ps tasks, then for the model, or make or restore it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from runtime.cluster.connection import Connection
+from runtime.cluster.task import Task
+from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_for_ps, wait_until_nothing_is_missing
+from runtime.session.checkpoints import check_last_checkpoint
+
+
+class Initialization(NamedTuple):
+    """What the sessions of a worker initialise beside the model."""
+
+    unsaved_variables: Sequence[tf.Variable]  # on the ps tasks: with a new model, or before it is restored
+    local_init_op: tf.Operation  # in every new session, beside the local variables
+    local_init_feed_dict: Mapping[tf.Tensor, object]
+
+
+class TrainingScaffold(tf.train.Scaffold):
+    """Makes every session of a worker ready, at the start and after a ps or the chief was lost.
+
+    `MonitoredTrainingSession` calls `finalize()` before it makes a session and, on the chief, `init_fn` once it has
+    one. Three things differ from TensorFlow's own scaffold:
+
+    * No wait is silent or endless: a worker probes the ps tasks with plain sockets before it makes a session.
+    * A worker that comes before the chief has initialised polls. TensorFlow's would sleep 30 s
+      (tensorflow/tensorflow#10679).
+    * The model that lives on the ps tasks is kept. TensorFlow's `checkpoint_dir` would roll it back to the last
+      checkpoint whenever the chief restarts.
+    """
+
+    def __init__(
+        self, task: Task, connection: Connection, train_dir: str, initialization: Initialization, timeouts: Timeouts
+    ):
+        """Build what this needs, after the model.
+
+        Args:
+          task: this worker.
+          connection: to its server.
+          train_dir: the folder of the checkpoints, or empty.
+          initialization: what each session initialises beside the model.
+          timeouts: how long the chief may take to initialise the model, and to restore it.
+
+        Raises:
+          CheckpointError: the last checkpoint in `train_dir` is not one of this model.
+        """
+        check_last_checkpoint(train_dir)
+        self.found_step = 0  # the global step at which the chief found the model, for its last session
+        super().__init__(
+            init_op=tf.no_op(),  # init_fn decides
+            init_fn=lambda _, session: self._keep_restore_or_initialize(session),
+            local_init_op=tf.group(tf.train.Scaffold.default_local_init_op(), initialization.local_init_op),
+            local_init_feed_dict=initialization.local_init_feed_dict,
+            saver=tf.train.Saver(sharded=True, save_relative_paths=True),
+        )
+        self._task, self._connection, self._train_dir, self._timeouts = task, connection, train_dir, timeouts
+        self._was_ready = self._has_trained = False
+        self._global_step = tf.train.get_global_step()
+        unsaved_variables = initialization.unsaved_variables
+        self._uninitialized = tf.report_uninitialized_variables([*unsaved_variables, *tf.global_variables()])
+        self._uninitialized.mark_used()  # or TensorFlow prints a stack trace when a wait ends before its first use
+        self._initialize_unsaved = tf.variables_initializer(unsaved_variables)
+        self._initializer = tf.global_variables_initializer()
+
+    def finalize(self) -> "TrainingScaffold":
+        """Wait until a session can be made and used.
+
+        Raises:
+          TimeoutError: the chief did not initialise or restore the model in time.
+        """
+        super().finalize()
+        if self._was_ready:
+            logging.info("%s: the last session is lost: making a new one", self._task)
+            time.sleep(POLL_SECS)  # gRPC needs a moment to find a ps that is back
+        wait_for_ps(self._task)
+        if not self._task.is_chief:
+            chief = f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
+            timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
+            wait_until_nothing_is_missing(
+                self._task, lambda: "" if self._is_initialized() else chief, timeout_secs, "start the chief"
+            )
+        self._was_ready = True
+        return self
+
+    def _is_initialized(self) -> bool:
+        """Look with a session of its own, since TensorFlow's would sleep."""
+        try:
+            with self._connection.session() as session:
+                return not session.run(self._uninitialized).size
+        except tf.errors.UnavailableError:  # a ps went away since it was probed
+            return False
+
+    def _keep_restore_or_initialize(self, session: tf.Session) -> None:
+        """Find the model on the ps tasks, else in the last checkpoint; else make a new one."""
+        checkpoint = tf.train.latest_checkpoint(self._train_dir) if self._train_dir else None
+        if not session.run(self._uninitialized).size:
+            origin = "the ps tasks hold a living model: keeping it"
+        else:
+            session.run(self._initialize_unsaved)  # first: other workers train as soon as the rest is initialised
+            if checkpoint:
+                self.saver.restore(session, checkpoint)
+                origin = f"restored {checkpoint}"
+            else:
+                session.run(self._initializer)
+                origin = "initialised a new model"
+                if self._has_trained:
+                    logging.warning(
+                        "%s: there is no checkpoint, so the model is lost: training begins again", self._task
+                    )
+        self._has_trained = True
+        self.found_step = int(session.run(self._global_step))
+        logging.info("%s: %s, at global step %d", self._task, origin, self.found_step)

@@ -1,0 +1,1 @@
+"""How what the workers compute reaches the parameters."""

@@ -1,0 +1,50 @@
+"""The exchange: a worker reads the parameters, computes, and sends the ps tasks something to apply."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import tensorflow.compat.v1 as tf
+
+# Builds the loss, float32 [], from the parameters, as `Packing.split()` returns them, and the indices of a batch.
+LossFunction = Callable[[Sequence[tf.Tensor], tf.Tensor], tf.Tensor]
+
+
+class Exchange(NamedTuple):
+    """What a worker sends to the ps tasks, and how they apply it."""
+
+    gradients: list[tf.Tensor]  # packed, float32 [size] for each ps
+    optimizer: tf.train.Optimizer  # that applies them on the ps tasks
+    counter: tf.Variable | None  # which the optimizer must advance by 1; if None, it advances the global step itself
+    num_steps: tf.Tensor  # int64 [], how many local steps the gradients stand for
+    loss: tf.Tensor  # float32 [], of the last of these steps; 0 if there is none
+
+
+class ExchangeBuilder(Protocol):
+    """What a worker computes between reading the parameters and sending something back."""
+
+    def build_exchange(self, vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
+        """Build one exchange.
+
+        Args:
+          vectors: the parameters, packed.
+          pending: the exchanges of this worker that `vectors` do not have yet.
+          number: of this exchange in the run, from 0.
+        """
+
+
+class Updates(NamedTuple):
+    """What a worker runs to take its steps, and what its sessions need for that."""
+
+    train_op: tf.Operation
+    num_steps: tf.Tensor  # int64 [], local steps in one run of `train_op`
+    loss: tf.Tensor  # float32 [], of one of these; 0 if there is none
+    global_step: tf.Tensor  # int64 [], as it is after the run
+    num_replicas: int  # local steps, of any worker, in one global step
+    hooks: list[tf.train.SessionRunHook]
+    unsaved_variables: list[tf.Variable]  # on the ps tasks: initialised before the model is, and never saved
+
+
+def read_global_step_after(train_op: tf.Operation) -> tf.Tensor:
+    """Build the global step as it is after `train_op`; the variable, fetched beside it, may be older."""
+    with tf.control_dependencies([train_op]):
+        return tf.train.get_global_step().read_value()

@@ -1,0 +1,113 @@
+"""Local steps: a worker takes several steps on a copy of the parameters, and sends what has changed.
+
+Asynchronous, this is Downpour SGD with n_push = n_fetch (Dean et al. 2012). Synchronous, it is local SGD, also called
+federated averaging (McMahan et al. 2017, arXiv:1602.05629).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from runtime.updates.exchange import Exchange, LossFunction
+from runtime.updates.packing import Packing
+
+
+class Length(NamedTuple):
+    """How many local steps an exchange has.
+
+    It has `max_steps`, but never more than one of `num_shares` shares of the steps that are left when the run begins
+    (guided self-scheduling, Polychronopoulos and Kuck 1987). Where the changes of all workers add up, they go too far
+    together; in the short exchanges at the end, the noise of that fades.
+    """
+
+    max_steps: int
+    train_steps: int  # the global step at which training ends
+    num_shares: int
+
+    def build(self) -> tf.Tensor:
+        """Build the number of local steps, int64 [], on the device of the global step, which advances by it."""
+        global_step = tf.train.get_global_step()
+        with tf.device(global_step.device):
+            share = -((global_step.read_value() - self.train_steps) // self.num_shares)  # rounded up
+            return tf.clip_by_value(share, 0, self.max_steps)
+
+
+class LocalStepsExchangeBuilder:
+    """Builds exchanges of several local steps each; the copy and the optimizer's state stay on the worker."""
+
+    def __init__(
+        self,
+        packing: Packing,
+        build_loss: LossFunction,
+        indices: tf.Tensor,
+        optimizer: tf.train.Optimizer,
+        length: Length,
+    ) -> None:
+        """Prepare to build exchanges.
+
+        Args:
+          packing: of the parameters.
+          build_loss: builds the loss of a batch.
+          indices: of the batches of a run, int32 [batches in a run, b]: `length.max_steps` for each exchange.
+          optimizer: takes the local steps.
+          length: how many local steps an exchange has.
+        """
+        self._packing, self._build_loss, self._indices = packing, build_loss, indices
+        self._optimizer, self._max_steps, self._num_steps = optimizer, length.max_steps, length.build()
+        with tf.variable_creator_scope(_make_local):
+            self._copies = [tf.Variable(tf.zeros(part.shape), name="copy") for part in packing.split(packing.read())]
+
+    def build_exchange(self, vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
+        """Build the exchange that sends the change of several local steps: see `ExchangeBuilder`."""
+        starts = list(vectors)
+        for exchange in pending:
+            starts = [start - change for start, change in zip(starts, exchange.gradients, strict=True)]
+        parameters = self._packing.split(starts)
+        assignments = [copy.assign(value) for copy, value in zip(self._copies, parameters, strict=True)]
+        with tf.control_dependencies(assignments):
+            first_step = tf.zeros([], tf.int64)
+
+        def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            values = [copy.read_value() for copy in self._copies]
+            loss = self._build_loss(values, tf.gather(self._indices, number * self._max_steps + step))
+            gradients = tf.gradients(loss, values)
+            with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
+                change = self._optimizer.apply_gradients(zip(gradients, self._copies, strict=True))
+            with tf.control_dependencies([change]):
+                return step + 1, loss
+
+        last_step, loss = tf.while_loop(
+            lambda step, _: step < self._num_steps, take_step, (first_step, tf.zeros([])), parallel_iterations=1
+        )
+        with tf.control_dependencies([last_step]):
+            ends = self._packing.pack([copy.read_value() for copy in self._copies])
+            changes = [start - end for start, end in zip(starts, ends, strict=True)]
+        return Exchange(changes, _ChangeOptimizer(self._num_steps), None, self._num_steps, loss)
+
+
+def _make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    """Make a local variable, which is no part of the model: neither shared, nor trained, nor saved."""
+    return next_creator(**{**kwargs, "collections": [tf.GraphKeys.LOCAL_VARIABLES], "trainable": False})
+
+
+class _ChangeOptimizer(tf.train.GradientDescentOptimizer):
+    """Applies changes in the place of gradients, and advances the global step by the local steps behind them."""
+
+    def __init__(self, num_steps: tf.Tensor):
+        super().__init__(learning_rate=1.0)
+        self._num_steps = num_steps
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[tf.Tensor, tf.Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation:
+        """Apply the changes, then advance the graph's global step, then advance `global_step`, if given, by 1."""
+        with tf.control_dependencies([super().apply_gradients(grads_and_vars, name=name)]):
+            count = tf.train.get_global_step().assign_add(self._num_steps, read_value=False)
+        if global_step is None:
+            return count
+        with tf.control_dependencies([count]):
+            return global_step.assign_add(1, read_value=False)

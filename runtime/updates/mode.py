@@ -1,0 +1,71 @@
+"""The mode of a run: how its workers update the parameters together."""
+
+from typing import NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from runtime.cluster.task import ClusterError, Task
+from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
+from runtime.updates.exchange import ExchangeBuilder, LossFunction, Updates
+from runtime.updates.gradients import GradientExchangeBuilder
+from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
+from runtime.updates.optimizers import make_optimizer
+from runtime.updates.packing import Packing
+from runtime.updates.synchronous import build_sync_updates
+
+SHARES_OF_WORKER = 16  # an asynchronous exchange takes at most one share of the steps that are left: see `Length`
+
+
+class Mode(NamedTuple):
+    """The flags of the same names."""
+
+    optimizer: str
+    learning_rate: float
+    train_steps: int
+    local_steps: int
+    sync_replicas: bool
+    replicas_to_aggregate: int | None  # None: as many as there are workers
+
+    @property
+    def batches_per_run(self) -> int:
+        """How many batches one run of a worker's graph may use."""
+        return self.local_steps * (1 if self.sync_replicas else EXCHANGES_PER_RUN)
+
+    def check(self, num_workers: int) -> None:
+        """Check that `num_workers` can train in this mode.
+
+        Raises:
+          ClusterError: an update needs more gradients than there are workers.
+        """
+        if (self.replicas_to_aggregate or 1) > num_workers:
+            raise ClusterError(
+                f"--replicas_to_aggregate is {self.replicas_to_aggregate}, expected at most {num_workers}, the number"
+                " of workers"
+            )
+
+
+def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor, mode: Mode, task: Task) -> Updates:
+    """Build what a worker runs to take its steps.
+
+    Args:
+      packing: of the parameters.
+      build_loss: builds the loss of a batch.
+      indices: of the batches of a run, int32 [mode.batches_per_run, b].
+      mode: how the workers update the parameters.
+      task: this worker.
+    """
+    num_workers = len(task.worker_hosts)
+    optimizer = make_optimizer(mode.optimizer, mode.learning_rate)
+    builder: ExchangeBuilder
+    with tf.device(task.device):
+        if mode.local_steps == 1:
+            builder = GradientExchangeBuilder(packing, build_loss, indices, optimizer)
+        else:
+            num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
+            length = Length(mode.local_steps, mode.train_steps, num_shares)
+            builder = LocalStepsExchangeBuilder(packing, build_loss, indices, optimizer, length)
+    if mode.sync_replicas:
+        return build_sync_updates(packing, builder, mode.replicas_to_aggregate or num_workers, task)
+    # A classic step must know all that its worker has done before. Local steps are worth computing ahead.
+    max_pending = 0 if mode.local_steps == 1 else 1
+    return build_async_updates(packing, builder, max_pending, mode.train_steps, task)

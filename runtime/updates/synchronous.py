@@ -1,0 +1,111 @@
+"""Synchronous updates: each averages the gradients of several exchanges (Chen et al. 2016, arXiv:1604.00981)."""
+
+import time
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from runtime.cluster import probes
+from runtime.cluster.task import Task
+from runtime.updates.exchange import ExchangeBuilder, Updates, read_global_step_after
+from runtime.updates.packing import Packing
+
+LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
+STALL_SECS = 5.0  # after so long without an update a token is lost, even if every worker is there
+RESTART_SECS = 2.0  # the same after a restart of the chief, which may have had a token
+
+
+def build_sync_updates(packing: Packing, builder: ExchangeBuilder, replicas_to_aggregate: int, task: Task) -> Updates:
+    """Build a run of one exchange, which waits for the update that it is a part of.
+
+    With fewer replicas than workers, each update drops the slowest gradients: these come from the backup workers.
+    """
+    with tf.device(task.device):
+        exchange = builder.build_exchange(packing.read(), [], 0)
+    counter, unsaved_variables = exchange.counter, []
+    if counter is None:  # SyncReplicasOptimizer needs one: it drops gradients that come with an older count
+        counter = tf.get_variable("num_updates", [], tf.int64, tf.zeros_initializer(), trainable=False, collections=[])
+        unsaved_variables = [counter]
+    optimizer = tf.train.SyncReplicasOptimizer(
+        exchange.optimizer, replicas_to_aggregate, total_num_replicas=len(task.worker_hosts)
+    )
+    train_op = optimizer.apply_gradients(packing.unpack(exchange.gradients), counter)
+    optimizer.ready_for_local_init_op.mark_used()  # the scaffold has a check of its own
+    return Updates(
+        train_op=train_op,
+        num_steps=exchange.num_steps,
+        loss=exchange.loss,
+        global_step=read_global_step_after(train_op),
+        num_replicas=replicas_to_aggregate,
+        hooks=[SyncReplicasHook(optimizer, counter, replicas_to_aggregate, task)],
+        unsaved_variables=unsaved_variables,
+    )
+
+
+class SyncReplicasHook(tf.train.SessionRunHook):
+    """Serves a `SyncReplicasOptimizer` as its own `make_session_run_hook()` does, except for three things.
+
+    * It hands out no spare tokens at the start: with those, a fast worker would do the share of a slow one.
+    * It leaves the token queue open when the chief stops: the queue lives on the ps, and the next chief needs it.
+    * It replaces tokens that died with their tasks: without them, the other workers would wait for ever.
+    """
+
+    def __init__(
+        self,
+        optimizer: tf.train.SyncReplicasOptimizer,
+        counter: tf.Variable,
+        replicas_to_aggregate: int,
+        task: Task,
+    ):
+        """Serve an `optimizer` that counts its updates with `counter`."""
+        self._optimizer, self._counter = optimizer, counter
+        self._replicas_to_aggregate, self._task = replicas_to_aggregate, task
+        self._stall_watch: tf.train.LooperThread | None = None  # of the chief
+
+    def begin(self) -> None:
+        self._init_op = self._optimizer.chief_init_op if self._task.is_chief else self._optimizer.local_step_init_op
+        update = self._optimizer.get_chief_queue_runner()
+        with tf.device(self._counter.device):
+            self._add_token = update.queue.enqueue(self._counter)
+        self._updater = tf.train.QueueRunner(
+            update.queue,
+            update.enqueue_ops,
+            close_op=tf.no_op(),
+            cancel_op=tf.no_op(),
+            queue_closed_exception_types=(tf.errors.OutOfRangeError, tf.errors.CancelledError),  # the session's end
+        )
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        session.run(self._init_op)
+        if self._task.is_chief:
+            self._updater.create_threads(session, coord=coord, daemon=True, start=True)
+            self._last_count = session.run(self._counter)
+            self._is_restart = self._last_count > 0
+            self._stall_watch = tf.train.LooperThread(coord, LOOK_SECS, self._end_stall, args=(session,))
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> None:
+        if self._stall_watch and self._stall_watch.ident is None:  # until now the workers have waited for each other
+            self._moved_at = time.monotonic()
+            self._stall_watch.start()
+
+    def _end_stall(self, session: tf.Session) -> None:
+        """Add a token if no update happens; one too many is harmless, since stale gradients are dropped."""
+        count, now = session.run(self._counter), time.monotonic()
+        if count != self._last_count:
+            self._last_count, self._moved_at, self._is_restart = count, now, False
+            return
+        unreachable = probes.unreachable(self._task.others("worker"))
+        if not unreachable and now < self._moved_at + (RESTART_SECS if self._is_restart else STALL_SECS):
+            return
+        session.run(self._add_token)
+        logging.warning(
+            "%s: no synchronous update for %.0f s after %d of them%s: going on with the average of %d gradients of %d"
+            " live workers",
+            self._task,
+            now - self._moved_at,
+            count,
+            f", without {probes.describe(unreachable)}" if unreachable else "",
+            self._replicas_to_aggregate,
+            len(self._task.worker_hosts) - len(unreachable),
+        )
+        self._moved_at = now
