@@ -21,10 +21,10 @@ sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run fr
 import distributed  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
+import compare
 import psutil
 import tensorflow.compat.v1 as tf
 
-import compare
 import mnist_input
 from benchmarks.testbed.messages import num_tensors_sent
 from benchmarks.testbed.network import Network

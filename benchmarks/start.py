@@ -18,6 +18,7 @@ import time
 sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
 
 import compare
+
 from benchmarks.testbed.processes import Cluster
 
 NUM_ROUNDS = 7

@@ -2,14 +2,15 @@
 
 from absl import app
 
-import measure
-import torch_mnist
+from benchmarks.peers import measure, torch_mnist
 
 
 def main(_: object) -> None:
     """Train, and print the result."""
+    examples = torch_mnist.load_train()
+    clock = measure.make_clock()
     model = torch_mnist.make_model()
-    measure.train(torch_mnist.make_step(model, measure.load_train()), lambda: torch_mnist.read_parameters(model))
+    measure.train(clock, torch_mnist.make_step(model, examples), lambda: torch_mnist.read_parameters(model))
 
 
 if __name__ == "__main__":

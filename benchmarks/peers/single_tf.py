@@ -1,8 +1,8 @@
 """One process without any distribution, TensorFlow 2: the data is a tensor in memory, and XLA compiles many steps.
 
-A call of a `tf.function` costs more than a step, and so one takes `--steps_per_call` steps. Measured on two cores, XLA
-then gains half as much again with SGD, and doubles the rate with Adam; gathering batches in the compiled loop is
-faster than `tf.data` beside it, on whatever core that runs.
+A call of a `tf.function` costs more than a step, so one call takes `--steps_per_call` steps. On two cores, XLA then
+raises the rate by half with SGD, and doubles it with Adam. Gathering batches in the compiled loop is faster than
+`tf.data`.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from absl import app, flags
 
-import measure
-import tf2_mnist
+from benchmarks.peers import measure, problem, tf2_mnist
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("steps_per_call", 100, "steps of one call; --train_steps is rounded up to whole calls")
@@ -22,8 +21,9 @@ flags.DEFINE_boolean("jit_compile", True, "compile them with XLA")
 
 def main(_: object) -> None:
     """Train, and print the result."""
-    examples = measure.load_train()
+    examples = problem.load_train()
     all_images, all_labels = tf.constant(examples.images), tf.constant(examples.labels)
+    clock = measure.make_clock()
     variables = tf2_mnist.make_variables()
     optimizer = make_optimizer()
     optimizer.build(variables)
@@ -37,27 +37,27 @@ def main(_: object) -> None:
 
     blocks = shuffled_indices(len(examples.labels))
     measure.train(
-        lambda: train(next(blocks)), lambda: tf2_mnist.read_parameters(variables), steps_per_call=FLAGS.steps_per_call
+        clock, lambda: train(next(blocks)), lambda: tf2_mnist.read_parameters(variables), FLAGS.steps_per_call
     )
 
 
 def make_optimizer() -> tf.keras.optimizers.Optimizer:
-    """Return the optimizer of the flags; Keras' are made of small ops, which XLA melts into one loop."""
+    """Return the optimizer of the flags; Keras builds them of small ops, which XLA fuses."""
     if FLAGS.optimizer == "adam":
         return tf.keras.optimizers.Adam(FLAGS.learning_rate)
-    momentum = measure.MOMENTUM if FLAGS.optimizer == "momentum" else 0.0
+    momentum = problem.MOMENTUM if FLAGS.optimizer == "momentum" else 0.0
     return tf.keras.optimizers.SGD(FLAGS.learning_rate, momentum)
 
 
 def shuffled_indices(num_examples: int) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield those of the batches of one call, int32 [steps_per_call, b], for ever, in a new order each epoch."""
+    """Yield the indices of the batches of each call, int32 [steps_per_call, b], in a new order each epoch."""
     generator = np.random.default_rng(FLAGS.seed)
-    size = FLAGS.steps_per_call * measure.BATCH_SIZE
+    size = FLAGS.steps_per_call * problem.BATCH_SIZE
     order: npt.NDArray[np.int32] = np.empty(0, np.int32)
     while True:
         while len(order) < size:
             order = np.concatenate([order, generator.permutation(num_examples).astype(np.int32)])
-        yield order[:size].reshape(FLAGS.steps_per_call, measure.BATCH_SIZE)
+        yield order[:size].reshape(FLAGS.steps_per_call, problem.BATCH_SIZE)
         order = order[size:]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-import measure
+from benchmarks.peers import problem
 
 
 def make_tf_configs(cluster: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
@@ -19,13 +19,13 @@ def make_tf_configs(cluster: Mapping[str, Sequence[str]]) -> dict[str, dict[str,
 
 
 def make_variables() -> list[tf.Variable]:
-    """Return the model's variables where every peer starts, in the order of `measure.Parameters`."""
-    return [tf.Variable(value) for value in measure.initial_parameters()]
+    """Return the model's variables with their initial values, in the order of `problem.Parameters`."""
+    return [tf.Variable(value) for value in problem.initial_parameters()]
 
 
-def read_parameters(variables: Sequence[tf.Variable]) -> measure.Parameters:
+def read_parameters(variables: Sequence[tf.Variable]) -> problem.Parameters:
     """Copy the parameters."""
-    return measure.Parameters(*(variable.numpy().copy() for variable in variables))
+    return problem.Parameters(*(variable.numpy().copy() for variable in variables))
 
 
 def gradients(variables: Sequence[tf.Variable], images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
@@ -47,31 +47,31 @@ def gradients(variables: Sequence[tf.Variable], images: tf.Tensor, labels: tf.Te
 def make_optimizer() -> tf.compat.v1.train.Optimizer:
     """Return the optimizer of the flags.
 
-    `tf.distribute`'s guide asks for `tf.keras.optimizers.legacy`, which TensorFlow 2.21 no longer has; these are what
-    is left with one op for each variable's update.
+    `tf.distribute`'s guide asks for `tf.keras.optimizers.legacy`, which TensorFlow 2.21 no longer has. These are
+    the optimizers left that update each variable with one op.
     """
-    train, rate = tf.compat.v1.train, measure.FLAGS.learning_rate
-    if measure.FLAGS.optimizer == "adam":
+    train, rate = tf.compat.v1.train, problem.FLAGS.learning_rate
+    if problem.FLAGS.optimizer == "adam":
         return train.AdamOptimizer(rate)
-    if measure.FLAGS.optimizer == "momentum":
-        return train.MomentumOptimizer(rate, measure.MOMENTUM)
+    if problem.FLAGS.optimizer == "momentum":
+        return train.MomentumOptimizer(rate, problem.MOMENTUM)
     return train.GradientDescentOptimizer(rate)
 
 
 def batches(images: tf.Tensor, labels: tf.Tensor, stream: tf.Tensor) -> tf.data.Dataset:
-    """Return batches for ever, in a new order each epoch, gathered in the background: see `gradients`.
+    """Return images and labels of batches without end, in a new order each epoch, gathered in the background.
 
-    Indices travel an epoch at a time and pixels a batch at a time, since an op per example would cost more than the
-    training step.
+    The data set shuffles indices by the epoch and gathers pixels by the batch: an op for each example would cost more
+    than the training step.
 
     Args:
-      images: all of the worker's, uint8 [n, 784].
-      labels: theirs, uint8 [n].
-      stream: which of the run's streams this is: the worker's index, int32 [].
+      images: all images of the worker, uint8 [n, 784].
+      labels: their labels, uint8 [n].
+      stream: index of the worker, int32 []; each has an order of its own.
     """
 
     def shuffle(epoch: tf.Tensor) -> tf.Tensor:
-        seed = tf.stack([measure.FLAGS.seed, tf.cast(stream, tf.int32)])
+        seed = tf.stack([problem.FLAGS.seed, tf.cast(stream, tf.int32)])
         return tf.random.experimental.stateless_shuffle(
             tf.range(tf.size(labels)), tf.random.experimental.stateless_fold_in(seed, epoch)
         )
@@ -81,4 +81,4 @@ def batches(images: tf.Tensor, labels: tf.Tensor, stream: tf.Tensor) -> tf.data.
         return pixels * (1 / 255), tf.cast(tf.gather(labels, indices), tf.int32)
 
     epochs = tf.data.Dataset.range(sys.maxsize)
-    return epochs.map(shuffle).rebatch(measure.BATCH_SIZE, drop_remainder=True).map(gather).prefetch(4)
+    return epochs.map(shuffle).rebatch(problem.BATCH_SIZE, drop_remainder=True).map(gather).prefetch(4)

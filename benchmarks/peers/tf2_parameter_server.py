@@ -11,9 +11,7 @@ import time
 import tensorflow as tf
 from absl import app, flags
 
-import launch
-import measure
-import tf2_mnist
+from benchmarks.peers import launch, measure, problem, tf2_mnist
 from runtime import ports
 
 FLAGS = flags.FLAGS
@@ -30,16 +28,16 @@ def main(_: object) -> None:
         train(resolver)
         return
     # With fewer threads than tasks that wait for each other, a function can hang.
-    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=measure.NUM_WORKERS + 1)
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=problem.NUM_WORKERS + 1)
     server = tf.distribute.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id, "grpc", config)
     server.join()
 
 
 def start() -> None:
-    """Run all processes; a server never ends by itself."""
-    chief, ps, *workers = [f"localhost:{port}" for port in ports.choose_ports(2 + measure.NUM_WORKERS)]
+    """Start all processes; the servers never end by themselves."""
+    chief, ps, *workers = [f"localhost:{port}" for port in ports.choose_ports(2 + problem.NUM_WORKERS)]
     configs = tf2_mnist.make_tf_configs({"chief": [chief], "ps": [ps], "worker": workers})
-    os.environ["GRPC_FAIL_FAST"] = "use_caller"  # as the guide demands of every task
+    os.environ["GRPC_FAIL_FAST"] = "use_caller"  # the guide demands this of every task
     children = [launch.Child(name, env=env, ends_itself=name == "chief 0") for name, env in configs.items()]
     print(launch.run(children)[0])
 
@@ -48,16 +46,17 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
     """Train, and print the result."""
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    examples = problem.load_train()
+    clock = measure.make_clock()
     with strategy.scope():
         variables = tf2_mnist.make_variables()
         global_step = tf.Variable(0, dtype=tf.int64)
         optimizer = tf2_mnist.make_optimizer()
-    examples = measure.load_train()
 
     def make_dataset() -> tf.data.Dataset:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        images = tf.constant(examples.images)[worker :: measure.NUM_WORKERS]
-        labels = tf.constant(examples.labels)[worker :: measure.NUM_WORKERS]
+        images = tf.constant(examples.images)[worker :: problem.NUM_WORKERS]
+        labels = tf.constant(examples.labels)[worker :: problem.NUM_WORKERS]
         return tf2_mnist.batches(images, labels, stream=worker)
 
     def replica_step(images: tf.Tensor, labels: tf.Tensor) -> None:
@@ -75,19 +74,18 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
         for _ in range(num_calls):
             coordinator.schedule(call, args=(batches,))
 
-    schedule(measure.NUM_WORKERS)  # an idle worker takes one, and each must have made the function its own
+    schedule(problem.NUM_WORKERS)  # one for each worker, which must receive the function first
     coordinator.join()
     step = int(global_step)
-    clock = measure.Clock()
-    clock.start()
+    clock.start(step)
     schedule(-(-(FLAGS.train_steps - step) // FLAGS.steps_per_call))
     while not coordinator.done():
         time.sleep(0.002)  # the workers train meanwhile
         if clock.is_due():
             clock.keep(int(global_step), tf2_mnist.read_parameters(variables))
-    coordinator.join()  # raises what went wrong
+    coordinator.join()  # raises the errors of the workers
     clock.stop(int(global_step))
-    clock.print_result(tf2_mnist.read_parameters(variables))
+    measure.print_result(clock, tf2_mnist.read_parameters(variables))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The classic distributed MNIST script, as one finds it again and again, made to run on TensorFlow 2.21.
+"""The classic distributed MNIST script of many tutorials, made to run on TensorFlow 2.21.
 
-One ps and two asynchronous workers; `feed_dict` from numpy, a cross-entropy that is a sum of logarithms, Adam with
-a rate of 0.01, `Supervisor`, and a line printed each step. A global step is one worker's batch. What is not of the
-classic: a worker's shard of the data, the clock, and an end of the ps, which the launcher kills.
+One ps and two asynchronous workers: `feed_dict` from numpy, a cross-entropy summed over the batch, `Supervisor`, and a
+line printed for each step. A global step is one worker's batch. Three things are not in the tutorials: each worker
+trains on a shard of the data, the clock runs, and the launcher ends the ps.
 """
 
 import tempfile
@@ -14,17 +14,18 @@ import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
-import launch
-import measure
 import mnist_input
+from benchmarks.peers import launch, measure, problem
 from runtime import ports
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum("job_name", None, ["ps", "worker"], "what this process is; if not given, all are started")
-flags.DEFINE_integer("task_index", 0, "its index within the job")
+flags.DEFINE_enum("job_name", None, ["ps", "worker"], "job of this process; without it, all are started")
+flags.DEFINE_integer("task_index", 0, "index of this process within its job")
 flags.DEFINE_list("ps_hosts", [], "host:port of the ps tasks")
 flags.DEFINE_list("worker_hosts", [], "host:port of the workers")
-FLAGS.set_default("learning_rate", 0.01)
+
+Images = npt.NDArray[np.float32]  # [n, 784], in [0, 1]
+Labels = npt.NDArray[np.float32]  # [n, 10], one-hot
 
 
 def main(_: object) -> None:
@@ -42,12 +43,12 @@ def main(_: object) -> None:
 
 
 def start() -> None:
-    """Run all processes."""
-    ps, *workers = [f"localhost:{port}" for port in ports.choose_ports(1 + measure.NUM_WORKERS)]
+    """Start all processes."""
+    ps, *workers = [f"localhost:{port}" for port in ports.choose_ports(1 + problem.NUM_WORKERS)]
     hosts = [f"--ps_hosts={ps}", f"--worker_hosts={','.join(workers)}"]
     children = [
         launch.Child(f"worker {index}", [*hosts, "--job_name=worker", f"--task_index={index}"])
-        for index in range(measure.NUM_WORKERS)
+        for index in range(problem.NUM_WORKERS)
     ]
     server = launch.Child("ps 0", [*hosts, "--job_name=ps"], ends_itself=False)
     print(launch.run([*children, server])[0])
@@ -56,13 +57,15 @@ def start() -> None:
 def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
     """Train, and print the result as worker 0."""
     is_chief = FLAGS.task_index == 0
+    batches = next_batches(*load_train())
+    clock = measure.make_clock()
     tf.set_random_seed(FLAGS.seed)
     worker_device = f"/job:worker/task:{FLAGS.task_index}"
     with tf.device(tf.train.replica_device_setter(worker_device=worker_device, cluster=cluster)):
         global_step = tf.Variable(0, name="global_step", trainable=False)
         images = tf.placeholder(tf.float32, [None, mnist_input.NUM_PIXELS])
         labels = tf.placeholder(tf.float32, [None, mnist_input.NUM_CLASSES])
-        hidden, *hidden_variables = dense(images, measure.HIDDEN_UNITS)
+        hidden, *hidden_variables = dense(images, problem.HIDDEN_UNITS)
         logits, *logits_variables = dense(tf.nn.relu(hidden), mnist_input.NUM_CLASSES)
         variables = [*hidden_variables, *logits_variables]
         probabilities = tf.nn.softmax(logits)
@@ -70,7 +73,7 @@ def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
         train_op = make_optimizer().minimize(loss, global_step=global_step)
         init_op = tf.global_variables_initializer()
 
-    logdir = tempfile.TemporaryDirectory()  # its checkpoints, which nobody reads
+    logdir = tempfile.TemporaryDirectory()  # nobody reads its checkpoints
     supervisor = tf.train.Supervisor(
         is_chief=is_chief,
         logdir=logdir.name,
@@ -78,8 +81,6 @@ def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
         recovery_wait_secs=1,
         global_step=global_step,
     )
-    batches = next_batches(measure.load_train(FLAGS.task_index, measure.NUM_WORKERS))
-    clock = measure.Clock()
     with supervisor.prepare_or_wait_for_session(server.target) as session:
         started_at, local_step, step = time.time(), 0, 0
         while step < FLAGS.train_steps:
@@ -92,16 +93,16 @@ def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
                 f" global step {step}, loss {loss_value:f}"
             )
             if is_chief and local_step == 1:
-                # The clock is for a cluster that is complete, and the other worker may still be asleep.
-                while session.run(global_step) < measure.NUM_WORKERS:
+                # The other worker may still wait for the variables; the clock is for a complete cluster.
+                while (first_step := int(session.run(global_step))) < problem.NUM_WORKERS:
                     time.sleep(0.01)
-                clock.start()
+                clock.start(first_step)
             elif is_chief and clock.is_due():
                 step_now, values = session.run([global_step, variables])
-                clock.keep(int(step_now), measure.Parameters(*values))
+                clock.keep(int(step_now), problem.Parameters(*values))
         if is_chief:
             clock.stop(int(session.run(global_step)))
-            clock.print_result(measure.Parameters(*session.run(variables)))
+            measure.print_result(clock, problem.Parameters(*session.run(variables)))
 
 
 def dense(inputs: tf.Tensor, num_outputs: int) -> tuple[tf.Tensor, tf.Variable, tf.Variable]:
@@ -113,29 +114,31 @@ def dense(inputs: tf.Tensor, num_outputs: int) -> tuple[tf.Tensor, tf.Variable, 
 
 
 def make_optimizer() -> tf.train.Optimizer:
-    """Return the optimizer of the flags; the loss is a sum, and so SGD needs a hundredth of the usual rate."""
+    """Return the optimizer of the flags."""
     if FLAGS.optimizer == "adam":
         return tf.train.AdamOptimizer(FLAGS.learning_rate)
+    # The loss is a sum over the batch, and so are its gradients. Divided by the batch size, a learning rate means the
+    # same as for the peers, whose loss is a mean. Adam does not depend on the scale of the gradients.
+    learning_rate = FLAGS.learning_rate / problem.BATCH_SIZE
     if FLAGS.optimizer == "momentum":
-        return tf.train.MomentumOptimizer(FLAGS.learning_rate, measure.MOMENTUM)
-    return tf.train.GradientDescentOptimizer(FLAGS.learning_rate)
+        return tf.train.MomentumOptimizer(learning_rate, problem.MOMENTUM)
+    return tf.train.GradientDescentOptimizer(learning_rate)
 
 
-def next_batches(
-    examples: mnist_input.Examples,
-) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
-    """Yield slices of arrays that are shuffled anew each epoch, as the tutorials' reader did.
+def load_train() -> tuple[Images, Labels]:
+    """Read this worker's training examples."""
+    images, labels = problem.load_train(FLAGS.task_index, problem.NUM_WORKERS)
+    return np.divide(images, 255, dtype=np.float32), np.eye(mnist_input.NUM_CLASSES, dtype=np.float32)[labels]
 
-    Images are float32 [b, 784] in [0, 1], labels one-hot, float32 [b, 10].
-    """
-    images = np.divide(examples.images, 255, dtype=np.float32)
-    labels = np.eye(mnist_input.NUM_CLASSES, dtype=np.float32)[examples.labels]
+
+def next_batches(images: Images, labels: Labels) -> Iterator[tuple[Images, Labels]]:
+    """Yield batches as slices of arrays that are shuffled anew each epoch, as the reader of the tutorials does."""
     generator = np.random.default_rng([FLAGS.seed, FLAGS.task_index])
     while True:
         order = generator.permutation(len(labels))
         images, labels = images[order], labels[order]
-        for start in range(0, len(labels) - measure.BATCH_SIZE + 1, measure.BATCH_SIZE):
-            stop = start + measure.BATCH_SIZE
+        for start in range(0, len(labels) - problem.BATCH_SIZE + 1, problem.BATCH_SIZE):
+            stop = start + problem.BATCH_SIZE
             yield images[start:stop], labels[start:stop]
 
 

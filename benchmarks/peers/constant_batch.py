@@ -1,16 +1,12 @@
-"""`distributed.py`, but in every odd second of the clock each step trains on the same batch.
+"""`distributed.py`, but in every odd second of the system's clock each step trains on the same batch.
 
-What these seconds are faster by is what the input costs. Both kinds take turns in one run, since the speed of a shared
-machine changes from one run to the next by more than that.
+The difference in speed is the cost of the input. Both kinds of seconds alternate within one run, because the speed of a
+shared machine changes more than that from one run to the next.
 """
 
-import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest import mock
-
-sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
 
 import distributed  # first: it sets what TensorFlow reads when it is imported
 
@@ -25,19 +21,19 @@ make_real_iterator = tf.data.make_initializable_iterator
 
 
 class Batches(NamedTuple):
-    """What `distributed.py` takes for `mnist_input.Batches`."""
+    """Stands in for `mnist_input.Batches` in `distributed.py`."""
 
     real: mnist_input.Batches
     indices: tf.Tensor  # int32 [batches in a run, b]
     constant: list[tf.Tensor]  # float32 [b, 784] and int32 [b]
-    is_constant: tf.Tensor  # bool []: which of these to use
+    is_constant: tf.Tensor  # bool []: whether to use the constant one
     initializer: tf.Operation
     feed_dict: dict[tf.Tensor, Any]
 
     def batch(self, indices: tf.Tensor) -> list[tf.Tensor]:
         """Build the batch of `indices`, or the constant one.
 
-        Switch and Merge, since what `tf.cond` puts around the real batch would change when this is made.
+        This takes Switch and Merge because `tf.cond` would change when the real batch is made.
         """
         constant = self.constant
         if flags.FLAGS.local_steps > 1:
@@ -48,7 +44,10 @@ class Batches(NamedTuple):
 def _choose(
     is_constant: tf.Tensor, indices: tf.Tensor, constant: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Build either what makes a real batch or the constant one; what needs the other is not computed then."""
+    """Build the indices of a real batch and the constant one, of which only one exists at a time.
+
+    TensorFlow does not compute the ops that depend on the other.
+    """
     return (
         tf.raw_ops.Switch(data=indices, pred=is_constant).output_false,
         [tf.raw_ops.Switch(data=part, pred=is_constant).output_true for part in constant],
@@ -56,14 +55,14 @@ def _choose(
 
 
 class Iterator(NamedTuple):
-    """What `mnist_input` takes for an iterator: where the batch is constant, nothing is drawn from the real one."""
+    """Stands in for an iterator in `mnist_input`; while the batch is constant, it draws nothing from the real one."""
 
     real: Any
     is_constant: tf.Tensor  # bool []
 
     @property
     def initializer(self) -> tf.Operation:
-        """What initialises it."""
+        """The op that initialises it."""
         return self.real.initializer
 
     def get_next(self) -> tf.Tensor:
@@ -73,7 +72,7 @@ class Iterator(NamedTuple):
 
 
 def build_batches(examples: mnist_input.Examples, num_batches: int, batch_size: int, seed: int, stream: int) -> Batches:
-    """Build a stream of batches that is interrupted by the first batch of `examples`, again and again."""
+    """Build a stream of batches; in odd seconds the first batch of `examples` takes their place."""
     is_constant = tf.equal(tf.cast(tf.timestamp(), tf.int64) % 2, 1)
 
     def make_iterator(dataset: tf.data.Dataset) -> Iterator:
@@ -81,13 +80,13 @@ def build_batches(examples: mnist_input.Examples, num_batches: int, batch_size: 
 
     with mock.patch.object(tf.data, "make_initializable_iterator", make_iterator):
         real = build_real_batches(examples, num_batches, batch_size, seed, stream)
-    # Variables, not constants, so that nothing is computed in advance.
+    # Variables, because TensorFlow would compute with constants in advance.
     pixels = mnist_input.to_float(tf.constant(examples.images[:batch_size]))
     images = tf.Variable(pixels, trainable=False, collections=[])
     labels = tf.Variable(tf.cast(examples.labels[:batch_size], tf.int32), trainable=False, collections=[])
     initializer = tf.group(real.initializer, images.initializer, labels.initializer)
     indices, constant = real.indices, [images.read_value(), labels.read_value()]
-    if flags.FLAGS.local_steps == 1:  # here, so that a batch depends on nothing else; but nothing may miss in a loop
+    if flags.FLAGS.local_steps == 1:  # outside the step; a loop of local steps has its own, in `batch()`
         indices, constant = _choose(is_constant, indices, constant)
     return Batches(real, indices, constant, is_constant, initializer, real.feed_dict)
 

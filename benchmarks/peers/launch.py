@@ -1,7 +1,4 @@
-"""The processes of a peer on this machine: started together, waited for, and ended if they do not end themselves.
-
-TensorFlow's servers listen on every interface, whatever address they are given: see "Security" in the README.
-"""
+"""Runs the processes of a peer on this machine, and ends those that do not end by themselves."""
 
 import os
 import pathlib
@@ -14,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 DEADLINE_SECS = 900.0  # for the whole run
-GRACE_SECS = 10.0  # for what ends by itself, once the result is there
+GRACE_SECS = 10.0  # for processes that end by themselves, after the result is printed
 
 
 class Child(NamedTuple):
-    """A process: this very script with the same flags, and what tells it its role."""
+    """A process of the running module with the same flags, and with flags or variables that tell it its role."""
 
     name: str
     flags: Sequence[str] = ()
@@ -27,14 +24,15 @@ class Child(NamedTuple):
 
 
 def run(children: Sequence[Child]) -> list[str]:
-    """Run `children` until the first, which measures, has ended; end what is left, and return the last line of each.
+    """Run `children` until the first, which measures, has ended; end the others, and return the last line of each.
 
-    Their output goes to files, a pair for each, of which the ends are shown if one of them fails.
+    If one of them fails, the end of everyone's output is shown.
 
     Raises:
       SystemExit: one of them failed, or the deadline has passed.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that they are ended with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs the `finally` below
+    module = f"benchmarks.peers.{pathlib.Path(sys.argv[0]).stem}"
     with tempfile.TemporaryDirectory() as folder:
         outputs = [pathlib.Path(folder, f"{child.name} stdout") for child in children]
         errors = [pathlib.Path(folder, f"{child.name} stderr") for child in children]
@@ -42,7 +40,7 @@ def run(children: Sequence[Child]) -> list[str]:
         try:
             for child, output, error in zip(children, outputs, errors, strict=True):
                 with open(output, "wb") as stdout, open(error, "wb") as stderr:
-                    command = [sys.executable, *sys.argv, *child.flags]
+                    command = [sys.executable, "-m", module, *sys.argv[1:], *child.flags]
                     env = {**os.environ, **child.env}
                     processes.append(subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env))
             problem = _wait(children, processes)
@@ -58,7 +56,7 @@ def run(children: Sequence[Child]) -> list[str]:
 
 
 def _wait(children: Sequence[Child], processes: Sequence[subprocess.Popen[bytes]]) -> str:
-    """Wait for the first process, and briefly for the others; return what went wrong, or nothing."""
+    """Wait for the first process, and briefly for the others; return what went wrong, or an empty text."""
     deadline = time.monotonic() + DEADLINE_SECS
     has_result = False
     while any(process.poll() is None for child, process in zip(children, processes, strict=True) if child.ends_itself):

@@ -1,8 +1,8 @@
 """TensorFlow 2's `MultiWorkerMirroredStrategy`: two workers, which average each step's gradients.
 
 A global step is one batch of each. Its tutorial "Custom training loop with Keras and MultiWorkerMirroredStrategy" calls
-a `tf.function` for each step, but `tf.distribute.Strategy`'s own documentation loops over batches inside one. That is
-faster, and so it is what this does, `--steps_per_call` at a time.
+a `tf.function` for each step. The documentation of `tf.distribute.Strategy` loops over batches inside one function,
+which is faster, so this script does the same, with `--steps_per_call` steps in each call.
 """
 
 import os
@@ -10,9 +10,7 @@ import os
 import tensorflow as tf
 from absl import app, flags
 
-import launch
-import measure
-import tf2_mnist
+from benchmarks.peers import launch, measure, problem, tf2_mnist
 from runtime import ports
 
 FLAGS = flags.FLAGS
@@ -22,11 +20,11 @@ flags.DEFINE_integer("steps_per_call", 10, "steps of one call; --train_steps is 
 def main(_: object) -> None:
     """Train as the worker that `TF_CONFIG` names, or start both."""
     if "TF_CONFIG" not in os.environ:
-        workers = [f"localhost:{port}" for port in ports.choose_ports(measure.NUM_WORKERS)]
+        workers = [f"localhost:{port}" for port in ports.choose_ports(problem.NUM_WORKERS)]
         configs = tf2_mnist.make_tf_configs({"worker": workers})
         print(launch.run([launch.Child(name, env=env) for name, env in configs.items()])[0])
         return
-    # Two processes share two cores: more threads only wait for each other.
+    # Two processes share two cores; more threads would only wait for each other.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     train(tf.distribute.MultiWorkerMirroredStrategy())
@@ -35,18 +33,19 @@ def main(_: object) -> None:
 def train(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     """Train, and print the result as worker 0."""
     worker = strategy.cluster_resolver.task_id
+    examples = problem.load_train(worker, problem.NUM_WORKERS)
+    clock = measure.make_clock(problem.NUM_WORKERS * problem.BATCH_SIZE)
     with strategy.scope():
         variables = tf2_mnist.make_variables()
         optimizer = tf2_mnist.make_optimizer()
-    examples = measure.load_train(worker, measure.NUM_WORKERS)
 
     def make_dataset(_: tf.distribute.InputContext) -> tf.data.Dataset:
         return tf2_mnist.batches(tf.constant(examples.images), tf.constant(examples.labels), stream=worker)
 
     def replica_step(images: tf.Tensor, labels: tf.Tensor) -> None:
         gradients = tf2_mnist.gradients(variables, images, labels)
-        # The strategy sums over the workers, and we want the average.
-        gradients = [gradient / measure.NUM_WORKERS for gradient in gradients]
+        # The strategy sums over the workers; we want the average.
+        gradients = [gradient / problem.NUM_WORKERS for gradient in gradients]
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     @tf.function
@@ -56,10 +55,10 @@ def train(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
 
     batches = iter(strategy.distribute_datasets_from_function(make_dataset))
     measure.train(
+        clock,
         lambda: call(batches),
         lambda: tf2_mnist.read_parameters(variables),
         FLAGS.steps_per_call,
-        measure.NUM_WORKERS * measure.BATCH_SIZE,
         is_measuring=worker == 0,
     )
 

@@ -1,6 +1,6 @@
-"""What the machine can do: as many processes as cores, each in the very loop of local steps, and no exchange.
+"""The limit of the machine: one process per core, each in the same loop of local steps as ours, without exchanges.
 
-The examples/s are those of all of them together; each trains a model of its own, on its shard of the examples.
+The examples/s are the sum over the processes. Each trains a model of its own on its shard of the examples.
 """
 
 import json
@@ -11,19 +11,18 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
-import launch
-import measure
 import mnist_input
 import model
+from benchmarks.peers import launch, measure, problem
 from runtime import packing, updates
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("steps_per_run", 512, "local steps in one run of the graph; --train_steps is each process's")
-flags.DEFINE_integer("task_index", None, "which process this is; if not given, all are started")
+flags.DEFINE_integer("steps_per_run", 512, "local steps in one run of the graph; --train_steps is per process")
+flags.DEFINE_integer("task_index", None, "index of this process; without it, all are started")
 
 
 def main(_: object) -> None:
-    """Train as one process, or start all and add up."""
+    """Train as one process, or start all and add up their rates."""
     num_cores = len(os.sched_getaffinity(0))
     if FLAGS.task_index is not None:
         train(num_cores)
@@ -35,19 +34,20 @@ def main(_: object) -> None:
 
 def train(num_cores: int) -> None:
     """Train, and print the result."""
+    examples = problem.load_train(FLAGS.task_index, num_cores)
+    clock = measure.make_clock()
     tf.disable_eager_execution()
     tf.disable_control_flow_v2()
     tf.set_random_seed(FLAGS.seed)
     tf.train.create_global_step()
-    model.build_logits(tf.zeros([1, mnist_input.NUM_PIXELS]), "mlp", measure.HIDDEN_UNITS)
+    model.build_logits(tf.zeros([1, mnist_input.NUM_PIXELS]), "mlp", problem.HIDDEN_UNITS)
     packed = packing.Packing(tf.trainable_variables())
-    examples = measure.load_train(FLAGS.task_index, num_cores)
-    batches = mnist_input.build_batches(examples, FLAGS.steps_per_run, measure.BATCH_SIZE, FLAGS.seed, FLAGS.task_index)
+    batches = mnist_input.build_batches(examples, FLAGS.steps_per_run, problem.BATCH_SIZE, FLAGS.seed, FLAGS.task_index)
 
     def build_loss(parameters: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
         images, labels = batches.batch(indices)
         with packed.replaced_by(parameters):
-            return model.build_loss(model.build_logits(images, "mlp", measure.HIDDEN_UNITS), labels)
+            return model.build_loss(model.build_logits(images, "mlp", problem.HIDDEN_UNITS), labels)
 
     optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
     build_exchange = updates.make_local_steps(
@@ -64,8 +64,9 @@ def train(num_cores: int) -> None:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(batches.initializer, batches.feed_dict)
         measure.train(
+            clock,
             lambda: session.run(train_op),
-            lambda: measure.Parameters(*session.run(tf.trainable_variables())),
+            lambda: problem.Parameters(*session.run(tf.trainable_variables())),
             steps_per_call=FLAGS.steps_per_run,
         )
 

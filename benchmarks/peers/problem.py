@@ -1,0 +1,66 @@
+"""The problem that every peer solves: the flags, the data, the model and where its training starts."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from absl import flags
+
+import mnist_input
+from runtime import download
+
+HIDDEN_UNITS = 100
+BATCH_SIZE = 100  # of each worker
+NUM_WORKERS = 2  # of a distributed peer
+MOMENTUM = 0.9
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("data_dir", download.default_data_dir(), "folder with the four MNIST files")
+flags.DEFINE_enum("optimizer", "adam", ["adam", "sgd", "momentum"], "optimizer; its momentum is 0.9")
+flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer")
+flags.DEFINE_integer(
+    "train_steps", 3000, "global steps: batches, or rounds of batches where all workers update together"
+)
+flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples")
+flags.DEFINE_float("snapshot_secs", 0.1, "period of the snapshots")
+
+
+class Parameters(NamedTuple):
+    """The parameters of the model, 784-100-10 with ReLU: float32 [784, 100], [100], [100, 10] and [10]."""
+
+    hidden_weights: npt.NDArray[np.float32]
+    hidden_biases: npt.NDArray[np.float32]
+    logits_weights: npt.NDArray[np.float32]
+    logits_biases: npt.NDArray[np.float32]
+
+
+def initial_parameters() -> Parameters:
+    """Return the common start of the peers that have none of their own: Glorot's uniform weights and zero biases."""
+    generator = np.random.default_rng(FLAGS.seed)
+
+    def weights(num_inputs: int, num_outputs: int) -> npt.NDArray[np.float32]:
+        limit = math.sqrt(6 / (num_inputs + num_outputs))
+        return generator.uniform(-limit, limit, [num_inputs, num_outputs]).astype(np.float32)
+
+    num_classes = mnist_input.NUM_CLASSES
+    return Parameters(
+        weights(mnist_input.NUM_PIXELS, HIDDEN_UNITS),
+        np.zeros(HIDDEN_UNITS, np.float32),
+        weights(HIDDEN_UNITS, num_classes),
+        np.zeros(num_classes, np.float32),
+    )
+
+
+def load_train(index: int = 0, num_workers: int = 1) -> mnist_input.Examples:
+    """Read the training examples of worker `index` of `num_workers`."""
+    return mnist_input.shard(mnist_input.load(FLAGS.data_dir, "train"), index, num_workers)
+
+
+def compute_logits(
+    parameters: Sequence[npt.NDArray[np.float32]], inputs: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """Return the model's logits, float32 [n, 10], from its `Parameters` and inputs, float32 [n, 784] in [0, 1]."""
+    hidden_weights, hidden_biases, logits_weights, logits_biases = parameters
+    return np.maximum(inputs @ hidden_weights + hidden_biases, 0) @ logits_weights + logits_biases
