@@ -224,9 +224,9 @@ def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, exampl
         updates = build_updates(packing, build_loss, batches.indices, mode, task)
         with tf.device(task.device):
             accuracy = model.build_accuracy(*build_logits(packing.split(packing.read()), batches.indices[-1]))
+            tf.summary.scalar("loss", updates.loss)
+            tf.summary.scalar("accuracy", accuracy)
         evaluation = build_evaluation(parameters)
-    tf.summary.scalar("loss", updates.loss)
-    tf.summary.scalar("accuracy", accuracy)
     log_placement(task)
     return Training(batches, updates, evaluation)
 

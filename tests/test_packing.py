@@ -52,9 +52,9 @@ def test_whole_parameters_by_name_have_gradients_by_vector(run):
 
 
 def test_a_partitioned_variable_is_put_together(run):
-    with tf.variable_scope("", partitioner=tf.fixed_size_partitioner(2)):
-        with tf.device(tf.train.replica_device_setter(ps_tasks=2)):
-            partitioned = tf.get_variable("matrix", [3, 2])
+    device_setter = tf.train.replica_device_setter(ps_tasks=2)
+    with tf.device(device_setter), tf.variable_scope("", partitioner=tf.fixed_size_partitioner(2)):
+        partitioned = tf.get_variable("matrix", [3, 2])
     packing = Packing({"matrix": partitioned})
     vectors = packing.read()
     assert len(vectors) == 2, "its slices lie on two ps tasks"
