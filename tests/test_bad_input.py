@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -10,16 +11,14 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-import distributed
 from benchmarks.testbed.processes import PROJECT, poll_for
-from runtime import program
 from runtime.launch.ports import choose_ports
 from tests import idx_files
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 # Each case is a process of its own, forked from one that has imported TensorFlow, which takes seconds.
 FORK_SERVER = multiprocessing.get_context("forkserver")
-FORK_SERVER.set_forkserver_preload(["distributed"])
+FORK_SERVER.set_forkserver_preload(["runtime.environment", "tests.test_bad_input"])
 
 (PORT,) = choose_ports(1)
 WORKER = ["--job_name=worker", "--task_index=0", f"--worker_hosts=localhost:{PORT},localhost:1"]
@@ -33,8 +32,8 @@ def run_distributed(flags, folder, output, env):
     os.environ.pop("TF_CONFIG", None)
     os.environ.update(env)
     os.chdir(folder)
-    sys.argv[1:] = flags
-    program.start(distributed.main, distributed.UNUSABLE)
+    sys.argv = ["distributed.py", *flags]
+    runpy.run_path(str(PROJECT / "distributed.py"), run_name="__main__")
 
 
 def read_tree(folder):

@@ -1,8 +1,15 @@
+import fcntl
+import os
+
 import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
+from runtime.errors import UnusableError
 from runtime.session import checkpoints
+
+CHIEF = Task("worker", 0, ("a:1",), ("b:2", "c:3"))
+OTHER = Task("worker", 1, ("a:1",), ("b:2", "c:3"))
 
 
 def save(folder, shapes):
@@ -39,7 +46,7 @@ def test_without_a_checkpoint_there_is_nothing_to_check(model, tmp_path):
 )
 def test_a_checkpoint_of_another_model_is_refused(model, tmp_path, shapes, message):
     path = save(tmp_path, shapes)
-    with pytest.raises(checkpoints.CheckpointError) as error:
+    with pytest.raises(UnusableError) as error:
         checkpoints.check_last_checkpoint(str(tmp_path))
     assert str(error.value) == f"{path} {message}: give the flags that it was made with, or another --train_dir"
 
@@ -48,13 +55,52 @@ def test_a_broken_checkpoint_is_refused(model, tmp_path):
     path = save(tmp_path, {"w": [3, 2], "steps": []})
     with open(path + ".index", "r+b") as file:
         file.truncate(10)
-    with pytest.raises(checkpoints.CheckpointError) as error:
+    with pytest.raises(UnusableError) as error:
         checkpoints.check_last_checkpoint(str(tmp_path))
     assert str(error.value).startswith(f"{path} cannot be read (")
     assert f"name an older one in {tmp_path}/checkpoint, or give another --train_dir" in str(error.value)
 
 
-@pytest.mark.parametrize(("index", "train_dir"), [(0, ""), (1, "a")])
-def test_nothing_is_saved_without_a_train_dir_or_by_another_worker_than_the_chief(graph, index, train_dir):
-    task = Task("worker", index, ("a:1",), ("b:2", "c:3"))
+@pytest.mark.parametrize(("task", "train_dir"), [(CHIEF, ""), (OTHER, "a")])
+def test_nothing_is_saved_without_a_train_dir_or_by_another_worker_than_the_chief(graph, task, train_dir):
     assert checkpoints.make_saving_hooks(task, train_dir, tf.train.Scaffold(), 60, 2) == []
+
+
+def test_the_chief_makes_the_train_dir_and_the_others_do_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert checkpoints.make_train_dir(OTHER, "a/b") == f"{tmp_path}/a/b"
+    assert not (tmp_path / "a").exists()
+    assert checkpoints.make_train_dir(CHIEF, "a/b") == f"{tmp_path}/a/b"
+    assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "b"]
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["chief.lock"]
+
+
+def test_a_train_dir_in_use_by_another_job_is_refused(tmp_path):
+    lock = tmp_path / "chief.lock"
+    with open(lock, "w") as file:
+        file.write("process 7 on host.example\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UnusableError) as error:
+            checkpoints.make_train_dir(CHIEF, str(tmp_path))
+        assert str(error.value) == (
+            f"--train_dir {tmp_path} is in use by another job, whose chief is process 7 on host.example: end that job,"
+            " or give another --train_dir"
+        )
+        assert lock.read_text() == "process 7 on host.example\n"
+        assert list(tmp_path.iterdir()) == [lock], "nothing is touched"
+    checkpoints.make_train_dir(CHIEF, str(tmp_path))
+    assert lock.read_text().startswith(f"process {os.getpid()} on "), "a lock ends with its process"
+
+
+def test_a_train_dir_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UnusableError, match="file/train cannot be written: Not a directory"):
+        checkpoints.make_train_dir(CHIEF, str(tmp_path / "file" / "train"))
+
+
+def test_without_a_train_dir_the_chief_says_that_nothing_is_saved(caplog):
+    assert checkpoints.make_train_dir(OTHER, "") == ""
+    assert caplog.text == ""
+    assert checkpoints.make_train_dir(CHIEF, "") == ""
+    assert "nothing is saved, since --train_dir is not given" in caplog.text

@@ -6,8 +6,9 @@ import pytest
 
 from runtime.cluster import probes
 from runtime.cluster.discovery import task_from_tf_config
-from runtime.cluster.task import ClusterError, Task
+from runtime.cluster.task import Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
+from runtime.errors import UnusableError
 from runtime.launch.ports import choose_ports
 
 PS = ("a:1", "b:2")
@@ -44,7 +45,7 @@ def test_tf_config_gives_cluster_and_task():
     ],
 )
 def test_an_unusable_tf_config_is_refused(tf_config, message):
-    with pytest.raises(ClusterError, match=message):
+    with pytest.raises(UnusableError, match=message):
         task_from_tf_config(tf_config)
 
 

@@ -3,7 +3,8 @@ import socket
 
 import pytest
 
-from runtime.cluster.task import ClusterError, Task
+from runtime.cluster.task import Task
+from runtime.errors import UnusableError
 from runtime.machine.port import check_port_is_free, warn_if_reachable
 from runtime.machine.session_config import make_session_config
 
@@ -21,7 +22,7 @@ def test_a_port_in_use_is_named_and_so_is_the_process():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         task = Task("ps", 0, (f"localhost:{port}",), WORKERS)
-        with pytest.raises(ClusterError) as error:
+        with pytest.raises(UnusableError) as error:
             check_port_is_free(task)
         in_use = (
             f"ps 0 cannot listen on port {port} of localhost:{port}: Address already in use (process {os.getpid()}, "

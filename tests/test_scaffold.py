@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.waiting import Timeouts
 from runtime.session.scaffold import Initialization, TrainingScaffold
-from runtime.session.stop_at_step import StopAtStepHook
+from runtime.session.stopping import StopAtStepHook
 
 
 class Worker:

@@ -12,9 +12,9 @@ import tensorflow.compat.v1 as tf
 from runtime.cluster import probes
 from runtime.updates import synchronous
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
-from runtime.updates.gradients import GradientExchangeBuilder
+from runtime.updates.exchange import GradientExchangeBuilder
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
-from runtime.updates.optimizers import make_optimizer
+from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
 
 LEARNING_RATE = 0.5
