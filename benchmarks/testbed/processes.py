@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from runtime.ports import choose_ports
+from runtime.launch.ports import choose_ports
 
 PROJECT = pathlib.Path(__file__).parents[2]
 DEADLINE_SECS = 90.0  # far more than anything here takes
