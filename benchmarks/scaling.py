@@ -4,8 +4,7 @@
     .venv/bin/python benchmarks/scaling.py processes    # 1 to 8 workers, 1 to 4 ps, both models
     .venv/bin/python benchmarks/scaling.py network      # each task on a host of its own, with slow links between them
 
-It prints tables of Markdown. The last needs what `testbed/network.py` needs (Linux, `unshare`, `ip`, `/dev/net/tun`),
-and `tests/requirements.txt`.
+Each writes a table into `docs/benchmarks.md`. The last needs Linux, `unshare`, `ip` and `/dev/net/tun`.
 """
 
 import argparse
@@ -14,6 +13,7 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
@@ -21,15 +21,20 @@ sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run fr
 import distributed  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
-import compare
 import psutil
 import tensorflow.compat.v1 as tf
 
 import mnist_input
+from benchmarks import contenders, report
+from benchmarks.isolation import isolate
 from benchmarks.testbed.messages import num_tensors_sent
 from benchmarks.testbed.network import Network
 from benchmarks.testbed.processes import Cluster, poll_for
-from runtime import cluster, placement, ports, updates
+from runtime.cluster.task import Task
+from runtime.launch import ports
+from runtime.machine.session_config import make_session_config
+from runtime.updates.asynchronous import EXCHANGES_PER_RUN
+from runtime.updates.mode import Mode
 
 BATCH_SIZE = 100
 MODELS = ("mlp", "cnn")
@@ -37,6 +42,7 @@ ADAM = "adam 0.002"
 NUM_STEPS = {"mlp": 6000, "cnn": 800}
 NUM_PS = (1, 2, 4)
 NUM_WORKERS = (1, 2, 4, 8)
+MODES = {"asynchronous": "--local_steps=1", "16 local steps": "--local_steps=16", "synchronous": "--sync_replicas"}
 
 LINKS = {  # seconds of a round trip, and bits per second of each host, each way
     "no limit": (0.0, float("inf")),
@@ -51,60 +57,79 @@ MEASURED_SECS = 8.0
 PROGRESS = re.compile(r"global step (\d+)/\d+, local step \d+, loss")
 
 
-def count_messages() -> None:
-    """Print how many calls an exchange takes: one for each tensor that is sent, and two to each ps for each run."""
-    tf.disable_eager_execution()
-    tf.disable_control_flow_v2()
-    print("| model | ps | mode | tensors sent | calls of the run | calls for each exchange |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    modes = {"H = 1": "--local_steps=1", "H = 16": "--local_steps=16", "synchronous": "--sync_replicas"}
+def count_messages() -> str:
+    """Return a table of the calls of an exchange: one for each tensor sent, and its share of the calls of a run.
+
+    Starting a run and cleaning up after it takes two calls to each ps, which the exchanges of the run share.
+    """
+    rows = []
     for model in MODELS:
-        for num_ps in NUM_PS:
-            for mode, flag in modes.items():
+        for mode, flag in MODES.items():
+            row = [f"`{model}`, {mode}"]
+            for num_ps in NUM_PS:
                 num_sent, num_exchanges = sent_in_a_run(num_ps, [f"--model={model}", flag])
-                num_calls = 2 * num_ps
-                figures = f"{num_sent} | {num_calls} | {(num_sent + num_calls) / num_exchanges:.1f}"
-                print(f"| {model} | {num_ps} | {mode} | {figures} |", flush=True)
+                row.append(f"{(num_sent + 2 * num_ps) / num_exchanges:.1f}")
+            rows.append(row)
+    return report.make_table(("calls from task to task", *(f"{num_ps} ps" for num_ps in NUM_PS)), rows)
 
 
 def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
     """Return how many tensors one run of a worker's graph sends between tasks, and how many exchanges it has."""
     distributed.FLAGS(["", "--ps_strategy=greedy", "--local_steps=1", "--nosync_replicas", *flags])
     addresses = [f"localhost:{port}" for port in ports.choose_ports(num_ps + 1)]
-    task = cluster.Task("worker", 0, tuple(addresses[:num_ps]), tuple(addresses[num_ps:]))
-    cluster_spec = tf.train.ClusterSpec(task.jobs)
-    servers = [tf.train.Server(cluster_spec, "ps", ps) for ps in range(num_ps)]
-    servers.append(tf.train.Server(cluster_spec, "worker", 0))
+    task = Task("worker", 0, tuple(addresses[:num_ps]), tuple(addresses[num_ps:]))
+    mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
+    cluster = tf.train.ClusterSpec(task.jobs)
+    servers = [tf.train.Server(cluster, "ps", ps) for ps in range(num_ps)]
+    servers.append(tf.train.Server(cluster, "worker", 0))
+    examples = mnist_input.load(distributed.FLAGS.data_dir, "train")
     with tf.Graph().as_default():
-        strategy = placement.make_strategy("greedy", num_ps)
-        with tf.device(
-            tf.train.replica_device_setter(worker_device=task.device, cluster=cluster_spec, ps_strategy=strategy)
-        ):
-            training = distributed.build_training(task, mnist_input.load(distributed.FLAGS.data_dir, "train"))
-        with tf.Session(servers[-1].target, config=cluster.session_config(task)) as session:
+        batches, updates, _ = distributed.build_training(task, cluster, mode, examples)
+        with tf.Session(servers[-1].target, config=make_session_config(task)) as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-            session.run(tf.variables_initializer(training.updates.unsaved_variables))
-            session.run(training.batches.initializer, training.batches.feed_dict)
-            for hook in training.updates.hooks:
+            session.run(tf.variables_initializer(updates.unsaved_variables))
+            session.run(batches.initializer, batches.feed_dict)
+            for hook in updates.hooks:
                 hook.begin()
                 hook.after_create_session(session, tf.train.Coordinator())
-            num_sent = num_tensors_sent(session, training.updates.train_op)
-    return num_sent, 1 if distributed.FLAGS.sync_replicas else updates.EXCHANGES_PER_RUN
+            num_sent = num_tensors_sent(session, updates.train_op)
+    return num_sent, 1 if mode.sync_replicas else EXCHANGES_PER_RUN
 
 
-def measure_processes() -> None:
-    """Print the figures for each number of tasks, asynchronous, each step exchanged."""
-    print("| model | ps | workers | examples/s | s to 97.5 % | kB per step |\n| --- | --- | --- | --- | --- | --- |")
+class Run(NamedTuple):
+    """What a run with some number of tasks measured."""
+
+    examples_per_sec: float
+    secs_to_target: float | None  # None: never
+    step_bytes: float  # sent between tasks for each global step
+
+    def __str__(self) -> str:
+        rate = f"{self.examples_per_sec / 1000:.{0 if self.examples_per_sec >= 10000 else 1}f}"
+        return f"{rate} (never)" if self.secs_to_target is None else f"{rate} ({self.secs_to_target:.1f} s)"
+
+
+def measure_processes() -> str:
+    """Return a table for each number of tasks, asynchronous, with one step per exchange."""
+    columns = [(model, num_ps) for model in MODELS for num_ps in NUM_PS]
+    runs = {
+        (*column, num_workers): run_tasks(*column, num_workers) for num_workers in NUM_WORKERS for column in columns
+    }
+    rows = [[str(num), *(str(runs[(*column, num)]) for column in columns)] for num in NUM_WORKERS]
+    lines = [report.make_table(("workers", *(f"`{model}`, {num_ps} ps" for model, num_ps in columns)), rows), ""]
     for model in MODELS:
-        for num_ps in NUM_PS:
-            for num_workers in NUM_WORKERS:
-                flags = (f"--model={model}", f"--ps={num_ps}", f"--workers={num_workers}", "--ps_strategy=greedy")
-                contender = compare.Contender("ours", "ours", NUM_STEPS[model], (*flags, "--snapshot_secs=0.5"))
-                num_bytes = _loopback_bytes()
-                result = compare.run(contender, ADAM, seed=0)
-                step_bytes = (_loopback_bytes() - num_bytes) / result["global_step"]  # all, with the start's few
-                figures = f"{result['examples_per_sec']:.0f} | {result['secs_to_target']} | {step_bytes / 1000:.0f}"
-                print(f"| {model} | {num_ps} | {num_workers} | {figures} |", flush=True)
+        kilobytes = [run.step_bytes / 1000 for key, run in runs.items() if key[0] == model]
+        lines.append(f"A step of `{model}` moves {min(kilobytes):.0f} to {max(kilobytes):.0f} kB.")
+    return "\n".join(lines)
+
+
+def run_tasks(model: str, num_ps: int, num_workers: int) -> Run:
+    """Train once."""
+    flags = (f"--model={model}", f"--ps={num_ps}", f"--workers={num_workers}", "--ps_strategy=greedy")
+    contender = contenders.Contender(f"{flags}", "ours", NUM_STEPS[model], (*flags, "--snapshot_secs=0.5"))
+    num_bytes = _loopback_bytes()
+    result = contenders.run(contender, ADAM, seed=0)
+    step_bytes = (_loopback_bytes() - num_bytes) / result["global_step"]  # with the few bytes of the start
+    return Run(result["examples_per_sec"], result["secs_to_target"], step_bytes)
 
 
 def _loopback_bytes() -> int:
@@ -112,40 +137,45 @@ def _loopback_bytes() -> int:
 
 
 class Rate(NamedTuple):
-    """What a cluster of one ps and two workers did in a second."""
+    """The rates of a cluster of one ps and two workers, per second."""
 
     exchanges: float  # of both workers
     bytes: float  # that the ps sent and received
 
 
-def measure_network() -> None:
-    """Print what was measured over each link, and what the model says: see `predict()`."""
-    print("| link | H | examples/s | predicted | kB per exchange |\n| --- | --- | --- | --- | --- |")
-    free: dict[int, Rate] = {}
+def measure_network() -> str:
+    """Return a table of 1000 examples/s over each link, and of what the model predicts: see `predict()`."""
+    rows = []
+    unlimited: dict[int, Rate] = {}
     for link, (round_trip_secs, bits_per_sec) in LINKS.items():
+        row = [link]
         for local_steps in LOCAL_STEPS:
             rate = measure_rate(local_steps, round_trip_secs, bits_per_sec)
-            base = free.setdefault(local_steps, rate)
-            examples = local_steps * BATCH_SIZE
+            print(f"{link}, {local_steps} local steps: {rate}", flush=True)
+            base = unlimited.setdefault(local_steps, rate)
+            examples = local_steps * BATCH_SIZE / 1000
             predicted = examples * predict(base, local_steps, round_trip_secs, bits_per_sec)
-            kilobytes = rate.bytes / rate.exchanges / 1000
-            figures = f"{examples * rate.exchanges:.0f} | {predicted:.0f} | {kilobytes:.0f}"
-            print(f"| {link} | {local_steps} | {figures} |", flush=True)
+            row.append(f"{examples * rate.exchanges:.1f} ({predicted:.1f})")
+        rows.append(row)
+    kilobytes = [rate.bytes / rate.exchanges / 1000 for rate in unlimited.values()]
+    table = report.make_table(("link", *(f"H = {local_steps}" for local_steps in LOCAL_STEPS)), rows)
+    return f"{table}\n\nAn exchange moves {min(kilobytes):.0f} to {max(kilobytes):.0f} kB."
 
 
-def predict(free: Rate, local_steps: int, round_trip_secs: float, bits_per_sec: float) -> float:
-    """Return the exchanges per second of two workers over a link, from those without its limits.
+def predict(unlimited: Rate, local_steps: int, round_trip_secs: float, bits_per_sec: float) -> float:
+    """Return the exchanges per second of two workers over a link, predicted from their rate without limits.
 
-    An exchange is a round trip and its bytes, half of them each way. With H = 1 a worker waits for that, and then
-    computes; with more, two are on their way at a time, and it computes meanwhile. The begin and the end of a run are
-    two more round trips, which its exchanges share. And the link of the ps has to carry what both workers exchange.
+    An exchange takes a round trip and the time of its bytes, half of them each way. With H = 1 a worker waits for it
+    before it computes. With more local steps, a worker computes while two exchanges are on their way. The start and the
+    end of a run take two more round trips, which its exchanges share. The link of the ps carries the bytes of both
+    workers.
     """
     max_pending = 0 if local_steps == 1 else 1
-    busy_secs = NETWORK_WORKERS / free.exchanges
-    exchange_bytes = free.bytes / free.exchanges
+    busy_secs = NETWORK_WORKERS / unlimited.exchanges
+    exchange_bytes = unlimited.bytes / unlimited.exchanges
     link_secs = round_trip_secs + 8 * exchange_bytes / bits_per_sec
     worker_secs = max(busy_secs, (busy_secs + link_secs) / (1 + max_pending))
-    worker_secs += 2 * round_trip_secs / updates.EXCHANGES_PER_RUN
+    worker_secs += 2 * round_trip_secs / EXCHANGES_PER_RUN
     ps_link_secs = NETWORK_WORKERS * 8 * exchange_bytes / 2 / bits_per_sec
     return NETWORK_WORKERS / max(worker_secs, ps_link_secs)
 
@@ -160,7 +190,7 @@ def measure_rate(local_steps: int, round_trip_secs: float, bits_per_sec: float) 
                 tasks[f"worker {worker}"].wait_for_output(PROGRESS.pattern)
             network.set_delay(round_trip_secs / 2)
             network.set_bits_per_sec(bits_per_sec)
-            time.sleep(2)  # until what is on its way has arrived
+            time.sleep(2)  # until everything on its way has arrived
             secs, step, num_bytes = _read(tasks, network)
             time.sleep(MEASURED_SECS)
             secs_after, step_after, num_bytes_after = _read(tasks, network)
@@ -177,21 +207,25 @@ def _read(tasks: Cluster, network: Network) -> tuple[float, int, int]:
     return time.monotonic(), int(lines[-1]), network.num_bytes(0)
 
 
+MEASUREMENTS: dict[str, Callable[[], str]] = {
+    "messages": count_messages,
+    "processes": measure_processes,
+    "network": measure_network,
+}
+
+
 def main() -> None:
-    """Measure what the command line says."""
+    """Measure what the command line names, and write its section of the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["messages", "processes", "network"])
-    parser.add_argument("--no_isolation", action="store_true")
+    parser.add_argument("what", choices=list(MEASUREMENTS))
+    parser.add_argument("--no_isolation", action="store_true", help="run in the machine's own network")
     options = parser.parse_args()
-    if options.what == "network":
-        measure_network()
-        return
-    if not options.no_isolation:
-        compare.isolate()
-    if options.what == "messages":
-        count_messages()
-    else:
-        measure_processes()
+    if options.what != "network" and not options.no_isolation:
+        isolate()
+    header = report.run_header()
+    text = MEASUREMENTS[options.what]()
+    print(text)
+    report.write_section(report.BENCHMARKS, options.what, f"{header}\n\n{text}")
 
 
 if __name__ == "__main__":

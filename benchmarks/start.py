@@ -1,9 +1,9 @@
-"""How long a cluster needs until its first step, and how much of that is not the import of TensorFlow.
+"""How long a cluster takes until its first step, and how much of that is not the import of TensorFlow.
 
     .venv/bin/python benchmarks/start.py
 
-It needs `tests/requirements.txt`. Rounds of two, in turn: as many processes as a cluster of one ps and two workers has
-import TensorFlow at the same time, and nothing else; then such a cluster starts.
+It writes the table into `docs/benchmarks.md`. In each round, three processes first import TensorFlow at the same time
+and do nothing else; then a cluster of as many tasks, one ps and two workers, starts.
 """
 
 import datetime
@@ -17,15 +17,15 @@ import time
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
 
-import compare
 
+from benchmarks import report
+from benchmarks.isolation import isolate
 from benchmarks.testbed.processes import Cluster
 
 NUM_ROUNDS = 7
 NUM_PS, NUM_WORKERS = 1, 2
-# Without Keras, as distributed.py does it.
-IMPORT = "import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; import time, tensorflow.compat.v1; print(time.time())"
-# The first run takes longer than the period of these lines.
+IMPORT = "import time; from runtime import environment; print(time.time())"  # as distributed.py imports TensorFlow
+# The first of these lines is that of the first step, which takes longer than their period.
 FIRST_LINE = r"I(\d{4} \S+) \d+ \S+ worker 0: global step \d+/\d+, local step"
 
 
@@ -34,7 +34,7 @@ def time_imports() -> float:
     start = time.time()
     command = [sys.executable, "-c", IMPORT]
     processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        subprocess.Popen(command, cwd=report.PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         for _ in range(NUM_PS + NUM_WORKERS)
     ]
     return statistics.mean(float(process.communicate()[0]) - start for process in processes)
@@ -52,17 +52,23 @@ def time_first_step() -> float:
 
 
 def main() -> None:
-    """Print the median of each, and of the difference."""
+    """Measure, and write the medians and spreads into the document."""
+    header = report.run_header()
     rounds = [(time_imports(), time_first_step()) for _ in range(NUM_ROUNDS)]
-    for what, secs in (
-        ("TensorFlow's import", [imports for imports, _ in rounds]),
+    rows = []
+    for name, secs in (
+        ("import of TensorFlow", [imports for imports, _ in rounds]),
         ("until the first step", [first_step for _, first_step in rounds]),
         ("all but the import", [first_step - imports for imports, first_step in rounds]),
     ):
-        print(f"{what}: {statistics.median(secs):.2f} s ({min(secs):.2f} to {max(secs):.2f})")
+        rows.append([name, f"{statistics.median(secs):.2f}", f"{min(secs):.2f} to {max(secs):.2f}"])
+    table = report.make_table(("", "seconds", "spread"), rows)
+    print(table)
+    text = f"{header}\nMedians of {NUM_ROUNDS} rounds, one ps and two workers.\n\n{table}"
+    report.write_section(report.BENCHMARKS, "start", text)
 
 
 if __name__ == "__main__":
     if "--no_isolation" not in sys.argv:
-        compare.isolate()
+        isolate()
     main()

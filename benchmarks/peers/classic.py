@@ -16,7 +16,7 @@ from absl import app, flags
 
 import mnist_input
 from benchmarks.peers import launch, measure, problem
-from runtime import ports
+from runtime.launch import ports
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("job_name", None, ["ps", "worker"], "job of this process; without it, all are started")

@@ -12,9 +12,10 @@ import distributed  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
 import tensorflow.compat.v1 as tf
-from absl import app, flags, logging
+from absl import flags
 
 import mnist_input
+from runtime import program
 
 build_real_batches = mnist_input.build_batches
 make_real_iterator = tf.data.make_initializable_iterator
@@ -92,7 +93,5 @@ def build_batches(examples: mnist_input.Examples, num_batches: int, batch_size: 
 
 
 if __name__ == "__main__":
-    tf.logging.set_verbosity(tf.logging.ERROR)
-    flags.FLAGS.set_default("verbosity", logging.INFO)
     with mock.patch.object(mnist_input, "build_batches", build_batches):
-        app.run(distributed.run, flags_parser=distributed.parse_flags)
+        program.start(distributed.main, distributed.UNUSABLE)

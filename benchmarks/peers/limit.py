@@ -14,7 +14,9 @@ from absl import app, flags
 import mnist_input
 import model
 from benchmarks.peers import launch, measure, problem
-from runtime import packing, updates
+from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
+from runtime.updates.optimizers import make_optimizer
+from runtime.updates.packing import Packing
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("steps_per_run", 512, "local steps in one run of the graph; --train_steps is per process")
@@ -40,21 +42,19 @@ def train(num_cores: int) -> None:
     tf.disable_control_flow_v2()
     tf.set_random_seed(FLAGS.seed)
     tf.train.create_global_step()
-    model.build_logits(tf.zeros([1, mnist_input.NUM_PIXELS]), "mlp", problem.HIDDEN_UNITS)
-    packed = packing.Packing(tf.trainable_variables())
+    parameters = model.build_parameters("mlp", problem.HIDDEN_UNITS)
+    packing = Packing(parameters)
     batches = mnist_input.build_batches(examples, FLAGS.steps_per_run, problem.BATCH_SIZE, FLAGS.seed, FLAGS.task_index)
 
-    def build_loss(parameters: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
+    def build_loss(parts: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
         images, labels = batches.batch(indices)
-        with packed.replaced_by(parameters):
-            return model.build_loss(model.build_logits(images, "mlp", problem.HIDDEN_UNITS), labels)
+        return model.build_loss(model.build_logits(packing.by_name(parts), images), labels)
 
-    optimizer = updates.make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
-    build_exchange = updates.make_local_steps(
-        packed, build_loss, batches.indices, optimizer, FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1
-    )
-    exchange = build_exchange(packed.read(), [], 0)
-    train_op = exchange.optimizer.apply_gradients(packed.unpack(exchange.gradients))
+    optimizer = make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
+    length = Length(FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1)
+    builder = LocalStepsExchangeBuilder(packing, build_loss, batches.indices, optimizer, length)
+    exchange = builder.build_exchange(packing.read(), [], 0)
+    train_op = exchange.optimizer.apply_gradients(packing.unpack(exchange.gradients))
     config = tf.ConfigProto(
         intra_op_parallelism_threads=1,
         inter_op_parallelism_threads=1,
@@ -66,7 +66,7 @@ def train(num_cores: int) -> None:
         measure.train(
             clock,
             lambda: session.run(train_op),
-            lambda: problem.Parameters(*session.run(tf.trainable_variables())),
+            lambda: problem.Parameters(*session.run(list(parameters.values()))),
             steps_per_call=FLAGS.steps_per_run,
         )
 

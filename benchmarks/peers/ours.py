@@ -6,6 +6,7 @@ each (synchronous).
 """
 
 import contextlib
+import functools
 import pathlib
 import signal
 import subprocess
@@ -22,13 +23,15 @@ from absl import app, flags
 import mnist_input
 import model
 from benchmarks.peers import input_cost, measure, problem
-from runtime import cluster, placement, ports
+from runtime.cluster.probes import probe
+from runtime.launch import ports
+from runtime.updates.placement import PS_STRATEGIES, make_strategy
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("ps", 1, "number of ps tasks")
 flags.DEFINE_integer("workers", problem.NUM_WORKERS, "number of workers")
 flags.DEFINE_enum("model", "mlp", model.MODELS, "model")
-flags.DEFINE_enum("ps_strategy", "round_robin", placement.PS_STRATEGIES, "how variables are spread over the ps tasks")
+flags.DEFINE_enum("ps_strategy", "round_robin", PS_STRATEGIES, "how variables are spread over the ps tasks")
 flags.DEFINE_integer("local_steps", 1, "steps between exchanges")
 flags.DEFINE_boolean("sync_replicas", False, "synchronous updates")
 flags.DEFINE_boolean("constant_batch", False, "train on the same batch in every odd second")
@@ -75,15 +78,15 @@ def main(argv: list[str]) -> None:
 
 def watch(ps_hosts: list[str], worker_hosts: list[str], check: Callable[[], None]) -> None:
     """Keep snapshots of the parameters until the last step, and print the result; `check` raises if a task fails."""
-    strategy = placement.make_strategy(FLAGS.ps_strategy, len(ps_hosts))
+    strategy = make_strategy(FLAGS.ps_strategy, len(ps_hosts))
     with tf.Graph().as_default() as graph:
         ps_tasks = tf.train.replica_device_setter(len(ps_hosts), worker_device="/job:ps/task:0", ps_strategy=strategy)
         with tf.device(ps_tasks):
             global_step = tf.train.create_global_step()
-            model.build_logits(tf.zeros([1, mnist_input.NUM_PIXELS]), FLAGS.model, problem.HIDDEN_UNITS)
-            values = [variable.read_value() for variable in (global_step, *tf.trainable_variables())]
+            variables = model.build_parameters(FLAGS.model, problem.HIDDEN_UNITS)
+            values = [variable.read_value() for variable in (global_step, *variables.values())]
     for address in [*ps_hosts, *worker_hosts]:
-        while cluster.probe(address):
+        while probe(address):
             check()
             time.sleep(0.02)
     clock = measure.make_clock(problem.BATCH_SIZE * (FLAGS.workers if FLAGS.sync_replicas else 1))
@@ -115,19 +118,15 @@ def watch(ps_hosts: list[str], worker_hosts: list[str], check: Callable[[], None
     ratio = (
         {"constant_batch_ratio": round(input_cost.constant_batch_ratio(progress), 4)} if FLAGS.constant_batch else {}
     )
-    measure.print_result(clock, parameters, compute_logits, ratio)
+    measure.print_result(clock, parameters, functools.partial(compute_logits, list(variables)), ratio)
 
 
-def compute_logits(parameters: Sequence[Any], inputs: Any) -> Any:
-    """Return the model's logits, float32 [n, 10], from parameters in the order of its variables, and images."""
-    values = iter(parameters)
-    with (
-        tf.Graph().as_default(),
-        tf.variable_scope("", custom_getter=lambda *_, **__: tf.constant(next(values))),
-        tf.Session() as session,
-    ):
+def compute_logits(names: Sequence[str], parameters: Sequence[Any], inputs: Any) -> Any:
+    """Return the model's logits, float32 [n, 10], from its parameters, their names, and images, float32 [n, 784]."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        constants = {name: tf.constant(value) for name, value in zip(names, parameters, strict=True)}
         images = tf.placeholder(tf.float32, [None, mnist_input.NUM_PIXELS])
-        logits = model.build_logits(images, FLAGS.model, problem.HIDDEN_UNITS)
+        logits = model.build_logits(constants, images)
         return np.concatenate([session.run(logits, {images: part}) for part in np.split(inputs, 10)])
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from absl import flags
 
 import mnist_input
-from runtime import download
+from runtime.data import download
 
 HIDDEN_UNITS = 100
 BATCH_SIZE = 100  # of each worker

@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import app, flags
 
 from benchmarks.peers import launch, measure, problem, tf2_mnist
-from runtime import ports
+from runtime.launch import ports
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("steps_per_call", 10, "steps of one call; --train_steps is rounded up to whole calls")

@@ -11,7 +11,7 @@ from absl import app
 from torch import distributed
 
 from benchmarks.peers import launch, measure, problem, torch_mnist
-from runtime import ports
+from runtime.launch import ports
 
 
 def run(train: Callable[[int], None]) -> None:
