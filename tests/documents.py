@@ -1,0 +1,123 @@
+"""Write the sections of the documents that come from the code: .venv/bin/python tests/documents.py."""
+
+import ast
+import pathlib
+import re
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+import distributed
+from benchmarks import report
+from benchmarks.testbed.processes import PROJECT
+from runtime.data import download
+from tests.test_placement import bytes_by_ps
+
+RECIPE = ("distributed.py", "model.py", "mnist_input.py")
+PLACEMENTS = (
+    ("--ps_strategy=round_robin",),
+    ("--ps_strategy=greedy",),
+    ("--ps_strategy=greedy", "--partition_bytes=100000"),
+)
+
+
+def make_flags():
+    """Return a table of all flags, in the groups and the order of `distributed.py`."""
+    rows = []
+    # A group begins with a comment on a line of its own, just before its first flag.
+    pattern = r'^(?:# (.+)\.\n)?flags\.DEFINE_(\w+)\(\s*"(\w+)"'
+    for group, kind, name in re.findall(pattern, (PROJECT / "distributed.py").read_text(), re.MULTILINE):
+        if group:
+            rows.append((f"**{group}**", "", ""))
+        if kind != "alias":
+            flag = distributed.FLAGS[name]
+            names = [
+                name,
+                *(other for other in distributed.FLAGS if distributed.FLAGS[other].help == f"Alias for --{name}."),
+            ]
+            rows.append((", ".join(f"`--{name}`" for name in names), _default(flag), _meaning(flag)))
+    return report.make_table(("flag", "default", "meaning"), rows)
+
+
+def _default(flag):
+    if flag.name in ("job_name", "task_index"):
+        return "(required)"
+    if flag.default is None:
+        return "none"
+    if flag.default == "":
+        return "empty"
+    if flag.default == download.default_data_dir():
+        return "`~/.cache/distributed-mnist`"
+    if isinstance(flag.default, bool):
+        return str(flag.default).lower()
+    if isinstance(flag.default, int | float):
+        return f"{flag.default:g}"
+    return f"`{flag.default if isinstance(flag.default, str) else ','.join(flag.default)}`"
+
+
+def _meaning(flag):
+    if not hasattr(flag.parser, "enum_values"):
+        return flag.help
+    *values, last = (f"`{value}`" for value in flag.parser.enum_values)
+    return f"{', '.join(values)} or {last}: {flag.help.partition('>: ')[2]}"  # absl puts <mlp|cnn>: before the help
+
+
+def make_placement():
+    """Return a table of the bytes on each of two and of four ps tasks."""
+    rows = []
+    for flags in PLACEMENTS:
+        cells = [
+            ", ".join(f"{size:,}".replace(",", " ") for size in bytes_by_ps(num_ps, "--model=cnn", *flags))
+            for num_ps in (2, 4)
+        ]
+        rows.append((f"`{' '.join(flags)}`", *cells))
+    return report.make_table(("", "2 ps", "4 ps"), rows)
+
+
+def make_rooms():
+    """Return a table of the rooms and modules of `runtime/`, each with the first line of its docstring."""
+    rows = []
+    for path in sorted((PROJECT / "runtime").iterdir(), key=lambda path: (path.is_file(), path.name)):
+        source = path / "__init__.py" if path.is_dir() else path
+        if source.suffix == ".py" and source.exists() and path.name != "__init__.py":
+            summary = ast.get_docstring(ast.parse(source.read_text())).splitlines()[0]
+            rows.append((f"`runtime/{path.name}{'/' if path.is_dir() else ''}`", summary))
+    return report.make_table(("room", "what it is for"), rows)
+
+
+def imported(path):
+    """Return our scripts and rooms that a file, or the files of a room, import, such as `cluster`."""
+    names = set()
+    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    rooms = {name.split(".")[1] for name in names if name.startswith("runtime.")}
+    scripts = {name for name in names if f"{name}.py" in RECIPE}
+    return (rooms | scripts) - {path.stem}
+
+
+def make_imports():
+    """Return which script or room imports which, as a graph of Mermaid."""
+    paths = [*(PROJECT / script for script in RECIPE), *sorted((PROJECT / "runtime").iterdir())]
+    arrows = [f"    {path.stem} --> {other}" for path in paths for other in sorted(imported(path))]
+    return "\n".join(["```mermaid", "flowchart TD", *arrows, "```"])
+
+
+SECTIONS = {
+    ("docs/flags.md", "flags"): make_flags,
+    ("docs/how-it-works.md", "placement"): make_placement,
+    ("CONTRIBUTING.md", "rooms"): make_rooms,
+    ("CONTRIBUTING.md", "imports"): make_imports,
+}
+
+
+def main():
+    for (document, name), make in SECTIONS.items():
+        report.write_section(PROJECT / document, name, make())
+
+
+if __name__ == "__main__":
+    main()
