@@ -29,29 +29,24 @@ from runtime.cluster.connection import Connection
 from runtime.cluster.discovery import task_from_tf_config
 from runtime.cluster.leaving import leave_when_evaluated
 from runtime.cluster.roll_call import EVALUATED, RollCall
-from runtime.cluster.task import ClusterError, Task
-from runtime.cluster.waiting import Timeouts
-from runtime.cluster.watch import Watch
+from runtime.cluster.task import Task
+from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data import download
+from runtime.errors import UnusableError
 from runtime.machine.port import check_port_is_free, warn_if_reachable
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_session_config
+from runtime.session import profiling
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
-from runtime.session.checkpoints import CheckpointError, make_saving_hooks
-from runtime.session.evaluation import Evaluation
-from runtime.session.lost_ps import AbandonSessionHook
-from runtime.session.profiling import is_traceable, make_profiling_hooks
+from runtime.session.checkpoints import make_saving_hooks, make_train_dir
 from runtime.session.progress import ProgressHook
-from runtime.session.result import make_result
+from runtime.session.result import Evaluation, make_result
 from runtime.session.scaffold import Initialization, TrainingScaffold
-from runtime.session.stop_at_step import StopAtStepHook
-from runtime.session.stop_on_signal import StopOnSignalHook
-from runtime.session.train_dir import TrainDirError, make_train_dir
+from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook
+from runtime.updates import placement
 from runtime.updates.exchange import Updates
-from runtime.updates.mode import Mode, build_updates
-from runtime.updates.optimizers import OPTIMIZERS
+from runtime.updates.mode import OPTIMIZERS, Mode, build_updates
 from runtime.updates.packing import Packing
-from runtime.updates.placement import PS_STRATEGIES, log_placement, make_partitioner, make_strategy
 
 FLAGS = flags.FLAGS
 
@@ -75,7 +70,7 @@ flags.DEFINE_enum("optimizer", "adam", OPTIMIZERS, "the optimizer; momentum is 0
 flags.DEFINE_boolean("sync_replicas", False, "average the gradients of the workers in synchronous updates")
 flags.DEFINE_alias("issync", "sync_replicas")
 flags.DEFINE_integer("replicas_to_aggregate", None, "gradients per synchronous update; default: all workers", 1)
-flags.DEFINE_enum("ps_strategy", "round_robin", PS_STRATEGIES, "how variables are spread over the ps tasks")
+flags.DEFINE_enum("ps_strategy", "round_robin", placement.PS_STRATEGIES, "how variables are spread over the ps tasks")
 flags.DEFINE_integer("partition_bytes", None, "split variables larger than this over the ps tasks", lower_bound=1)
 flags.DEFINE_integer("local_steps", 1, "steps on a worker's own copy between exchanges with the ps", lower_bound=1)
 flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples", 0, 2**31 - 1)
@@ -95,12 +90,11 @@ flags.register_multi_flags_validator(
 )
 flags.register_multi_flags_validator(
     ["profile_steps", "train_dir"],
-    lambda values: values["profile_steps"] is None or (values["train_dir"] and is_traceable(values["profile_steps"])),
+    lambda values: (
+        values["profile_steps"] is None or (values["train_dir"] and profiling.is_traceable(values["profile_steps"]))
+    ),
     "it is A:B, two global steps, and needs --train_dir",
 )
-
-# These end a task with status 2: its flags, its input or its environment must change.
-UNUSABLE = (ClusterError, TrainDirError, CheckpointError, download.DownloadError, mnist_input.DataError)
 
 
 class Training(NamedTuple):
@@ -114,6 +108,8 @@ class Training(NamedTuple):
 def main() -> None:
     """Start the server of this task; then serve as a ps, or train as a worker."""
     task = choose_task()
+    mode = Mode(**{name: getattr(FLAGS, name) for name in Mode._fields})
+    mode.check(num_workers=len(task.worker_hosts))
     check_port_is_free(task)
     warn_if_reachable(task)
 
@@ -132,7 +128,7 @@ def main() -> None:
         lower_priority()
         server.join()
     else:
-        train(task, cluster, connection, watch)
+        train(task, cluster, mode, connection, watch)
 
 
 def choose_task() -> Task:
@@ -141,14 +137,12 @@ def choose_task() -> Task:
     if tf_config and not any(FLAGS[name].present for name in ("job_name", "task_index", "ps_hosts", "worker_hosts")):
         return task_from_tf_config(tf_config)
     if FLAGS.job_name is None or FLAGS.task_index is None:
-        raise ClusterError("--job_name (ps or worker) and --task_index are required")
+        raise UnusableError("--job_name (ps or worker) and --task_index are required")
     return Task(FLAGS.job_name, FLAGS.task_index, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
 
 
-def train(task: Task, cluster: tf.train.ClusterSpec, connection: Connection, watch: Watch) -> None:
+def train(task: Task, mode: Mode, cluster: tf.train.ClusterSpec, connection: Connection, watch: Watch) -> None:
     """Train the model together with the other workers; the chief evaluates it in the end."""
-    mode = Mode(**{name: getattr(FLAGS, name) for name in Mode._fields})
-    mode.check(num_workers=len(task.worker_hosts))
     train_dir = make_train_dir(task, FLAGS.train_dir)
     train_examples, test_examples = load_examples(task)
     batches, updates, evaluation = build_training(task, cluster, mode, train_examples)
@@ -167,7 +161,7 @@ def train(task: Task, cluster: tf.train.ClusterSpec, connection: Connection, wat
         chief_only_hooks=[WaitForWorkersHook(roll_call, task), *saving_hooks],
         hooks=[
             *updates.hooks,
-            *make_profiling_hooks(task, updates.global_step, FLAGS.profile_steps, train_dir),
+            *profiling.make_profiling_hooks(task, updates.global_step, FLAGS.profile_steps, train_dir),
             StopAtStepHook(task, scaffold, updates.global_step, FLAGS.train_steps),
             progress,
             AbandonSessionHook(watch),
@@ -203,8 +197,8 @@ def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, exampl
     tf.set_random_seed(FLAGS.seed)
 
     # The device setter: it places the variables on the ps tasks, and what computes on this worker.
-    strategy = make_strategy(FLAGS.ps_strategy, len(task.ps_hosts))
-    partitioner = make_partitioner(FLAGS.partition_bytes, len(task.ps_hosts))
+    strategy = placement.make_strategy(FLAGS.ps_strategy, len(task.ps_hosts))
+    partitioner = placement.make_partitioner(FLAGS.partition_bytes, len(task.ps_hosts))
     setter = tf.train.replica_device_setter(worker_device=task.device, cluster=cluster, ps_strategy=strategy)
     with tf.device(setter), tf.variable_scope("", partitioner=partitioner):
         tf.train.create_global_step()
@@ -227,7 +221,7 @@ def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, exampl
         evaluation = build_evaluation(parameters)
     tf.summary.scalar("loss", updates.loss)
     tf.summary.scalar("accuracy", accuracy)
-    log_placement(task)
+    placement.log_placement(task)
     return Training(batches, updates, evaluation)
 
 
@@ -240,4 +234,4 @@ def build_evaluation(parameters: Mapping[str, tf.Variable]) -> Evaluation:
 
 
 if __name__ == "__main__":
-    program.start(main, UNUSABLE)
+    program.start(main, data_errors=(download.DownloadError, mnist_input.DataError))

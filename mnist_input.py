@@ -36,10 +36,9 @@ class Examples(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """An endless stream of batches, a few for each run of the graph; `initializer` must have run, with `feed_dict`.
+    """An endless stream of batches, a few for each run of the graph; run `initializer` first, with `feed_dict`.
 
-    The examples stay in memory as they are. What the stream carries are indices: a run gathers and converts just those
-    batches that it uses.
+    The examples stay in memory as bytes. The stream carries indices: a run gathers and converts only what it uses.
     """
 
     images: tf.Variable  # uint8 [n, 784]
@@ -57,7 +56,7 @@ def load(data_dir: str, split: str) -> Examples:
     """Read and check one split, `train` or `t10k`, of MNIST or of a data set with the same format and file names.
 
     Raises:
-      DataError: a file is missing, is no such IDX file, or the two files do not belong together.
+      DataError: a file is missing or is no such IDX file, or the two files do not belong together.
     """
     images_path = os.path.join(data_dir, f"{split}-images-idx3-ubyte.gz")
     labels_path = os.path.join(data_dir, f"{split}-labels-idx1-ubyte.gz")
@@ -69,8 +68,8 @@ def load(data_dir: str, split: str) -> Examples:
             " files of one data set"
         )
     if labels.max() >= NUM_CLASSES:
-        where = int(np.argmax(labels >= NUM_CLASSES))
-        raise DataError(f"{labels_path}: label {where} is {labels[where]}, expected 0 to {NUM_CLASSES - 1}")
+        index = int(np.argmax(labels >= NUM_CLASSES))
+        raise DataError(f"{labels_path}: label {index} is {labels[index]}, expected 0 to {NUM_CLASSES - 1}")
     return Examples(images, labels)
 
 
@@ -79,18 +78,18 @@ def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> npt.NDArray
     remedy = "put the right file there, or delete it to have MNIST's fetched"
     try:
         with open(path, "rb") as file:
-            content = gzip.decompress(file.read())  # at once, which is faster than to read from gzip.open()
+            content = gzip.decompress(file.read())  # faster than reading from gzip.open()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read as a gzip file ({error}): {remedy}") from error
 
     header_bytes = 4 * (2 + len(item_shape))
     if len(content) < header_bytes:
         raise DataError(f"{path} has {len(content)} bytes, expected a header of {header_bytes}: {remedy}")
-    found_magic, num_items, *found_shape = np.frombuffer(content[:header_bytes], ">u4").tolist()
-    if found_magic != magic:
-        raise DataError(f"{path} begins with 0x{found_magic:08x}, expected 0x{magic:08x}: {remedy}")
-    if tuple(found_shape) != item_shape:
-        raise DataError(f"{path} has images of {found_shape} pixels, expected {list(item_shape)}: {remedy}")
+    file_magic, num_items, *file_shape = np.frombuffer(content[:header_bytes], ">u4").tolist()
+    if file_magic != magic:
+        raise DataError(f"{path} begins with 0x{file_magic:08x}, expected 0x{magic:08x}: {remedy}")
+    if tuple(file_shape) != item_shape:
+        raise DataError(f"{path} has images of {file_shape} pixels, expected {list(item_shape)}: {remedy}")
     expected_bytes = header_bytes + num_items * math.prod(item_shape)
     if num_items == 0 or len(content) != expected_bytes:
         raise DataError(
@@ -101,10 +100,10 @@ def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> npt.NDArray
 
 
 def shard(examples: Examples, index: int, num_shards: int) -> Examples:
-    """Return every `num_shards`-th example from `index` on: shards are disjoint, and together they are everything.
+    """Return every `num_shards`-th example from `index` on: shards are disjoint and complete.
 
     Raises:
-      DataError: there are fewer examples than shards, and so nothing in this one.
+      DataError: there are fewer examples than shards, so this one is empty.
     """
     if len(examples.labels) <= index:
         raise DataError(f"{len(examples.labels)} examples cannot be shared by {num_shards} workers: use fewer workers")
@@ -113,24 +112,24 @@ def shard(examples: Examples, index: int, num_shards: int) -> Examples:
 
 def to_float(images: tf.Tensor) -> tf.Tensor:
     """Turn pixels, uint8 `[b, 784]`, into float32 `[b, 784]` in [0, 1]."""
-    return tf.cast(images, tf.float32) * (1 / 255)  # faster than to divide
+    return tf.cast(images, tf.float32) * (1 / 255)  # faster than a division
 
 
 def build_batches(examples: Examples, num_batches: int, batch_size: int, seed: int, stream: int) -> Batches:
     """Build an endless stream of shuffled batches.
 
-    Each epoch uses every example once, in a new order that `seed`, `stream` and the epoch's number determine. A batch
-    may span the end of an epoch, so that none is ever short.
+    Each epoch uses every example once, in a new order that `seed`, `stream` and the number of the epoch determine. A
+    batch may span the end of an epoch, so none is ever short.
 
     Args:
-      examples: what to draw from, usually one worker's shard; fed once per session, and never a part of the graph.
-      num_batches: how many batches each run of the graph may use.
+      examples: usually one worker's shard; each session is fed them once, and they are no part of the graph.
+      num_batches: how many batches a run of the graph may use.
       batch_size: b, at least 1; it may exceed the number of examples.
       seed: the run's seed, in [0, 2**31).
-      stream: which of the run's streams this is, so that workers shuffle differently: the worker's task index.
+      stream: the index of the worker, so that workers shuffle differently.
     """
 
-    @tf.autograph.experimental.do_not_convert  # there is nothing to convert, and to find that out takes its time
+    @tf.autograph.experimental.do_not_convert  # it has no control flow to convert, and looking for it takes time
     def shuffle(epoch: tf.Tensor) -> tf.Tensor:
         run_seed = tf.constant([seed, stream], tf.int64)
         return tf.random.experimental.stateless_shuffle(
@@ -139,7 +138,7 @@ def build_batches(examples: Examples, num_batches: int, batch_size: int, seed: i
 
     epochs = tf.data.Dataset.range(sys.maxsize)
     indices = epochs.map(shuffle).rebatch(num_batches * batch_size, drop_remainder=True).prefetch(2)
-    # There is nothing to tune, and closing a session would wait for the tuner's thread, which sleeps up to a minute.
+    # There is nothing to tune, and closing a session would wait for the autotuner's thread, which may sleep a minute.
     options = tf.data.Options()
     options.autotune.enabled = False
     iterator = tf.data.make_initializable_iterator(indices.with_options(options))

@@ -1,10 +1,14 @@
-"""What an error of TensorFlow says, in one line."""
+"""Errors that end a task: what this program found unusable, and what TensorFlow says, in one line."""
 
 import re
 
 import tensorflow.compat.v1 as tf
 
 HEADING = re.compile(r"=====|\d+ root error|.*From /job:\S*:$")
+
+
+class UnusableError(Exception):
+    """This task cannot use what it was given: its flags, its input or its environment must change."""
 
 
 def reason(error: tf.errors.OpError) -> str:

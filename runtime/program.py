@@ -8,22 +8,22 @@ from collections.abc import Callable, Sequence
 import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
 
-from runtime import errors
-from runtime.session.stop_on_signal import StoppedError
+from runtime.errors import UnusableError, reason
+from runtime.session.stopping import StoppedError
 
 UNUSABLE_STATUS = 2  # the flags, the input or the environment must change before another attempt can succeed
 
 
-def start(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> None:
+def start(main: Callable[[], None], data_errors: tuple[type[Exception], ...]) -> None:
     """Parse the command line and run `main`; end the process with a status.
 
     Args:
       main: the program, once its flags are parsed.
-      unusable: the exceptions that say that this task cannot use what it was given.
+      data_errors: those of the input, which end the process as an `UnusableError` does: with status 2.
     """
     tf.logging.set_verbosity(tf.logging.ERROR)  # its warnings mostly say that the API of TensorFlow 1 is deprecated
     flags.FLAGS.set_default("verbosity", logging.INFO)
-    app.run(lambda _: _run(main, unusable), flags_parser=_parse_flags)
+    app.run(lambda _: _run(main, (UnusableError, *data_errors)), flags_parser=_parse_flags)
 
 
 def _parse_flags(arguments: Sequence[str]) -> list[str]:
@@ -49,7 +49,7 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
     except (TimeoutError, StoppedError) as error:
         status, message = 1, str(error)
     except tf.errors.OpError as error:
-        status, message = 1, f"{errors.reason(error)}; start this task again"
+        status, message = 1, f"{reason(error)}; start this task again"
     if message:
         print(f"error: {message}", file=sys.stderr)
     logging.flush()

@@ -2,7 +2,8 @@
 
 import json
 
-from runtime.cluster.task import ClusterError, Task
+from runtime.cluster.task import Task
+from runtime.errors import UnusableError
 
 
 def task_from_tf_config(tf_config: str) -> Task:
@@ -11,18 +12,18 @@ def task_from_tf_config(tf_config: str) -> Task:
     Its form is `{"cluster": {"ps": [...], "worker": [...]}, "task": {"type": "worker", "index": 0}}`.
 
     Raises:
-      ClusterError: it is not JSON of this form, or the cluster in it is unusable.
+      UnusableError: it is not JSON of this form, or the cluster in it is unusable.
     """
     try:
         config = json.loads(tf_config)
         jobs, task = config["cluster"], config["task"]
         if set(jobs) != {"ps", "worker"}:
-            raise ClusterError(
+            raise UnusableError(
                 f"TF_CONFIG has the jobs {', '.join(jobs)}, expected ps and worker (the chief is worker 0)"
             )
         return Task(task["type"], int(task["index"]), tuple(jobs["ps"]), tuple(jobs["worker"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise ClusterError(
+        raise UnusableError(
             'TF_CONFIG is not of the form {"cluster": {"ps": [...], "worker": [...]}, "task": {"type": "worker",'
             f' "index": 0}}}}: {error!r}'
         ) from error

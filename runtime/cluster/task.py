@@ -2,9 +2,7 @@
 
 import dataclasses
 
-
-class ClusterError(Exception):
-    """The description of the cluster, or this task's place in it, is unusable."""
+from runtime.errors import UnusableError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Task:
     """One process of the cluster, and what it knows of the others.
 
     Raises:
-      ClusterError: an address is malformed or listed twice, or the lists have no such task.
+      UnusableError: an address is malformed or listed twice, or the lists have no such task.
     """
 
     job_name: str  # "ps" or "worker"
@@ -35,17 +33,17 @@ class Task:
     def __post_init__(self) -> None:
         for job_name, hosts in self.jobs.items():
             if not hosts:
-                raise ClusterError(f"no {job_name} address is given: a cluster needs at least one")
+                raise UnusableError(f"no {job_name} address is given: a cluster needs at least one")
             for address in hosts:
                 _check_address(job_name, address)
         addresses = self.ps_hosts + self.worker_hosts
         for address in addresses:
             if addresses.count(address) > 1:
-                raise ClusterError(f"{address} is listed more than once: each task needs an address of its own")
+                raise UnusableError(f"{address} is listed more than once: each task needs an address of its own")
         if self.job_name not in self.jobs:
-            raise ClusterError(f"the job is {self.job_name!r}, expected ps or worker")
+            raise UnusableError(f"the job is {self.job_name!r}, expected ps or worker")
         if not 0 <= self.index < len(self.jobs[self.job_name]):
-            raise ClusterError(
+            raise UnusableError(
                 f"{self.job_name} has no task {self.index}: {len(self.jobs[self.job_name])} addresses are listed, so"
                 f" the index must be below that"
             )
@@ -97,4 +95,4 @@ def port_of(address: str) -> int:
 def _check_address(job_name: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ClusterError(f"{job_name} address {address!r} is not host:port, such as 10.0.0.5:2222")
+        raise UnusableError(f"{job_name} address {address!r} is not host:port, such as 10.0.0.5:2222")

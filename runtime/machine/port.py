@@ -7,14 +7,15 @@ import socket
 import psutil
 from absl import logging
 
-from runtime.cluster.task import ClusterError, Task, host_of, port_of
+from runtime.cluster.task import Task, host_of, port_of
+from runtime.errors import UnusableError
 
 
 def check_port_is_free(task: Task) -> None:
     """Check that the server of `task` can listen, since TensorFlow's own message does not name the port.
 
     Raises:
-      ClusterError: the port is in use, or this user may not use it.
+      UnusableError: the port is in use, or this user may not use it.
     """
     port = port_of(task.address)
     with socket.socket() as listener:
@@ -22,7 +23,7 @@ def check_port_is_free(task: Task) -> None:
         try:
             listener.bind(("", port))
         except OSError as error:
-            raise ClusterError(
+            raise UnusableError(
                 f"{task} cannot listen on port {port} of {task.address}: {error.strerror}{_describe_listeners(port)};"
                 " end the process that does, or change the port in the host lists of every task"
             ) from error

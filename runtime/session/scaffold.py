@@ -47,7 +47,7 @@ class TrainingScaffold(tf.train.Scaffold):
           timeouts: how long the chief may take to initialise the model, and to restore it.
 
         Raises:
-          CheckpointError: the last checkpoint in `train_dir` is not one of this model.
+          UnusableError: the last checkpoint in `train_dir` is not one of this model: see `check_last_checkpoint()`.
         """
         check_last_checkpoint(train_dir)
         self.found_step = 0  # the global step at which the chief found the model, for its last session

@@ -4,15 +4,16 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.task import ClusterError, Task
+from runtime.cluster.task import Task
+from runtime.errors import UnusableError
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
-from runtime.updates.exchange import ExchangeBuilder, LossFunction, Updates
-from runtime.updates.gradients import GradientExchangeBuilder
+from runtime.updates.exchange import ExchangeBuilder, GradientExchangeBuilder, LossFunction, Updates
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
-from runtime.updates.optimizers import make_optimizer
 from runtime.updates.packing import Packing
 from runtime.updates.synchronous import build_sync_updates
 
+OPTIMIZERS = ("adam", "momentum", "sgd")
+MOMENTUM = 0.9
 SHARES_OF_WORKER = 16  # an asynchronous exchange takes at most one share of the steps that are left: see `Length`
 
 
@@ -35,13 +36,22 @@ class Mode(NamedTuple):
         """Check that `num_workers` can train in this mode.
 
         Raises:
-          ClusterError: an update needs more gradients than there are workers.
+          UnusableError: an update needs more gradients than there are workers.
         """
         if (self.replicas_to_aggregate or 1) > num_workers:
-            raise ClusterError(
+            raise UnusableError(
                 f"--replicas_to_aggregate is {self.replicas_to_aggregate}, expected at most {num_workers}, the number"
                 " of workers"
             )
+
+
+def make_optimizer(name: str, learning_rate: float) -> tf.train.Optimizer:
+    """Return one of `OPTIMIZERS`."""
+    if name == "adam":
+        return tf.train.AdamOptimizer(learning_rate)
+    if name == "momentum":
+        return tf.train.MomentumOptimizer(learning_rate, MOMENTUM)
+    return tf.train.GradientDescentOptimizer(learning_rate)
 
 
 def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor, mode: Mode, task: Task) -> Updates:

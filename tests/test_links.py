@@ -1,0 +1,283 @@
+"""What README.md, CONTRIBUTING.md and docs/ show is real: links, commands, flags and messages."""
+
+import ast
+import functools
+import pathlib
+import re
+import shlex
+import string
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+
+import distributed
+
+PROJECT = pathlib.Path(__file__).parents[1]
+README = PROJECT / "README.md"
+PAGES = sorted((PROJECT / "docs").glob("*.md"))
+DOCUMENTS = [README, *PROJECT.glob("CONTRIBUTING.md"), *PAGES]
+MAX_README_LINES, MAX_README_WORDS, MAX_PAGE_LINES = 150, 1200, 200
+NUM_PIECES = 2  # a message may be put together from this many string literals between two variable parts
+
+FENCE = re.compile(r"^```(.*)\n((?s:.*?))^```$", re.MULTILINE)
+LANGUAGES = {"sh", "text", "json", "yaml", "python"}
+COMMAND_WORDS = ("./", "python ", ".venv/", "iptables ")  # inline code that begins like this is a command
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)")
+OF_OTHERS = re.compile(r".*(?:iptables|\bpip\b|\buv\b).*")  # lines whose flags are not ours
+
+
+class Executed(NamedTuple):
+    """A command that is run here, by the Python of these tests."""
+
+    status: int = 0
+
+    def check(self, command, _):
+        process = run_python(*command.split()[1:]) if "python" in command else run(*command.split())
+        assert process.returncode == self.status, process.stderr
+        assert process.stdout
+
+
+class RunBy(NamedTuple):
+    """A command that a script runs, or a test; `text` is a part of that script, or the head of the test."""
+
+    text: str
+
+    def check(self, command, _):
+        tests = set((PROJECT / "tests").rglob("test_*.py")) - {pathlib.Path(__file__)}
+        runners = [PROJECT / ".ci" / "run", PROJECT / "tests" / "run", *tests]
+        assert any(self.text in runner.read_text() for runner in runners), f"nothing runs {command!r} any more"
+
+
+class Offered(NamedTuple):
+    """A command too long to run whose arguments must stand in its `--help`."""
+
+    def check(self, command, _):
+        _, script, *arguments = command.split()
+        text = run_python(script, "--help").stdout
+        assert [argument for argument in arguments if argument not in text] == []
+
+
+class Loaded(NamedTuple):
+    """A script without arguments, too long to run: all that it imports must be there."""
+
+    def check(self, command, _):
+        script = command.split()[1]
+        folder = str(pathlib.Path(script).parent)  # where a script's own imports are looked for first
+        process = run_python("-c", f"import runpy, sys; sys.path[0] = {folder!r}; runpy.run_path({script!r})")
+        assert process.returncode == 0, process.stderr
+
+
+class Installed(NamedTuple):
+    """The installation of a file of requirements."""
+
+    def check(self, command, _):
+        assert (PROJECT / command.split()[-1]).read_text().strip()
+
+
+class ParsedFlags(NamedTuple):
+    """Flags that the launcher hands on to each task."""
+
+    def check(self, command, set_flags):
+        set_flags("--job_name=worker", "--task_index=0", *command.split()[1:])
+
+
+class Task(NamedTuple):
+    """The task that the flags of `distributed.py` describe."""
+
+    job_name: str
+    index: int
+    ps_hosts: tuple[str, ...] = ("localhost:2222",)
+    worker_hosts: tuple[str, ...] = ("localhost:2223", "localhost:2224")
+
+    def check(self, command, set_flags):
+        set_flags(*command.split()[2:])
+        flags = distributed.FLAGS
+        found = Task(flags.job_name, flags.task_index, tuple(flags.ps_hosts), tuple(flags.worker_hosts))
+        assert found == self
+
+
+SEVERAL = (("10.0.0.1:2222",), ("10.0.0.2:2222", "10.0.0.3:2222"))
+SEVERAL_FLAGS = "--ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 --train_dir=/shared/run1"
+RECOMMENDED = "--sync_replicas --local_steps=256 --optimizer=momentum --learning_rate=0.1"
+
+# Every command that a document shows, and how it is exercised.
+EXERCISED = {
+    "./run_local_cluster.sh": RunBy("def test_one_command_trains_mnist_and_prints_the_accuracy("),
+    "./run_local_cluster.sh --help": Executed(),
+    f"./run_local_cluster.sh {RECOMMENDED}": ParsedFlags(),
+    "./tests/run": RunBy("./tests/run"),
+    "./tests/run --quick": RunBy("--quick"),
+    "python distributed.py --job_name=ps --task_index=0": Task("ps", 0),
+    "python distributed.py --job_name=worker --task_index=0": Task("worker", 0),
+    "python distributed.py --job_name=worker --task_index=1": Task("worker", 1),
+    f"python distributed.py {SEVERAL_FLAGS} --job_name=ps --task_index=0": Task("ps", 0, *SEVERAL),
+    f"python distributed.py {SEVERAL_FLAGS} --job_name=worker --task_index=0": Task("worker", 0, *SEVERAL),
+    f"python distributed.py {SEVERAL_FLAGS} --job_name=worker --task_index=1": Task("worker", 1, *SEVERAL),
+    "python distributed.py --help": Executed(status=1),  # as absl has it
+    "iptables -A INPUT -p tcp --dport 2222 ! -s 10.0.0.0/24 -j DROP": RunBy("def test_the_firewall_rule_"),
+    ".venv/bin/python tests/chaos.py --minutes 2": RunBy("def test_chaos_"),
+    ".venv/bin/python -m pip install -r benchmarks/requirements.txt": Installed(),
+    ".venv/bin/python benchmarks/compare.py": Offered(),
+    ".venv/bin/python benchmarks/compare.py --tune": Offered(),
+    ".venv/bin/python benchmarks/compare.py --accuracy": Offered(),
+    ".venv/bin/python benchmarks/start.py": Loaded(),
+    ".venv/bin/python benchmarks/scaling.py messages": Offered(),
+    ".venv/bin/python benchmarks/scaling.py processes": Offered(),
+    ".venv/bin/python benchmarks/scaling.py network": Offered(),
+}
+
+
+@functools.cache
+def run(*command):
+    """Run a command in the project's folder; the same command runs once."""
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120)
+
+
+def run_python(*arguments):
+    return run(sys.executable, *arguments)
+
+
+def prose(document):
+    """Return a document without its blocks of code."""
+    return FENCE.sub("", document.read_text())
+
+
+def inline_code(text):
+    """Return what stands in backticks."""
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
+
+
+def commands_shown(document):
+    """Return the commands in blocks of shell code, after the prompts in blocks of text, and in inline code."""
+    commands = [code for code in inline_code(prose(document)) if code.startswith(COMMAND_WORDS) and " " in code]
+    for language, block in FENCE.findall(document.read_text()):
+        if language == "text":
+            commands += re.findall(r"^\$ (.*)$", block, re.MULTILINE)
+        if language == "sh":
+            variables = {}
+            for line in block.replace("\\\n", "").splitlines():
+                words = shlex.split(string.Template(line).safe_substitute(variables), comments=True)
+                if len(words) == 1 and (assignment := re.fullmatch(r"(\w+)=(.*)", words[0])):
+                    variables[assignment[1]] = assignment[2]
+                elif words:
+                    commands.append(" ".join(words))
+    return commands
+
+
+def anchors(document):
+    """Return the anchors that GitHub makes of a document's headings."""
+    found = []
+    for heading in re.findall(r"^#+ +(.*?) *$", prose(document), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        anchor = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        same = sum(re.fullmatch(re.escape(anchor) + r"(-\d+)?", other) is not None for other in found)
+        found.append(f"{anchor}-{same}" if same else anchor)
+    return found
+
+
+@functools.cache
+def literals():
+    """Return all text that the program may print, with `…` for what varies; docstrings are left out."""
+    texts = [(PROJECT / "run_local_cluster.sh").read_text()]
+    sources = [PROJECT / "distributed.py", PROJECT / "mnist_input.py", *(PROJECT / "runtime").rglob("*.py")]
+    for source in sources:
+        tree = ast.parse(source.read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                texts.append(re.sub(r"%[.\d]*[a-z]", "…", node.value))
+    return texts
+
+
+def num_pieces(fragment):
+    """Return into how few runs of words `fragment` can be cut so that each stands in one of the literals."""
+    words, count = fragment.split(), 0
+    while words:
+        lengths = range(len(words), 0, -1)
+        pieces = (" ".join(words[:length]).strip(" ():,") for length in lengths)
+        found = next((n for n, piece in zip(lengths, pieces, strict=True) if any(piece in t for t in literals())), 0)
+        if not found:
+            return sys.maxsize
+        words, count = words[found:], count + 1
+    return count
+
+
+def messages_explained():
+    """Return the messages of this program that the troubleshooting page explains."""
+    page = (PROJECT / "docs" / "troubleshooting.md").read_text()
+    ours = page[: page.index("## Messages of TensorFlow")]
+    return [
+        message for cell in re.findall(r"^\| ([^|]*`[^|]*) \|", ours, re.MULTILINE) for message in inline_code(cell)
+    ]
+
+
+def label(document):
+    return str(document.relative_to(PROJECT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=label)
+def test_every_link_leads_somewhere(document):
+    for link in LINK.findall(prose(document)):
+        path, _, anchor = link.partition("#")
+        if ":" in path:
+            assert path.startswith("https://"), link
+            continue
+        target = document.parent / path if path else document
+        assert target.exists(), f"{link}: there is no such file"
+        assert not anchor or anchor in anchors(target), f"{link}: no heading there has this anchor"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=label)
+def test_every_block_of_code_says_its_language(document):
+    assert {language for language, _ in FENCE.findall(document.read_text())} <= LANGUAGES
+    assert re.findall(r"\n\n    .*", prose(document)) == [], "code stands between fences, not behind four spaces"
+
+
+@pytest.mark.parametrize("command", sorted({c for document in DOCUMENTS for c in commands_shown(document)}))
+def test_every_command_works(command, set_flags):
+    assert command in EXERCISED, "a new command: add to EXERCISED how it is exercised"
+    EXERCISED[command].check(command, set_flags)
+
+
+def test_every_exercised_command_is_still_shown():
+    assert EXERCISED.keys() - {c for document in DOCUMENTS for c in commands_shown(document)} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=label)
+def test_every_flag_exists(document):
+    known = {*distributed.FLAGS, "help"}
+    for script in ("run_local_cluster.sh", "tests/run"):
+        known.update(FLAG.findall((PROJECT / script).read_text()))
+    for script in [PROJECT / "tests" / "chaos.py", *(PROJECT / "benchmarks").rglob("*.py")]:
+        known.update(re.findall(r'add_argument\(\s*"--(\w+)"', script.read_text()))
+        known.update(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', script.read_text()))
+    assert set(FLAG.findall(OF_OTHERS.sub("", document.read_text()))) - known == set()
+
+
+@pytest.mark.parametrize("message", messages_explained())
+def test_every_message_explained_is_one_of_the_program(message):
+    for fragment in message.split("…"):
+        assert num_pieces(fragment) <= NUM_PIECES, f"no string in the program has {fragment!r}"
+
+
+def test_the_map_of_the_readme_names_what_exists():
+    block = next(block for language, block in FENCE.findall(README.read_text()) if "distributed.py  " in block)
+    folder = PROJECT
+    for line in block.splitlines():
+        name = line.split()[0]
+        path = (folder if line.startswith(" ") else PROJECT) / name
+        assert path.exists(), path
+        if name.endswith("/") and not line.startswith(" "):
+            folder = path
+
+
+def test_the_readme_and_the_pages_are_short():
+    text = README.read_text()
+    assert len(text.splitlines()) <= MAX_README_LINES
+    assert len(text.split()) <= MAX_README_WORDS
+    assert [label(page) for page in PAGES if len(page.read_text().splitlines()) > MAX_PAGE_LINES] == []
