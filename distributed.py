@@ -108,6 +108,8 @@ class Training(NamedTuple):
 def main() -> None:
     """Start the server of this task; then serve as a ps, or train as a worker."""
     task = choose_task()
+    mode = Mode(**{name: getattr(FLAGS, name) for name in Mode._fields})
+    mode.check(num_workers=len(task.worker_hosts))
     check_port_is_free(task)
     warn_if_reachable(task)
 
@@ -126,7 +128,7 @@ def main() -> None:
         lower_priority()
         server.join()
     else:
-        train(task, cluster, connection, watch)
+        train(task, cluster, mode, connection, watch)
 
 
 def choose_task() -> Task:
@@ -139,10 +141,8 @@ def choose_task() -> Task:
     return Task(FLAGS.job_name, FLAGS.task_index, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
 
 
-def train(task: Task, cluster: tf.train.ClusterSpec, connection: Connection, watch: Watch) -> None:
+def train(task: Task, mode: Mode, cluster: tf.train.ClusterSpec, connection: Connection, watch: Watch) -> None:
     """Train the model together with the other workers; the chief evaluates it in the end."""
-    mode = Mode(**{name: getattr(FLAGS, name) for name in Mode._fields})
-    mode.check(num_workers=len(task.worker_hosts))
     train_dir = make_train_dir(task, FLAGS.train_dir)
     train_examples, test_examples = load_examples(task)
     batches, updates, evaluation = build_training(task, cluster, mode, train_examples)

@@ -15,7 +15,7 @@ import mnist_input
 import model
 from benchmarks.peers import launch, measure, problem
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
-from runtime.updates.optimizers import make_optimizer
+from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
 
 FLAGS = flags.FLAGS

@@ -1,6 +1,5 @@
 """Asynchronous updates: each worker applies what it has as soon as it has it."""
 
-import functools
 from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
@@ -26,17 +25,6 @@ def build_async_updates(
     losses: list[tf.Tensor] = []
     steps_added: list[tf.Tensor] = []  # by each exchange
 
-    def apply_oldest(vectors: Sequence[tf.Tensor]) -> None:
-        exchange = pending.pop(0)
-        # The next exchange takes this one for pending. So `vectors` must be read before this one is applied.
-        pairs = packing.unpack(_after(exchange.gradients, vectors))
-        arrived = [part for part, variable in pairs if variable.device == global_step.device]
-        with tf.device(global_step.device):  # constants too: elsewhere, every step would send them
-            with tf.control_dependencies([*steps_added[-1:], *arrived]):
-                fits = global_step.read_value() + exchange.num_steps <= train_steps
-            apply = functools.partial(_apply, exchange, pairs)
-            steps_added.append(tf.cond(fits, apply, lambda: tf.zeros([], tf.int64)))
-
     for number in range(EXCHANGES_PER_RUN):
         with tf.control_dependencies(steps_added[-1:]):
             vectors = packing.read()
@@ -45,9 +33,9 @@ def build_async_updates(
         losses.append(exchange.loss)
         pending.append(exchange)
         if len(pending) > max_pending:
-            apply_oldest(vectors)
-    while pending:
-        apply_oldest(vectors)
+            steps_added.append(_apply(packing, pending.pop(0), vectors, steps_added[-1:], train_steps))
+    for exchange in pending:
+        steps_added.append(_apply(packing, exchange, vectors, steps_added[-1:], train_steps))
     with tf.device(global_step.device):
         num_steps = tf.add_n(steps_added)
     return Updates(
@@ -61,6 +49,29 @@ def build_async_updates(
     )
 
 
+def _apply(
+    packing: Packing, exchange: Exchange, vectors: Sequence[tf.Tensor], previous: list[tf.Tensor], train_steps: int
+) -> tf.Tensor:
+    """Apply an exchange after the `previous` one, if it fits into `train_steps`; return the number of steps added.
+
+    The next exchange takes this one for pending, so `vectors`, which it computes on, must be read before.
+    """
+    global_step = tf.train.get_global_step()
+    pairs = packing.unpack(_after(exchange.gradients, vectors))
+    arrived = [part for part, variable in pairs if variable.device == global_step.device]
+
+    def apply() -> tf.Tensor:
+        with tf.name_scope(None):  # the optimizer's own variables must not be named after the condition
+            train_op = exchange.optimizer.apply_gradients(pairs, exchange.counter)
+        with tf.control_dependencies([train_op]):
+            return tf.identity(exchange.num_steps)
+
+    with tf.device(global_step.device):  # constants too: elsewhere, every step would send them
+        with tf.control_dependencies([*previous, *arrived]):
+            fits = global_step.read_value() + exchange.num_steps <= train_steps
+        return tf.cond(fits, apply, lambda: tf.zeros([], tf.int64))
+
+
 def _after(gradients: Sequence[tf.Tensor], vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Build the gradients for each ps, on that ps, as they are once its vector has been read."""
     delayed = []
@@ -68,11 +79,3 @@ def _after(gradients: Sequence[tf.Tensor], vectors: Sequence[tf.Tensor]) -> list
         with tf.device(vector.device), tf.control_dependencies([vector]):
             delayed.append(tf.identity(gradient))
     return delayed
-
-
-def _apply(exchange: Exchange, pairs: Sequence[tuple[tf.Tensor, tf.Variable]]) -> tf.Tensor:
-    """Apply an exchange, unpacked as `pairs`, and return the number of its steps."""
-    with tf.name_scope(None):  # the optimizer's own variables must not be named after the condition
-        train_op = exchange.optimizer.apply_gradients(pairs, exchange.counter)
-    with tf.control_dependencies([train_op]):
-        return tf.identity(exchange.num_steps)
