@@ -200,6 +200,21 @@ def test_a_document_is_written_from_the_files_of_the_last_full_runs(monkeypatch,
         assert document.count(text) == 1
 
 
+def test_a_comparison_of_only_some_prints_its_tables_and_writes_nothing(monkeypatch, tmp_path, capsys):
+    result = {"examples_per_sec": 20000.0, "secs_to_target": 3.0, "setup_secs": 1.0, "test_accuracy": 0.5}
+    monkeypatch.setattr(contenders, "run", lambda *_: result)
+    monkeypatch.setattr(tuning, "read_settings", lambda: {contenders.OURS: "sgd 0.5"})
+    for module, name in ((results, "RESULTS"), (results, "ACCURACY"), (report, "BENCHMARKS"), (compare, "CHART")):
+        monkeypatch.setattr(module, name, tmp_path / name)
+    for mode in ([], ["--accuracy"]):
+        monkeypatch.setattr("sys.argv", ["compare.py", "--no_isolation", "--only", contenders.OURS, *mode])
+        compare.main()
+    assert list(tmp_path.iterdir()) == []
+    printed = capsys.readouterr().out
+    assert f"| {contenders.OURS} | sgd 0.5 | 20 | 1.00 | 3.00 | 3.00 | 1.0 |" in printed
+    assert f"| {contenders.OURS} | 0.5000 | 0.5000 to 0.5000 |" in printed
+
+
 def test_a_section_is_replaced_and_the_rest_of_the_document_stays(tmp_path):
     document = tmp_path / "document.md"
     document.write_text(
