@@ -141,7 +141,7 @@ def choose_task() -> Task:
     return Task(FLAGS.job_name, FLAGS.task_index, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
 
 
-def train(task: Task, mode: Mode, cluster: tf.train.ClusterSpec, connection: Connection, watch: Watch) -> None:
+def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Connection, watch: Watch) -> None:
     """Train the model together with the other workers; the chief evaluates it in the end."""
     train_dir = make_train_dir(task, FLAGS.train_dir)
     train_examples, test_examples = load_examples(task)
