@@ -1,15 +1,23 @@
 """What TensorFlow sends between the tasks of a cluster, counted in the graphs that it makes for them."""
 
+import collections
+
 import tensorflow.compat.v1 as tf
 
 
 def num_tensors_sent(session, train_op):
     """Run `train_op`, and return how many tensors have gone from one task to another, each with a call of its own."""
+    return tensors_sent(session, train_op).total()
+
+
+def tensors_sent(session, train_op):
+    """Run `train_op`, and count the tensors by way: from which (job, task) to which."""
     metadata = tf.RunMetadata()
     session.run(train_op, options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
     nodes = [node for graph in metadata.partition_graphs for node in graph.node if node.op in ("_Recv", "_HostRecv")]
     assert nodes, "TensorFlow told nothing of its graphs"
-    return sum(_task(node, "send_device") != _task(node, "recv_device") for node in nodes)
+    ways = [(_task(node, "send_device"), _task(node, "recv_device")) for node in nodes]
+    return collections.Counter((sender, receiver) for sender, receiver in ways if sender != receiver)
 
 
 def _task(node, end):
