@@ -49,7 +49,8 @@ class TrainingScaffold(tf.train.Scaffold):
         Raises:
           UnusableError: the last checkpoint in `train_dir` is not one of this model: see `check_last_checkpoint()`.
         """
-        check_last_checkpoint(train_dir)
+        if task.is_chief:
+            check_last_checkpoint(train_dir)
         self.found_step = 0  # the global step at which the chief found the model, for its last session
         super().__init__(
             init_op=tf.no_op(),  # init_fn decides
