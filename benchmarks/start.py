@@ -41,7 +41,7 @@ def time_imports() -> float:
 
 
 def time_cluster() -> tuple[float, float]:
-    """Return the seconds until the chief has logged its first step, and from its last line to the end of every process."""
+    """Return the seconds until the chief has logged its first step, and from its last line to the end of all."""
     flags = ["--train_steps=1000", "--log_every_secs=0.1"]
     with tempfile.TemporaryDirectory() as folder, Cluster(folder, NUM_PS, NUM_WORKERS, *flags) as tasks:
         start = datetime.datetime.now()
