@@ -110,7 +110,7 @@ class Task(NamedTuple):
 
 SEVERAL = (("10.0.0.1:2222",), ("10.0.0.2:2222", "10.0.0.3:2222"))
 SEVERAL_FLAGS = "--ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 --train_dir=/shared/run1"
-RECOMMENDED = "--sync_replicas --local_steps=256 --optimizer=momentum --learning_rate=0.1"
+RECOMMENDED = "--sync_replicas --local_steps=128 --optimizer=momentum --learning_rate=0.1"
 CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 2 --write"
 LOCK = "uv pip compile --universal --generate-hashes --python-version 3.10"
 
