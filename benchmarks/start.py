@@ -1,4 +1,4 @@
-"""How long a cluster takes until its first step, and how much of that is not the import of TensorFlow.
+"""How long a cluster takes until its first step, without the import of TensorFlow, and how long to end after the last.
 
     .venv/bin/python benchmarks/start.py
 
@@ -40,26 +40,31 @@ def time_imports() -> float:
     return statistics.mean(float(process.communicate()[0]) - start for process in processes)
 
 
-def time_first_step() -> float:
-    """Return the seconds until the chief has logged its first step."""
+def time_cluster() -> tuple[float, float]:
+    """Return the seconds until the chief has logged its first step, and from its last line to the end of all."""
     flags = ["--train_steps=1000", "--log_every_secs=0.1"]
     with tempfile.TemporaryDirectory() as folder, Cluster(folder, NUM_PS, NUM_WORKERS, *flags) as tasks:
         start = datetime.datetime.now()
         tasks.start()
+        tasks["worker 0"].wait_for_output("test accuracy .*\n")
+        finished_at = time.monotonic()
         tasks.wait()
+        end_secs = time.monotonic() - finished_at
         first = re.findall(FIRST_LINE, tasks["worker 0"].output())[0]
-    return (datetime.datetime.strptime(f"{start.year}{first}", "%Y%m%d %H:%M:%S.%f") - start).total_seconds()
+    first_at = datetime.datetime.strptime(f"{start.year}{first}", "%Y%m%d %H:%M:%S.%f")
+    return (first_at - start).total_seconds(), end_secs
 
 
 def main() -> None:
     """Measure, and write the medians and spreads into the document."""
     header = report.run_header()
-    rounds = [(time_imports(), time_first_step()) for _ in range(NUM_ROUNDS)]
+    rounds = [(time_imports(), *time_cluster()) for _ in range(NUM_ROUNDS)]
     rows = []
     for name, secs in (
-        ("import of TensorFlow", [imports for imports, _ in rounds]),
-        ("until the first step", [first_step for _, first_step in rounds]),
-        ("all but the import", [first_step - imports for imports, first_step in rounds]),
+        ("import of TensorFlow", [imports for imports, _, _ in rounds]),
+        ("until the first step", [first_step for _, first_step, _ in rounds]),
+        ("all but the import", [first_step - imports for imports, first_step, _ in rounds]),
+        ("from the last line to the end of every process", [end for _, _, end in rounds]),
     ):
         rows.append([name, f"{statistics.median(secs):.2f}", f"{min(secs):.2f} to {max(secs):.2f}"])
     table = report.make_table(("", "seconds", "spread"), rows)

@@ -253,3 +253,11 @@ def test_the_header_of_a_run_names_machine_versions_and_commit_in_one_line():
     assert "\n" not in header
     for pattern in (r"\d+ cores, \d+ GiB", r"Python 3\.\d+\.\d+, TensorFlow 2\.", r"; commit \w+", r"20\d\d\.$"):
         assert re.search(pattern, header), pattern
+
+
+def test_the_readme_recommends_what_tuning_chose():
+    settings = tuning.read_settings()
+    (chosen,) = [c for c in contenders.OURS_SYNC_LOCAL if c.name == settings[contenders.RECOMMENDED]]
+    optimizer, learning_rate = tuning.setting_of(chosen, settings).split()
+    flags = f"{' '.join(chosen.flags)} --optimizer={optimizer} --learning_rate={learning_rate}"
+    assert f"./run_local_cluster.sh {flags}\n" in (report.PROJECT / "README.md").read_text()

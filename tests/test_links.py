@@ -104,13 +104,13 @@ class Task(NamedTuple):
     def check(self, command, set_flags):
         set_flags(*command.split()[2:])
         flags = distributed.FLAGS
-        found = Task(flags.job_name, flags.task_index, tuple(flags.ps_hosts), tuple(flags.worker_hosts))
-        assert found == self
+        described = Task(flags.job_name, flags.task_index, tuple(flags.ps_hosts), tuple(flags.worker_hosts))
+        assert described == self
 
 
 SEVERAL = (("10.0.0.1:2222",), ("10.0.0.2:2222", "10.0.0.3:2222"))
 SEVERAL_FLAGS = "--ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 --train_dir=/shared/run1"
-RECOMMENDED = "--sync_replicas --local_steps=256 --optimizer=momentum --learning_rate=0.1"
+RECOMMENDED = "--sync_replicas --local_steps=128 --optimizer=momentum --learning_rate=0.1"
 CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 2 --write"
 LOCK = "uv pip compile --universal --generate-hashes --python-version 3.10"
 
@@ -187,13 +187,13 @@ def commands_shown(document):
 
 def anchors(document):
     """Return the anchors that GitHub makes of a document's headings."""
-    found = []
+    names = []
     for heading in re.findall(r"^#+ +(.*?) *$", prose(document), re.MULTILINE):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         anchor = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
-        same = sum(re.fullmatch(re.escape(anchor) + r"(-\d+)?", other) is not None for other in found)
-        found.append(f"{anchor}-{same}" if same else anchor)
-    return found
+        same = sum(re.fullmatch(re.escape(anchor) + r"(-\d+)?", other) is not None for other in names)
+        names.append(f"{anchor}-{same}" if same else anchor)
+    return names
 
 
 @functools.cache
@@ -217,11 +217,11 @@ def num_pieces(fragment):
     words, count = fragment.split(), 0
     while words:
         lengths = range(len(words), 0, -1)
-        pieces = (" ".join(words[:length]).strip(" ():,") for length in lengths)
-        found = next((n for n, piece in zip(lengths, pieces, strict=True) if any(piece in t for t in literals())), 0)
-        if not found:
+        pieces = (" ".join(words[:n]).strip(" ():,") for n in lengths)
+        length = next((n for n, piece in zip(lengths, pieces, strict=True) if any(piece in t for t in literals())), 0)
+        if not length:
             return sys.maxsize
-        words, count = words[found:], count + 1
+        words, count = words[length:], count + 1
     return count
 
 

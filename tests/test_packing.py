@@ -38,8 +38,8 @@ def test_each_ps_packs_what_it_holds_and_unpacks_what_it_gets(run):
     parts, variables = zip(*packing.unpack([10 * tensor for tensor in vectors]), strict=True)
     assert variables == (matrix, vector, scalar)
     assert [part.device for part in parts] == [PS_0, PS_0, PS_1]
-    for found, expected in zip(run(parts), (10 * MATRIX, 10 * VECTOR, 90), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for part, expected in zip(run(parts), (10 * MATRIX, 10 * VECTOR, 90), strict=True):
+        np.testing.assert_array_equal(part, expected)
 
 
 def test_whole_parameters_by_name_have_gradients_by_vector(run):
