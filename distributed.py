@@ -13,6 +13,7 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
 """
 
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,14 +21,15 @@ from runtime import environment  # noqa: F401  # first: it sets what TensorFlow 
 
 # isort: split
 import tensorflow.compat.v1 as tf
-from absl import flags
+from absl import flags, logging
 
 import mnist_input
 import model
 from runtime import program
+from runtime.cluster.agreement import Agreement
 from runtime.cluster.connection import Connection
-from runtime.cluster.discovery import task_from_tf_config
-from runtime.cluster.leaving import leave_when_evaluated
+from runtime.cluster.discovery import discover
+from runtime.cluster.leaving import Departure
 from runtime.cluster.roll_call import EVALUATED, RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
@@ -39,9 +41,10 @@ from runtime.machine.session_config import make_session_config
 from runtime.session import profiling
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.checkpoints import make_saving_hooks, make_train_dir
+from runtime.session.input import InputHook
 from runtime.session.progress import ProgressHook
 from runtime.session.result import Evaluation, make_result
-from runtime.session.scaffold import Initialization, TrainingScaffold
+from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook
 from runtime.updates import placement
 from runtime.updates.exchange import Updates
@@ -76,6 +79,7 @@ flags.DEFINE_integer("local_steps", 1, "steps on a worker's own copy between exc
 flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples", 0, 2**31 - 1)
 # Periods and timeouts.
 flags.DEFINE_float("save_checkpoint_secs", 60, "period of the chief's checkpoints", lower_bound=1)
+flags.DEFINE_integer("keep_checkpoints", 5, "how many of the last checkpoints are kept", lower_bound=1)
 flags.DEFINE_float("log_every_secs", 2, "period of the progress line and of summaries", lower_bound=0.1)
 flags.DEFINE_float("startup_timeout_secs", 300, "how long to wait for the ps tasks and the chief at start", 1)
 flags.DEFINE_float("recovery_timeout_secs", 600, "how long to wait for a lost ps or chief to come back", 1)
@@ -89,11 +93,7 @@ flags.register_multi_flags_validator(
     "it needs --sync_replicas",
 )
 flags.register_multi_flags_validator(
-    ["profile_steps", "train_dir"],
-    lambda values: (
-        values["profile_steps"] is None or (values["train_dir"] and profiling.is_traceable(values["profile_steps"]))
-    ),
-    "it is A:B, two global steps, and needs --train_dir",
+    ["profile_steps", "train_dir"], profiling.can_trace, "it is A:B, two global steps, and needs --train_dir"
 )
 
 
@@ -124,18 +124,21 @@ def main() -> None:
 
     # A ps holds variables, and changes them as the sessions of the workers demand. join() never returns.
     if task.job_name == "ps":
-        leave_when_evaluated(task, connection)
-        lower_priority()
+        Departure(task, connection)
+        lower_priority(task)
         server.join()
     else:
         train(task, cluster, mode, connection, watch)
 
 
 def choose_task() -> Task:
-    """Return this task as the flags give it, or as `TF_CONFIG` does where no flag describes the cluster."""
-    tf_config = os.environ.get("TF_CONFIG")
-    if tf_config and not any(FLAGS[name].present for name in ("job_name", "task_index", "ps_hosts", "worker_hosts")):
-        return task_from_tf_config(tf_config)
+    """Return this task as the flags give it, or as a cluster manager does where no flag describes the cluster."""
+    if not any(FLAGS[name].present for name in ("job_name", "task_index", "ps_hosts", "worker_hosts")):
+        if discovery := discover(os.environ):
+            FLAGS.set_default("train_dir", discovery.model_dir)
+            return discovery.task
+    elif "TF_CONFIG" in os.environ:
+        logging.info("TF_CONFIG is ignored, since flags describe the cluster")
     if FLAGS.job_name is None or FLAGS.task_index is None:
         raise UnusableError("--job_name (ps or worker) and --task_index are required")
     return Task(FLAGS.job_name, FLAGS.task_index, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
@@ -144,50 +147,67 @@ def choose_task() -> Task:
 def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Connection, watch: Watch) -> None:
     """Train the model together with the other workers; the chief evaluates it in the end."""
     train_dir = make_train_dir(task, FLAGS.train_dir)
-    train_examples, test_examples = load_examples(task)
+    train_examples, test_examples, data = load_examples(task)
     batches, updates, evaluation = build_training(task, cluster, mode, train_examples)
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps. Its hooks run
     # around every step, in this order; at the end, those of the chief alone run before the others.
     roll_call = RollCall(task)
-    initialization = Initialization(updates.unsaved_variables, batches.initializer, batches.feed_dict)
-    scaffold = TrainingScaffold(task, connection, train_dir, initialization, watch.timeouts)
+    scaffold = make_scaffold(task, connection, updates, data, train_dir, watch.timeouts)
     saving_hooks = make_saving_hooks(task, train_dir, scaffold, FLAGS.save_checkpoint_secs, FLAGS.log_every_secs)
     progress = ProgressHook(task, updates, FLAGS.train_steps, FLAGS.batch_size, FLAGS.log_every_secs)
     with tf.train.MonitoredTrainingSession(
         master=connection.target,
         is_chief=task.is_chief,
         scaffold=scaffold,
-        chief_only_hooks=[WaitForWorkersHook(roll_call, task), *saving_hooks],
+        chief_only_hooks=[WaitForWorkersHook(roll_call, task, FLAGS.recovery_timeout_secs), *saving_hooks],
         hooks=[
+            InputHook(task, updates, batches.initializer, batches.feed_dict),
             *updates.hooks,
             *profiling.make_profiling_hooks(task, updates.global_step, FLAGS.profile_steps, train_dir),
             StopAtStepHook(task, scaffold, updates.global_step, FLAGS.train_steps),
             progress,
             AbandonSessionHook(watch),
-            StopOnSignalHook(task, saving_hooks),
+            StopOnSignalHook(task, roll_call, saving_hooks),
             RollCallHook(roll_call, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
         ],
         config=connection.config,
         stop_grace_period_secs=0.5,  # the thread that applies synchronous updates never stops by itself
     ) as session:
-        lower_priority()
+        lower_priority(task)
         while not session.should_stop():
             session.run(updates.train_op)
 
     if test_examples:
         with connection.session() as session:
-            measures = evaluation.run(session, *test_examples)
-            make_result(task, mode, measures, progress, FLAGS.model, FLAGS.batch_size).publish(train_dir)
+            result = make_result(task, agreed_flags(), evaluation.run(session, *test_examples), progress)
+            print(result, flush=True)
             roll_call.say(session, EVALUATED)
+        result.write(train_dir)
 
 
-def load_examples(task: Task) -> tuple[mnist_input.Examples, mnist_input.Examples | None]:
-    """Return this worker's shard of the training examples and, for the chief, all test examples."""
+def make_scaffold(
+    task: Task, connection: Connection, updates: Updates, data: str, train_dir: str, timeouts: Timeouts
+) -> TrainingScaffold:
+    """Build what makes the sessions of a worker ready; `data` tells the examples from others."""
+    agreement = Agreement(task, {**agreed_flags(), "data_dir": data})
+    job = Job(agreement, updates.unsaved_variables, train_dir, FLAGS.keep_checkpoints, FLAGS.train_steps)
+    return TrainingScaffold(task, connection, job, timeouts)
+
+
+def agreed_flags() -> dict[str, object]:
+    """Return the flags that all workers must be given alike."""
+    names = (*Mode._fields, "model", "hidden_units", "batch_size", "ps_strategy", "partition_bytes", "seed")
+    return {name: FLAGS[name].value for name in names}
+
+
+def load_examples(task: Task) -> tuple[mnist_input.Examples, mnist_input.Examples | None, str]:
+    """Return this worker's training examples, all test examples for the chief, and what tells the data from others."""
     download.fetch(FLAGS.data_dir)
     train_examples = mnist_input.load(FLAGS.data_dir, "train")
     test_examples = mnist_input.load(FLAGS.data_dir, "t10k") if task.is_chief else None
-    return mnist_input.shard(train_examples, task.index, len(task.worker_hosts)), test_examples
+    data = f"({len(train_examples.labels)} examples, CRC-32 {zlib.crc32(train_examples.images.data):08x})"
+    return mnist_input.shard(train_examples, task.index, len(task.worker_hosts)), test_examples, data
 
 
 def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, examples: mnist_input.Examples) -> Training:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ class Examples(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """An endless stream of batches, a few for each run of the graph; run `initializer` first, with `feed_dict`.
+    """An endless stream of batches, a few for each run of the graph; run `initializer` first, with `feed_dict()`.
 
     The examples stay in memory as bytes. The stream carries indices: a run gathers and converts only what it uses.
     """
@@ -45,7 +45,13 @@ class Batches(NamedTuple):
     labels: tf.Variable  # uint8 [n]
     indices: tf.Tensor  # int32 [batches in a run, b], in [0, n)
     initializer: tf.Operation
-    feed_dict: dict[tf.Tensor, npt.NDArray[np.uint8]]
+    examples: dict[tf.Tensor, npt.NDArray[np.uint8]]  # what the placeholders are fed
+    first_example: tf.Tensor  # int64 [], a placeholder: how many examples earlier sessions have used
+    batch_size: int
+
+    def feed_dict(self, first_batch: int) -> dict[tf.Tensor, Any]:
+        """Return what `initializer` is fed, so that the stream begins with batch `first_batch`."""
+        return {**self.examples, self.first_example: first_batch * self.batch_size}
 
     def batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Build the batch of `indices`, int32 [b]: images, float32 [b, 784] in [0, 1]; labels, int32 [b] in [0, 10)."""
@@ -132,11 +138,14 @@ def build_batches(examples: Examples, num_batches: int, batch_size: int, seed: i
     @tf.autograph.experimental.do_not_convert  # it has no control flow to convert, and looking for it takes time
     def shuffle(epoch: tf.Tensor) -> tf.Tensor:
         run_seed = tf.constant([seed, stream], tf.int64)
-        return tf.random.experimental.stateless_shuffle(
-            tf.range(len(examples.labels)), tf.random.experimental.stateless_fold_in(run_seed, epoch)
+        order = tf.random.experimental.stateless_shuffle(
+            tf.range(num_examples), tf.random.experimental.stateless_fold_in(run_seed, epoch)
         )
+        return order[tf.maximum(first_example - epoch * num_examples, 0) :]  # of the first epoch, what is left
 
-    epochs = tf.data.Dataset.range(sys.maxsize)
+    num_examples = len(examples.labels)
+    first_example = tf.placeholder(tf.int64, [], name="first_example")
+    epochs = tf.data.Dataset.range(first_example // num_examples, sys.maxsize)
     indices = epochs.map(shuffle).rebatch(num_batches * batch_size, drop_remainder=True).prefetch(2)
     # There is nothing to tune, and closing a session would wait for the autotuner's thread, which may sleep a minute.
     options = tf.data.Options()
@@ -151,4 +160,6 @@ def build_batches(examples: Examples, num_batches: int, batch_size: int, seed: i
         tf.reshape(iterator.get_next(), [num_batches, batch_size]),
         tf.group(iterator.initializer, images.initializer, labels.initializer),
         dict(zip(fed, examples, strict=True)),
+        first_example,
+        batch_size,
     )

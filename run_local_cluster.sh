@@ -66,6 +66,11 @@ parse_arguments() {
         sed -n '3,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 0
         ;;
+      helpfull | helpshort | helpxml) # those of distributed.py
+        python="$("$here/runtime/launch/venv.sh" requirements.txt)" || exit
+        "$python" "$here/distributed.py" "$1"
+        exit 0
+        ;;
       *) flags+=("$1") ;;
     esac
     shift
@@ -196,7 +201,7 @@ supervise() {
 restart() {
   local status="${statuses[$1]}"
   if ((status == 2)); then
-    give_up "$1" 2 "cannot use what it was given"
+    give_up "$1" 2 "cannot use what it was given, or save what it has made"
   elif [[ -n "$2" ]] || ((restarts[$1] == max_restarts)); then
     give_up "$1" "$status" "ended with status $status"
   fi

@@ -11,6 +11,14 @@ class UnusableError(Exception):
     """This task cannot use what it was given: its flags, its input or its environment must change."""
 
 
+class UnsavedError(Exception):
+    """Training reached its end, but its result could not be saved: trying again is in vain."""
+
+
+class FinishedError(Exception):
+    """Nothing is left to do for this task: the job has finished without it."""
+
+
 def reason(error: tf.errors.OpError) -> str:
     r"""Return the name of an error and the one line of its message that says what is wrong.
 

@@ -1,6 +1,5 @@
 """How the program starts and ends: from the command line to an exit status, with one line for every error."""
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -8,7 +7,8 @@ from collections.abc import Callable, Sequence
 import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
 
-from runtime.errors import UnusableError, reason
+from runtime.errors import FinishedError, UnsavedError, UnusableError, reason
+from runtime.process import end_process, set_session_niceness
 from runtime.session.stopping import StoppedError
 
 UNUSABLE_STATUS = 2  # the flags, the input or the environment must change before another attempt can succeed
@@ -23,7 +23,7 @@ def start(main: Callable[[], None], data_errors: tuple[type[Exception], ...]) ->
     """
     tf.logging.set_verbosity(tf.logging.ERROR)  # its warnings mostly say that the API of TensorFlow 1 is deprecated
     flags.FLAGS.set_default("verbosity", logging.INFO)
-    app.run(lambda _: _run(main, (UnusableError, *data_errors)), flags_parser=_parse_flags)
+    app.run(lambda _: _run(main, (UnusableError, UnsavedError, *data_errors)), flags_parser=_parse_flags)
 
 
 def _parse_flags(arguments: Sequence[str]) -> list[str]:
@@ -39,19 +39,25 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler never runs during server.join()
+    set_session_niceness(0)  # a task that was killed may have left another one
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell has it for background jobs
+            # Until a ps or a session listens. The system has no default action for process 1 of a container.
+            signal.signal(number, lambda number, _: end_process(128 + number))
     status, message = 0, ""
     try:
         main()
     except unusable as error:
         status, message = UNUSABLE_STATUS, str(error)
-    except (TimeoutError, StoppedError) as error:
+    except FinishedError as error:
+        logging.info("%s", error)
+    except StoppedError as error:
+        status, message = 128 + error.number, str(error)
+    except TimeoutError as error:
         status, message = 1, str(error)
     except tf.errors.OpError as error:
         status, message = 1, f"{reason(error)}; start this task again"
-    if message:
-        print(f"error: {message}", file=sys.stderr)
-    logging.flush()
-    sys.stdout.flush()
-    os._exit(status)  # neither a server nor a session in use can be stopped, so do not wait for them
+    except Exception as error:  # a defect of this program: one line for the user, and the rest at --verbosity=1
+        status, message = 1, f"{type(error).__name__}: {error}; start this task again"
+        logging.debug("unexpected error", exc_info=True)
+    end_process(status, message)

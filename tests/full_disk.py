@@ -5,9 +5,9 @@ import pytest
 from benchmarks.testbed.processes import can_run
 
 
-def full_disk(folder):
-    """Return a command to put before another, which then finds an empty disk with 64 kB of space at `folder`."""
-    mount = 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"'
+def full_disk(folder, size="64k"):
+    """Return a command to put before another, which then finds an empty disk of this size at `folder`."""
+    mount = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
     return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(folder)]
 
 

@@ -18,7 +18,7 @@ def test_the_chief_ends_when_the_others_have_trained_but_not_before(local_server
     servers = local_servers(1, 3)
     chief, chief_graph = build(servers, 0)
     other, other_graph = build(servers, 1)  # worker 2 never comes
-    hook = attendance.WaitForWorkersHook(chief, servers.task("worker", 0))
+    hook = attendance.WaitForWorkersHook(chief, servers.task("worker", 0), recovery_timeout_secs=60)
     with servers.worker_session(0, chief_graph) as session, servers.worker_session(1, other_graph) as other_session:
         other.say(other_session, TRAINING)
         ended = threading.Event()
@@ -35,14 +35,41 @@ def test_the_chief_ends_when_the_others_have_trained_but_not_before(local_server
 
 def test_the_chief_does_not_wait_for_a_dead_worker_for_ever(local_servers, monkeypatch, caplog):
     monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)
+    monkeypatch.setattr(attendance, "probe", lambda address: "connection refused")  # a server here cannot be stopped
     servers = local_servers(1, 2)
     chief, chief_graph = build(servers, 0)
     dead, dead_graph = build(servers, 1)
     with servers.worker_session(1, dead_graph) as session:
         dead.say(session, TRAINING)
     with servers.worker_session(0, chief_graph) as session:
-        attendance.WaitForWorkersHook(chief, servers.task("worker", 0)).end(session)
-    assert "worker 0 waited 0 s for worker 1 to take its last step: ending without it" in caplog.text
+        attendance.WaitForWorkersHook(chief, servers.task("worker", 0), recovery_timeout_secs=60).end(session)
+    gone = f"worker 1 at {servers.worker_hosts[1]}"
+    assert f"worker 0: ending without {gone}, which has not taken its last step" in caplog.text
+
+
+def test_the_chief_waits_for_a_slow_worker_that_answers(local_servers, monkeypatch):
+    monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)
+    servers = local_servers(1, 2)
+    chief, chief_graph = build(servers, 0)
+    slow, slow_graph = build(servers, 1)
+    hook = attendance.WaitForWorkersHook(chief, servers.task("worker", 0), recovery_timeout_secs=60)
+    with servers.worker_session(0, chief_graph) as session, servers.worker_session(1, slow_graph) as slow_session:
+        slow.say(slow_session, TRAINING)
+        ending = threading.Thread(target=hook.end, args=(session,), daemon=True)
+        ending.start()
+        ending.join(2)
+        assert ending.is_alive(), "its grace is over, but it still answers"
+        slow.say(slow_session, TRAINED)
+        ending.join(60)
+        assert not ending.is_alive()
+
+
+def test_the_chief_says_who_never_came(local_servers, caplog):
+    servers = local_servers(1, 2)
+    chief, graph = build(servers, 0)
+    with servers.worker_session(0, graph) as session:
+        attendance.WaitForWorkersHook(chief, servers.task("worker", 0), recovery_timeout_secs=60).end(session)
+    assert f"worker 0: worker 1 at {servers.worker_hosts[1]} never came" in caplog.text
 
 
 def absent_worker(servers, step):
@@ -68,3 +95,17 @@ def test_a_synchronous_model_that_has_trained_goes_on_without_who_does_not_come_
     servers = local_servers(1, 2)
     absent_worker(servers, step=5)
     assert f"waited 0 s for worker 1 at {servers.worker_hosts[1]}: training goes on" in caplog.text
+
+
+def test_the_word_of_an_earlier_life_does_not_count(local_servers, caplog):
+    servers = local_servers(1, 2)
+    dead, graph = build(servers, 1)
+    with servers.worker_session(1, graph) as session:
+        session.run(dead._say, {dead._word: f"{TRAINING} 1"})  # the server that answers has another number
+    absent_worker(servers, step=5)
+    assert f"waited 0 s for worker 1 at {servers.worker_hosts[1]}: training goes on" in caplog.text
+    with servers.worker_session(1, graph) as session:
+        dead.say(session, TRAINING)
+    caplog.clear()
+    absent_worker(servers, step=5)
+    assert "waited" not in caplog.text

@@ -1,14 +1,11 @@
-import json
 import socket
 import threading
 
 import pytest
 
 from runtime.cluster import probes
-from runtime.cluster.discovery import task_from_tf_config
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
-from runtime.errors import UnusableError
 from runtime.launch.ports import choose_ports
 
 PS = ("a:1", "b:2")
@@ -21,32 +18,6 @@ def test_a_task_knows_its_place():
     assert [task.address for task in (chief, worker, ps)] == ["c:3", "e:5", "b:2"]
     assert [str(task) for task in (chief, worker, ps)] == ["worker 0", "worker 2", "ps 1"]
     assert ps.device == "/job:ps/task:1"
-
-
-def test_tf_config_gives_cluster_and_task():
-    config = {"cluster": {"ps": PS, "worker": WORKERS}, "task": {"type": "worker", "index": "1"}}
-    assert task_from_tf_config(json.dumps(config)) == Task("worker", 1, PS, WORKERS)
-
-
-@pytest.mark.parametrize(
-    ("tf_config", "message"),
-    [
-        ("not json", "TF_CONFIG is not of the form"),
-        ('{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}}', "TF_CONFIG is not of the form"),
-        ('{"cluster": {"chief": ["a:1"], "ps": ["b:2"]}, "task": {}}', "TF_CONFIG has the jobs chief, ps, expected ps"),
-        (
-            '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 1}}',
-            "worker has no task 1",
-        ),
-        (
-            '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "chief", "index": 0}}',
-            "the job is 'chief', expected ps or worker",
-        ),
-    ],
-)
-def test_an_unusable_tf_config_is_refused(tf_config, message):
-    with pytest.raises(UnusableError, match=message):
-        task_from_tf_config(tf_config)
 
 
 def test_a_probe_tells_a_tensorflow_server_from_anything_else(monkeypatch, local_servers):

@@ -122,7 +122,7 @@ def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, se
     training = build_training(servers.task("worker", 0))
     with servers.worker_session(0, graph) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        session.run(training.batches.initializer, training.batches.feed_dict)
+        session.run(training.batches.initializer, training.batches.feed_dict(0))
         tensors = tensors_sent(session, training.updates.train_op)
     worker, ps_tasks = ("worker", 0), (("ps", 0), ("ps", 1))
     expected = {way: EXCHANGES_PER_RUN for ps in ps_tasks for way in ((ps, worker), (worker, ps))}

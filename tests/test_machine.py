@@ -6,6 +6,7 @@ import pytest
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 from runtime.machine.port import check_port_is_free, warn_if_reachable
+from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_session_config
 
 PS = ("a:1", "b:2")
@@ -40,3 +41,8 @@ def test_a_task_that_others_can_reach_says_so(caplog, host, warns):
     warn_if_reachable(Task("ps", 0, (f"{host}:2222",), WORKERS))
     line = f"ps 0: whoever can reach {host}:2222, by any interface, can read and change everything"
     assert (line in caplog.text) == warns
+
+
+def test_a_task_that_is_alone_on_its_host_keeps_its_priority(monkeypatch):
+    monkeypatch.setattr(os, "setpriority", lambda *_: pytest.fail("its priority is lowered"))
+    lower_priority(Task("ps", 0, ("a:1",), ("b:2",)))

@@ -109,7 +109,7 @@ def test_a_shard_without_examples_is_refused():
         mnist_input.shard(examples, 2, 3)
 
 
-def draw(num_examples, batch_size, num_runs, num_batches=1, seed=0, stream=0):
+def draw(num_examples, batch_size, num_runs, num_batches=1, seed=0, stream=0, first_batch=0):
     """Return the indices of the examples drawn: int [num_runs * num_batches * batch_size]."""
     # Each example's index is written into its first two pixels.
     images = np.zeros((num_examples, 784), np.uint8)
@@ -117,7 +117,7 @@ def draw(num_examples, batch_size, num_runs, num_batches=1, seed=0, stream=0):
     labels = (np.arange(num_examples) % 10).astype(np.uint8)
     with tf.Graph().as_default(), tf.Session() as session:
         batches = mnist_input.build_batches(mnist_input.Examples(images, labels), num_batches, batch_size, seed, stream)
-        session.run(batches.initializer, batches.feed_dict)
+        session.run(batches.initializer, batches.feed_dict(first_batch))
         of_a_run = [batches.batch(indices) for indices in tf.unstack(batches.indices)]
         drawn = [batch for _ in range(num_runs) for batch in session.run(of_a_run)]
     indices = np.concatenate([np.rint(255 * (256 * image[:, 0] + image[:, 1])) for image, _ in drawn]).astype(int)
@@ -157,3 +157,10 @@ def test_the_examples_are_no_part_of_the_graph(graph):
     examples = mnist_input.Examples(np.zeros((60000, 784), np.uint8), np.zeros(60000, np.uint8))
     mnist_input.build_batches(examples, 1, 100, 0, 0)
     assert graph.as_graph_def().ByteSize() < 20_000
+
+
+@pytest.mark.parametrize("first_batch", [0, 1, 9, 10, 11, 25])
+def test_a_stream_goes_on_where_earlier_sessions_stopped(first_batch):
+    undisturbed = draw(num_examples=100, batch_size=10, num_runs=40)
+    resumed = draw(num_examples=100, batch_size=10, num_runs=40 - first_batch, first_batch=first_batch)
+    np.testing.assert_array_equal(resumed, undisturbed[10 * first_batch :])

@@ -1,6 +1,9 @@
+import dataclasses
+
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall
+from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, life_of
+from runtime.launch.ports import choose_ports
 
 
 def build(servers, job_name, index):
@@ -8,33 +11,37 @@ def build(servers, job_name, index):
         return RollCall(servers.task(job_name, index)), graph
 
 
+def texts(roll_call, session):
+    return [word.text for word in roll_call.listen(session)]
+
+
 def test_what_a_worker_says_is_heard_by_every_ps_and_worker_and_stays(local_servers):
     servers = local_servers(2, 3)
     speaker, graph = build(servers, "worker", 1)
     with servers.worker_session(1, graph) as session:
-        assert speaker.listen(session) == ["", "", ""], "nobody has said anything"
+        assert texts(speaker, session) == ["", "", ""], "nobody has said anything"
         speaker.say(session, TRAINING)
 
     for ps in range(2):
         listener, graph = build(servers, "ps", ps)
         with tf.Session(servers.ps[ps].target, graph=graph) as session:
-            assert listener.listen(session) == ["", "training", ""]
-            assert listener.listen(session) == ["", "training", ""], "listening takes nothing away"
+            assert texts(listener, session) == ["", "training", ""]
+            assert texts(listener, session) == ["", "training", ""], "listening takes nothing away"
 
     late, graph = build(servers, "worker", 2)
     with servers.worker_session(2, graph) as session:
         late.say(session, TRAINED)
-        assert late.listen(session) == ["", "training", "trained"]
+        assert texts(late, session) == ["", "training", "trained"]
 
 
 def test_what_was_said_before_a_ps_was_lost_counts_as_not_said(local_servers):
     servers = local_servers(2, 1)
     worker, graph = build(servers, "worker", 0)
     with servers.worker_session(0, graph) as session:
-        session.run(worker._say[0], {worker._word: TRAINING})  # ps 1 is new, and has not heard it
-        assert worker.listen(session) == [""]
+        session.run(worker._say[0], {worker._word: f"{TRAINING} 1"})  # ps 1 is new, and has not heard it
+        assert texts(worker, session) == [""]
         worker.say(session, TRAINING)
-        assert worker.listen(session) == ["training"]
+        assert texts(worker, session) == ["training"]
 
 
 def test_the_roll_call_is_no_part_of_the_model(local_servers):
@@ -42,3 +49,16 @@ def test_the_roll_call_is_no_part_of_the_model(local_servers):
     with tf.Graph().as_default():
         RollCall(servers.task("worker", 0))
         assert tf.global_variables() == tf.local_variables() == tf.trainable_variables() == []
+
+
+def test_a_word_carries_the_life_of_the_process_that_said_it(local_servers):
+    servers = local_servers(1, 2)
+    speaker, graph = build(servers, "worker", 1)
+    with servers.worker_session(1, graph) as session:
+        speaker.say(session, TRAINING)
+        (word,) = [word for word in speaker.listen(session) if word.text]
+    lives = [life_of(peer) for peer in servers.task("ps", 0).others("worker")]
+    assert word.life == lives[1]
+    assert lives[0] not in ("", lives[1])
+    nobody = dataclasses.replace(servers.task("ps", 0).others("worker")[0], address=f"localhost:{choose_ports(1)[0]}")
+    assert life_of(nobody) == ""

@@ -4,8 +4,12 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
+from runtime.cluster import probes
+from runtime.cluster.agreement import Agreement
 from runtime.cluster.waiting import Timeouts
-from runtime.session.scaffold import Initialization, TrainingScaffold
+from runtime.errors import FinishedError
+from runtime.session import scaffold
+from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import StopAtStepHook
 
 
@@ -22,13 +26,9 @@ class Worker:
                 global_step = tf.train.create_global_step()
                 tf.get_variable("w", [3, 2])
                 self.step = global_step.assign_add(1)
-                value = tf.placeholder(tf.int64, [])
-                self.fed = tf.get_variable("fed", [], tf.int64, collections=["fed"], trainable=False)
-                initialization = Initialization(
-                    unsaved_variables=[], local_init_op=self.fed.assign(value), local_init_feed_dict={value: 7}
-                )
+                job = Job(Agreement(self.task, {}), [], str(train_dir), keep_checkpoints=5, train_steps=100)
                 timeouts = Timeouts(startup_timeout_secs, recovery_secs=20)
-                self.scaffold = TrainingScaffold(self.task, self.connection, str(train_dir), initialization, timeouts)
+                self.scaffold = TrainingScaffold(self.task, self.connection, job, timeouts)
 
     def session(self, hooks=()):
         with self.graph.as_default():
@@ -71,13 +71,6 @@ def test_a_chief_restores_where_nothing_lives_and_a_living_model_wins(local_serv
         assert "keeping it, at global step 2" in caplog.text
 
 
-def test_what_must_run_in_every_session_runs_in_every_session(local_servers):
-    worker = Worker(local_servers(1, 1), 0)
-    for _ in range(2):
-        with worker.session() as session:
-            assert session.run(worker.fed) == 7
-
-
 def test_a_worker_that_looks_before_the_chief_is_there_trains_at_once_when_it_is(local_servers):
     servers = local_servers(1, 2)
     other, trained = Worker(servers, 1), threading.Event()
@@ -116,3 +109,23 @@ def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_serv
     assert count_steps(Worker(servers, 0), last_step=5) == 5
     assert count_steps(Worker(servers, 1), last_step=5) == 0
     assert count_steps(Worker(servers, 1), last_step=7) == 2
+
+
+def test_a_worker_that_comes_after_the_end_finds_out(local_servers, tmp_path, monkeypatch):
+    monkeypatch.setattr(scaffold, "LATE_SECS", 0.1)
+    servers = local_servers(1, 2)
+    worker = Worker(servers, 1, tmp_path)
+    monkeypatch.setattr(probes, "probe", lambda address: "connection refused")  # a server here cannot be stopped
+    (tmp_path / "result.json").write_text('{"global_step": 100}')
+    with pytest.raises(FinishedError, match=r"worker 1: nothing is left to do: no ps answers, and .* has the"):
+        worker.session()
+
+
+def test_old_checkpoints_are_counted_over_restarts(local_servers, tmp_path):
+    for life in range(3):
+        worker = Worker(local_servers(1, 1), 0, tmp_path)
+        with worker.session() as session, worker.connection.session(worker.graph) as saving:
+            for step in range(4):
+                session.run(worker.step)
+                worker.scaffold.saver.save(saving, str(tmp_path / "model.ckpt"), global_step=10 * life + step)
+    assert len(list(tmp_path.glob("model.ckpt-*.index"))) == 5

@@ -5,7 +5,7 @@ shared machine changes more than that from one run to the next.
 """
 
 import runpy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -29,7 +29,7 @@ class Batches(NamedTuple):
     constant: list[tf.Tensor]  # float32 [b, 784] and int32 [b]
     is_constant: tf.Tensor  # bool []: whether to use the constant one
     initializer: tf.Operation
-    feed_dict: dict[tf.Tensor, Any]
+    feed_dict: Callable[[int], dict[tf.Tensor, Any]]
 
     def batch(self, indices: tf.Tensor) -> list[tf.Tensor]:
         """Build the batch of `indices`, or the constant one.

@@ -62,7 +62,7 @@ def train(num_cores: int) -> None:
     )
     with tf.Session(config=config) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        session.run(batches.initializer, batches.feed_dict)
+        session.run(batches.initializer, batches.feed_dict(0))
         measure.train(
             clock,
             lambda: session.run(train_op),

@@ -43,16 +43,16 @@ def answers(address):
 class Process:
     """A child whose output goes to a file."""
 
-    def __init__(self, arguments, output, env=None, cwd=None):
+    def __init__(self, arguments, output, env=None, cwd=None, **options):
         self.output_path = pathlib.Path(output)
         with open(output, "ab") as file:
             self._popen = subprocess.Popen(
                 arguments,
-                stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(env or {})},
                 cwd=cwd,
+                **{"stdin": subprocess.DEVNULL, **options},
             )
 
     def output(self):
@@ -112,16 +112,21 @@ class Cluster:
     def start(self, *names):
         """Start tasks, or start them again; all of them if none is named. Return the last."""
         for name in names or self.names:
-            job_name, index = name.split()
-            self.start_with(name, f"--job_name={job_name}", f"--task_index={index}", *self.flags)
+            self.start_with(name, *self.role(name), *self.flags)
         return self.tasks[(names or self.names)[-1]]
 
-    def start_with(self, name, *flags, env=None):
-        """Start a task with these flags and nothing else."""
+    @staticmethod
+    def role(name):
+        """Return the flags that say which task this is."""
+        job_name, index = name.split()
+        return [f"--job_name={job_name}", f"--task_index={index}"]
+
+    def start_with(self, name, *flags, env=None, before=(), **options):
+        """Start a task with these flags and nothing else; `before` is a command that runs it."""
         on_host = self._network.command(self.names.index(name)) if self._network else []
-        command = [*on_host, sys.executable, str(PROJECT / "distributed.py"), *flags]
+        command = [*on_host, *before, sys.executable, str(PROJECT / "distributed.py"), *flags]
         output = self._folder / f"{name.replace(' ', '-')}.log"
-        self.tasks[name] = Process(command, output, env, cwd=self._folder)
+        self.tasks[name] = Process(command, output, env, cwd=self._folder, **options)
 
     def __getitem__(self, name):
         return self.tasks[name]

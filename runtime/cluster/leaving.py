@@ -1,54 +1,75 @@
-"""How a ps ends: it leaves after the chief's last word, although `server.join()` never returns."""
+"""How a ps ends: after the chief's last word, or, told to stop, after the workers; `server.join()` never returns."""
 
-import os
+import signal
 import threading
 import time
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime.cluster import probes, signals
 from runtime.cluster.connection import Connection
-from runtime.cluster.roll_call import EVALUATED, TRAINING, RollCall
+from runtime.cluster.roll_call import EVALUATED, TRAINED, TRAINING, RollCall, Word
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import POLL_SECS
+from runtime.process import end_process
 
 LINGER_SECS = 0.5  # how long a ps stays after the chief's last word, so that the chief gets the answer of every ps
 
 
-def leave_when_evaluated(task: Task, connection: Connection) -> None:
-    """Start a thread that logs what the workers say, and ends this ps with status 0 after the chief's last word.
+class Departure:
+    """Ends the process of a ps: with 0 after the chief's last word, with 128 + signal when told to stop.
 
-    It ends the process from a thread, since `server.join()` never returns and nothing can stop a server.
+    A ps that is told to stop stays until no worker trains any more, so that each can finish its step, and the chief can
+    save. It ends the process from a thread, since `server.join()` never returns and nothing can stop a server.
     """
 
-    def watch_and_leave() -> None:
-        status = 1
+    def __init__(self, task: Task, connection: Connection):
+        """Start to listen, to the workers and for signals."""
+        self._task, self._connection = task, connection
+        self._received: signal.Signals | None = None
+        self._last_words = [Word("", "")] * len(task.worker_hosts)
+        signals.listen(self._note_signal)
+        threading.Thread(target=self._watch_and_leave, name="watch_and_leave", daemon=True).start()
+
+    def _note_signal(self, number: signal.Signals) -> float:
+        logging.info("%s: %s: leaving when the workers have, or at once at a second signal", self._task, number.name)
+        self._received = number
+        return signals.STOP_SECS + 2  # the workers need theirs
+
+    def _watch_and_leave(self) -> None:
         try:
-            _wait_until_evaluated(task, connection)
-            status = 0
-        except Exception:  # whatever it is: a ps that hears nothing would stay for ever
-            logging.exception("%s: cannot hear when the workers have finished; start it again", task)
-        finally:
-            logging.flush()
-            os._exit(status)
+            self._wait_until_nobody_needs_us()
+        except Exception as error:  # whatever it is: a ps that hears nothing would stay for ever
+            end_process(1, f"{self._task} cannot hear when the workers have finished ({error!r}); start it again")
+        end_process(128 + self._received if self._received else 0)
 
-    threading.Thread(target=watch_and_leave, name="watch_and_leave", daemon=True).start()
+    def _wait_until_nobody_needs_us(self) -> None:
+        """Log what each worker says whenever that changes, until none needs this ps any more."""
+        with tf.Graph().as_default() as graph:
+            roll_call = RollCall(self._task)
+        with self._connection.session(graph) as session:
+            while not self._received or self._is_needed():
+                time.sleep(POLL_SECS)
+                self._hear(roll_call.listen(session))
+                if self._last_words[0].text == EVALUATED:
+                    break
+        unfinished = [f"worker {worker}" for worker, word in enumerate(self._last_words) if word.text in ("", TRAINING)]
+        without = f", without the last word of {', '.join(unfinished)}" if unfinished else ""
+        reason = f"{self._received.name}, and nobody trains" if self._received else "the chief has evaluated"
+        logging.info("%s: %s: leaving%s", self._task, reason, without)
+        time.sleep(LINGER_SECS)
 
+    def _hear(self, words: list[Word]) -> None:
+        for worker, word in enumerate(words):
+            if word != self._last_words[worker]:
+                logging.info("%s: worker %d: %s", self._task, worker, word.text)
+        self._last_words = words
 
-def _wait_until_evaluated(task: Task, connection: Connection) -> None:
-    """Log what each worker says whenever that changes, and return soon after the chief's last word."""
-    with tf.Graph().as_default() as graph:
-        roll_call = RollCall(task)
-    last_words = [""] * len(task.worker_hosts)
-    with connection.session(graph) as session:
-        while last_words[0] != EVALUATED:
-            time.sleep(POLL_SECS)
-            words = roll_call.listen(session)
-            for worker, word in enumerate(words):
-                if word != last_words[worker]:
-                    logging.info("%s: worker %d: %s", task, worker, word)
-            last_words = words
-    unfinished = [f"worker {worker}" for worker, word in enumerate(last_words) if word in ("", TRAINING)]
-    without = f", without the last word of {', '.join(unfinished)}" if unfinished else ""
-    logging.info("%s: the chief has evaluated: leaving%s", task, without)
-    time.sleep(LINGER_SECS)
+    def _is_needed(self) -> bool:
+        """Return whether a worker that answers trains, or the chief has yet to evaluate."""
+        words = self._last_words
+        workers = [worker for worker in self._task.others("worker") if words[worker.index].text == TRAINING]
+        if words[0].text == TRAINED:
+            workers.append(self._task.others("worker")[0])
+        return len(probes.unreachable(workers)) < len(workers)

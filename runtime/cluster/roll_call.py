@@ -1,13 +1,26 @@
 """The roll call: what each worker last said of itself, kept on every ps."""
 
+from typing import NamedTuple
+
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.task import Task
+from runtime.cluster.task import Peer, Task
 
 # What a worker says of itself.
 TRAINING = "training"
 TRAINED = "trained"
+STOPPED = "stopped"  # by a signal, before the end
 EVALUATED = "evaluated"  # the chief's last word: nobody needs the ps any more
+
+
+PROBE_MS = 5000  # how long to wait for the answer of a worker's server
+
+
+class Word(NamedTuple):
+    """What a worker last said of itself."""
+
+    text: str  # "" if it has said nothing
+    life: str  # tells the process that said it from those before and after it
 
 
 class RollCall:
@@ -21,32 +34,52 @@ class RollCall:
     def __init__(self, task: Task):
         """Build the ops for `task` in the default graph: a worker uses every ps, a ps only itself."""
         ps_indices = [task.index] if task.job_name == "ps" else range(len(task.ps_hosts))
-        entries = [[_build_entry(ps, worker) for ps in ps_indices] for worker in range(len(task.worker_hosts))]
+        workers = range(len(task.worker_hosts))
+        entries = [[build_entry(ps, f"worker_{worker}") for ps in ps_indices] for worker in workers]
         self._entries = [of_worker[0] for of_worker in entries]
         with tf.device(task.device):
             self._is_heard = [tf.reduce_all([e.is_initialized() for e in of_worker]) for of_worker in entries]
+        self._task = task
         self._word = tf.placeholder(tf.string, [], name="roll_call/word")
         if task.job_name == "worker":
             self._say = [entry.assign(self._word, read_value=False) for entry in entries[task.index]]
 
-    def say(self, session: tf.Session, word: str) -> None:
+    def say(self, session: tf.Session, text: str) -> None:
         """Tell every ps what this worker is doing."""
-        session.run(self._say, {self._word: word})
+        session.run(self._say, {self._word: f"{text} {_life(session, self._task.device)}"})
 
-    def listen(self, session: tf.Session) -> list[str]:
+    def listen(self, session: tf.Session) -> list[Word]:
         """Return what each worker last said, by task index.
 
         A ps that was restarted has forgotten everything. What a worker said before that counts as not said.
         """
         is_heard = session.run(self._is_heard)
-        return [session.run(entry).decode() if is_heard[i] else "" for i, entry in enumerate(self._entries)]
+        said = [session.run(entry).decode() if is_heard[i] else " " for i, entry in enumerate(self._entries)]
+        return [Word(*text.split(" ")) for text in said]
 
 
-def _build_entry(ps: int, worker: int) -> tf.Variable:
-    """Build the variable on one ps that one worker writes; the graphs of all tasks share it by its name."""
+def life_of(worker: Peer) -> str:
+    """Return the life of the process that answers at the address of `worker`, or "" if none does in time."""
+    device = f"/job:{worker.job_name}/task:{worker.index}"
+    config = tf.ConfigProto(device_filters=[device], operation_timeout_in_ms=PROBE_MS)
+    try:
+        with tf.Session(f"grpc://{worker.address}", config=config) as session:
+            return _life(session, device)
+    except tf.errors.OpError:
+        return ""
+
+
+def _life(session: tf.Session, device: str) -> str:
+    """Return the incarnation of a server: TensorFlow gives each that starts another number."""
+    name = f"{device.replace('/task', '/replica:0/task')}/device:CPU:0"
+    return next((str(found.incarnation) for found in session.list_devices() if found.name == name), "")
+
+
+def build_entry(ps: int, name: str) -> tf.Variable:
+    """Build a string variable on one ps; the graphs of all tasks share it by its name."""
     with tf.device(f"/job:ps/task:{ps}"), tf.variable_scope("roll_call", reuse=tf.AUTO_REUSE):
         return tf.get_variable(
-            f"ps_{ps}_worker_{worker}",
+            f"ps_{ps}_{name}",
             shape=[],
             dtype=tf.string,
             initializer=tf.constant_initializer(""),

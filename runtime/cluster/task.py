@@ -68,6 +68,12 @@ class Task:
         """This task's device name."""
         return f"/job:{self.job_name}/task:{self.index}"
 
+    @property
+    def num_tasks_on_host(self) -> int:
+        """How many tasks of the cluster, with this one, have the host of this one's address."""
+        hosts = [host_of(address) for address in self.ps_hosts + self.worker_hosts]
+        return hosts.count(host_of(self.address))
+
     def others(self, job_name: str) -> list[Peer]:
         """Return the tasks of one job, without this one."""
         peers = (Peer(job_name, index, address) for index, address in enumerate(self.jobs[job_name]))
@@ -94,5 +100,9 @@ def port_of(address: str) -> int:
 
 def _check_address(job_name: str, address: str) -> None:
     host, _, port = address.rpartition(":")
+    try:
+        host.encode("idna")  # as a socket will encode it
+    except UnicodeError:
+        host = ""
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise UnusableError(f"{job_name} address {address!r} is not host:port, such as 10.0.0.5:2222")

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from absl import logging
 
 from runtime.cluster import probes
 from runtime.cluster.task import Peer, Task
+from runtime.process import end_process
 
 POLL_SECS = 0.2
 LOOK_SECS = 1.0  # how often a watch looks
@@ -44,11 +43,6 @@ def wait_until_nothing_is_missing(
             logging.info("%s: waiting for %s", task, missing)
             last_logged, logged_at = missing, now
         time.sleep(POLL_SECS)
-
-
-def wait_for_ps(task: Task) -> None:
-    """Wait until every ps answers; `Watch` ends the process when that takes too long."""
-    wait_until_nothing_is_missing(task, lambda: probes.describe(probes.unreachable(task.others("ps"))))
 
 
 @dataclasses.dataclass
@@ -107,6 +101,5 @@ class Watch:
     def _give_up(self, secs: float) -> None:
         missing = probes.describe(self._unreachable)
         remedy = "start what is missing, or correct --ps_hosts and --worker_hosts"
-        print(f"error: {self._task} waited {secs:.0f} s for {missing}: {remedy}", file=sys.stderr)
-        logging.flush()
-        os._exit(1)  # the main thread may be inside TensorFlow, where nothing interrupts it
+        # The main thread may be inside TensorFlow, where nothing interrupts it.
+        end_process(1, f"{self._task} waited {secs:.0f} s for {missing}: {remedy}")

@@ -18,8 +18,9 @@ locked=""
 is_suitable() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
 
 find_python() {
-  local candidate
-  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+  local candidate candidates=(python3 python3.13 python3.12 python3.11 python3.10)
+  if [[ -n "${PYTHON:-}" ]]; then candidates=("$PYTHON"); fi
+  for candidate in "${candidates[@]}"; do
     if is_suitable "$candidate"; then
       echo "$candidate"
       return

@@ -6,13 +6,20 @@ import sys
 
 import psutil
 
+from runtime.cluster.task import Task
+from runtime.process import set_session_niceness
+
 NICENESS = 10  # gives a task that starts nine tenths of a core that both want
 
 
-def lower_priority() -> None:
-    """Lower the priority of all threads of this process, on Linux; elsewhere threads have no niceness of their own."""
-    if sys.platform != "linux":
+def lower_priority(task: Task) -> None:
+    """Lower the priority of all threads of this process, and of its session, unless it is the only task on its host.
+
+    Only on Linux do threads and sessions have a niceness of their own.
+    """
+    if sys.platform != "linux" or task.num_tasks_on_host == 1:
         return
+    set_session_niceness(NICENESS)
     niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
     is_complete = False
     while not is_complete:  # a thread may start another one before its own turn comes

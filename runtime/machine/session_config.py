@@ -4,7 +4,7 @@ import os
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.task import Task, host_of
+from runtime.cluster.task import Task
 
 
 def make_session_config(task: Task) -> tf.ConfigProto:
@@ -12,9 +12,8 @@ def make_session_config(task: Task) -> tf.ConfigProto:
     # A worker talks only to the ps tasks, so its sessions need not wait for the other workers.
     peers = ["/job:ps", task.device] if task.job_name == "worker" else [task.device]
     # By default each process takes as many threads as there are cores, and lets them spin while they wait for work.
-    num_tasks_here = [host_of(address) for address in task.ps_hosts + task.worker_hosts].count(host_of(task.address))
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
-    num_threads = max(1, num_cores // num_tasks_here)
+    num_threads = max(1, num_cores // task.num_tasks_on_host)
     # Rewriting the graph would double the time of the first run, and make no later run faster.
     graph_options = tf.GraphOptions()
     graph_options.rewrite_options.disable_meta_optimizer = True

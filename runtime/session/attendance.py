@@ -1,10 +1,13 @@
 """When the workers wait for each other: synchronous ones before the first step, the chief after the last."""
 
+import time
+
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall
-from runtime.cluster.task import Task
+from runtime.cluster.probes import probe
+from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, Word, life_of
+from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 
 GRACE_SECS = 20.0  # how long to wait for a worker that took part before, and may come back
@@ -20,9 +23,11 @@ class RollCallHook(tf.train.SessionRunHook):
     def __init__(self, roll_call: RollCall, task: Task, wait_for_all: bool, startup_timeout_secs: float):
         self._roll_call, self._task = roll_call, task
         self._wait_for_all, self._startup_timeout_secs = wait_for_all, startup_timeout_secs
+        self._present: set[Word] = set()
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._roll_call.say(session, TRAINING)
+        self._present.clear()
         if not self._wait_for_all:
             return
         is_new = session.run(tf.train.get_global_step(session.graph)) == 0
@@ -37,7 +42,16 @@ class RollCallHook(tf.train.SessionRunHook):
 
     def _describe_absent(self, session: tf.Session) -> str:
         words = self._roll_call.listen(session)
-        return ", ".join(f"worker {i} at {self._task.worker_hosts[i]}" for i, word in enumerate(words) if not word)
+        absent = [worker for worker in self._task.others("worker") if not self._is_present(worker, words[worker.index])]
+        return ", ".join(map(str, absent))
+
+    def _is_present(self, worker: Peer, word: Word) -> bool:
+        """Return whether the process that said the word still answers: that of an earlier life does not count."""
+        if word.text and word not in self._present:
+            if probe(worker.address) or life_of(worker) != word.life:
+                return False
+            self._present.add(word)
+        return bool(word.text)
 
     def end(self, session: tf.Session) -> None:
         self._roll_call.say(session, TRAINED)
@@ -50,18 +64,30 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
     hands out the tokens, so it must go last. For the chief only, and first in `chief_only_hooks`.
     """
 
-    def __init__(self, roll_call: RollCall, task: Task):
-        self._roll_call, self._task = roll_call, task
+    def __init__(self, roll_call: RollCall, task: Task, recovery_timeout_secs: float):
+        """Wait `GRACE_SECS` for workers that do not answer, and `recovery_timeout_secs` for those that do."""
+        self._roll_call, self._task, self._recovery_timeout_secs = roll_call, task, recovery_timeout_secs
 
     def end(self, session: tf.Session) -> None:
+        answered_at = {worker: time.monotonic() for worker in self._task.others("worker")}
+
+        def describe_training() -> str:
+            words = self._roll_call.listen(session)
+            training = [worker for worker in answered_at if words[worker.index].text == TRAINING]
+            for worker in training:
+                if probe(worker.address) is None:
+                    answered_at[worker] = time.monotonic()
+            awaited = [worker for worker in training if time.monotonic() < answered_at[worker] + GRACE_SECS]
+            return ", ".join(f"worker {worker.index} to take its last step" for worker in awaited)
+
         try:
             wait_until_nothing_is_missing(
-                self._task, lambda: self._describe_training(session), GRACE_SECS, "ending without it"
+                self._task, describe_training, self._recovery_timeout_secs, "ending without it"
             )
         except TimeoutError as error:
             logging.warning("%s", error)
-
-    def _describe_training(self, session: tf.Session) -> str:
-        words = self._roll_call.listen(session)
-        others = (i for i, word in enumerate(words) if word == TRAINING and i != self._task.index)
-        return ", ".join(f"worker {i} to take its last step" for i in others)
+        for worker, word in zip(answered_at, self._roll_call.listen(session)[1:], strict=True):
+            if word.text == TRAINING:
+                logging.warning("%s: ending without %s, which has not taken its last step", self._task, worker)
+            elif not word.text:
+                logging.warning("%s: %s never came", self._task, worker)

@@ -1,18 +1,23 @@
 """The train directory and its checkpoints: whether they can be used, and how new ones are written."""
 
+import contextlib
 import fcntl
+import glob
 import os
 import re
+import shutil
 import socket
-import tempfile
+import threading
+from collections.abc import Iterator
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster.task import Task
+from runtime.cluster.task import Peer, Task
+from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import UnusableError, reason
 
-NEEDED_BYTES = 2**20  # free space that it must have: a checkpoint of the default model
+SHARING_SECS = 5.0  # how long a shared folder may take to show a ps what the chief has written
 LOCK_FILE = "chief.lock"  # says which process trains there, and is locked while it does
 
 
@@ -24,6 +29,8 @@ def make_train_dir(task: Task, train_dir: str) -> str:
     Raises:
       UnusableError: it cannot be written, or another job uses it.
     """
+    if "://" in train_dir:
+        raise UnusableError(f"--train_dir {train_dir} is not a folder: {train_dir.split(':')[0]}:// is not supported")
     if task.is_chief and not train_dir:
         logging.warning(
             "%s: nothing is saved, since --train_dir is not given: if a ps is lost, training begins again", task
@@ -32,9 +39,6 @@ def make_train_dir(task: Task, train_dir: str) -> str:
         try:
             os.makedirs(train_dir, exist_ok=True)
             _lock(train_dir)
-            with tempfile.TemporaryFile(dir=train_dir) as file:
-                file.write(bytes(NEEDED_BYTES))
-                os.fsync(file)  # or some file systems notice only later that they are full
         except OSError as error:
             raise UnusableError(f"--train_dir {train_dir} cannot be written: {error.strerror}") from error
     return os.path.abspath(train_dir) if train_dir else ""
@@ -94,19 +98,111 @@ def _whole_shapes() -> dict[str, list[int]]:
     return shapes
 
 
+def recover(saver: tf.train.Saver, train_dir: str) -> str | None:
+    """Return the last checkpoint in `train_dir`, if there is one; `saver` learns of all, and deletes old ones."""
+    state = tf.train.get_checkpoint_state(train_dir) if train_dir else None
+    if not state:
+        return None
+    saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
+    return tf.train.latest_checkpoint(train_dir)
+
+
 class CheckpointHook(tf.train.CheckpointSaverHook):
     """Saves periodically as TensorFlow's own hook does, but trains on when that fails.
 
-    The model lives on the ps tasks, and would be lost if a full disk ended the job.
+    The model lives on the ps tasks, and would be lost if a full disk ended the job. Only a new model, which has not
+    trained yet, is refused when it cannot be saved.
     """
 
+    def __init__(self, task: Task, train_dir: str, scaffold: tf.train.Scaffold, save_secs: float):
+        """Save into `train_dir` every `save_secs`, with the saver of `scaffold`."""
+        # TensorBoard's events have the graph. Writing it as text too, with each checkpoint, would hold up a restarted
+        # chief.
+        super().__init__(train_dir, save_secs=save_secs, scaffold=scaffold, save_graph_def=False)
+        self._task, self._train_dir = task, train_dir
+        self._saving = threading.Lock()  # a signal may stop the worker while it saves
+
+    def begin(self) -> None:
+        super().begin()
+        self._file = tf.placeholder(tf.string, [], name="shared_file")  # a constant's content would be remembered
+        self._seen_by_ps = {}
+        for ps in self._task.others("ps"):
+            with tf.device(f"/job:ps/task:{ps.index}/device:CPU:0"):
+                self._seen_by_ps[ps] = tf.io.read_file(self._file)
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        self._check_that_all_share(session)
+        is_new = session.run(tf.train.get_global_step(session.graph)) == 0
+        with self._surviving_failure(is_new):
+            super().after_create_session(session, coord)
+
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        try:
+        with self._saving, self._surviving_failure():
             super().after_run(run_context, run_values)
+
+    def end(self, session: tf.Session) -> None:
+        with self._saving, self._surviving_failure():
+            super().end(session)
+
+    @contextlib.contextmanager
+    def _surviving_failure(self, is_new: bool = False) -> Iterator[None]:
+        try:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # of the writer of summaries, which notes each checkpoint: see below
+                yield
         except (tf.errors.AbortedError, tf.errors.UnavailableError):  # a ps is lost, and the session with it
             raise
         except tf.errors.OpError as error:
+            for folder in glob.glob(os.path.join(glob.escape(self._train_dir), "model.ckpt-*_temp")):
+                shutil.rmtree(folder, ignore_errors=True)  # the parts that could be written
+            if is_new:
+                where = f"--train_dir {self._train_dir}"
+                raise UnusableError(f"no checkpoint can be written to {where}: {reason(error)}") from error
             logging.error("no checkpoint could be written (%s): make that possible; training goes on", reason(error))
+
+    def _check_that_all_share(self, session: tf.Session) -> None:
+        """Check that every ps sees the chief's folder, since each writes its own part of a checkpoint.
+
+        Raises:
+          UnusableError: a ps does not.
+        """
+        path = os.path.join(self._train_dir, LOCK_FILE)
+        with open(path, "rb") as file:
+            expected = file.read()
+
+        def describe_not_sharing() -> str:
+            return ", ".join(str(ps) for ps in self._seen_by_ps if self._read(session, ps, path) != expected)
+
+        try:
+            wait_until_nothing_is_missing(self._task, describe_not_sharing, SHARING_SECS)
+        except TimeoutError:
+            raise UnusableError(
+                f"{describe_not_sharing()} does not see the --train_dir {self._train_dir} of the chief: it must be one"
+                " folder that all tasks share under the same name, since each ps writes its own part of a checkpoint"
+            ) from None
+
+    def _read(self, session: tf.Session, ps: Peer, path: str) -> bytes | None:
+        """Return the content of a file as a ps sees it, or None if it sees none."""
+        try:
+            return bytes(session.run(self._seen_by_ps[ps], {self._file: path}))
+        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError):
+            return None
+
+
+class SummaryHook(tf.train.SummarySaverHook):
+    """Writes summaries as TensorFlow's own hook does, but trains on when that fails.
+
+    The writer raises a `RuntimeError` then. Checkpoints fail too, and say so.
+    """
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        with contextlib.suppress(RuntimeError):
+            super().after_run(run_context, run_values)
+
+    def end(self, session: tf.Session) -> None:
+        with contextlib.suppress(RuntimeError):
+            super().end(session)
 
 
 def make_saving_hooks(
@@ -116,10 +212,6 @@ def make_saving_hooks(
     if not (task.is_chief and train_dir):
         return []
     return [
-        # TensorBoard's events have the graph. Writing it as text too, with each checkpoint, would hold up a restarted
-        # chief.
-        CheckpointHook(train_dir, save_secs=save_checkpoint_secs, scaffold=scaffold, save_graph_def=False),
-        tf.train.SummarySaverHook(
-            save_secs=save_summaries_secs, output_dir=train_dir, summary_op=tf.summary.merge_all()
-        ),
+        CheckpointHook(task, train_dir, scaffold, save_checkpoint_secs),
+        SummaryHook(save_secs=save_summaries_secs, output_dir=train_dir, summary_op=tf.summary.merge_all()),
     ]

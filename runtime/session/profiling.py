@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -20,10 +22,10 @@ def parse_steps(text: str) -> tuple[int, int]:
     return first, last
 
 
-def is_traceable(text: str) -> bool:
-    """Return whether `parse_steps()` can read `text`."""
+def can_trace(flags: Mapping[str, Any]) -> bool:
+    """Return whether `--profile_steps`, if given, can be read, and `--train_dir` takes the traces."""
     with contextlib.suppress(ValueError):
-        return bool(parse_steps(text))
+        return flags["profile_steps"] is None or bool(parse_steps(flags["profile_steps"]) and flags["train_dir"])
     return False
 
 

@@ -38,7 +38,8 @@ class ProgressHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         # Count from here, not from where the last session was: a restored model may have lost steps.
-        self._counted = self._count(session.run(tf.train.get_global_step(session.graph)))
+        self._last_global_step = session.run(tf.train.get_global_step(session.graph))
+        self._counted = self._count(self._last_global_step)
         self._examples_logged, self._logged_at = self.num_examples, time.monotonic()
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
@@ -50,6 +51,7 @@ class ProgressHook(tf.train.SessionRunHook):
         num_steps, loss_value, global_step = run_values.results
         self._local_step += int(num_steps)
         self.train_secs = now - self._started_at
+        self._last_global_step = int(global_step)
         if num_steps and now >= self._logged_at + self._log_every_secs:
             self._add_examples(global_step)
             logging.info(
@@ -64,8 +66,8 @@ class ProgressHook(tf.train.SessionRunHook):
             self._examples_logged, self._logged_at = self.num_examples, now
 
     def end(self, session: tf.Session) -> None:
+        self._add_examples(self._last_global_step)  # of the time that was measured: others may still train
         global_step = session.run(tf.train.get_global_step(session.graph))
-        self._add_examples(global_step)
         logging.info(
             "%s: finished at global step %d, after %d local steps in %.1f s",
             self._task,

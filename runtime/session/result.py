@@ -3,14 +3,15 @@
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
+from runtime.errors import UnsavedError
 from runtime.session.progress import ProgressHook
-from runtime.updates.mode import Mode
 
 RESULT_FILE = "result.json"
 BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
@@ -61,19 +62,29 @@ class Result:
     num_workers: int
     tensorflow_version: str
 
-    def publish(self, train_dir: str) -> None:
-        """Write `result.json` into `train_dir`, unless that is empty, and print the last line."""
-        if train_dir:
-            self._write(train_dir)
-        print(self, flush=True)
+    def write(self, train_dir: str) -> None:
+        """Write `result.json`, unless `train_dir` is empty or has the result of this very model already.
 
-    def _write(self, train_dir: str) -> None:
-        """Write `result.json`, so that a reader sees either this result or the last one, whole."""
+        A reader sees either this result or the last one, whole.
+
+        Raises:
+          UnsavedError: it cannot be written, or the last checkpoint does not have this model.
+        """
+        if not train_dir or (self.train_secs == 0.0 and read_global_step(train_dir) == self.global_step):
+            return
         path = os.path.join(train_dir, RESULT_FILE)
-        with open(path + ".tmp", "w") as file:
-            json.dump(dataclasses.asdict(self), file, indent=2)
-            file.write("\n")
-        os.replace(path + ".tmp", path)
+        try:
+            with open(path + ".tmp", "w") as file:
+                json.dump(dataclasses.asdict(self), file, indent=2)
+                file.write("\n")
+            os.replace(path + ".tmp", path)
+        except OSError as error:
+            raise UnsavedError(f"{path} could not be written: {error.strerror}; make room and train again") from error
+        if not (tf.train.latest_checkpoint(train_dir) or "").endswith(f"-{self.global_step}"):
+            raise UnsavedError(
+                f"the model of global step {self.global_step} could not be saved in {train_dir}, and is lost: make room"
+                " and train again"
+            )
 
     def __str__(self) -> str:
         return (
@@ -82,22 +93,31 @@ class Result:
         )
 
 
-def make_result(
-    task: Task, mode: Mode, measures: Measures, progress: ProgressHook, model: str, batch_size: int
-) -> Result:
-    """Return the result of a run, with rounded figures."""
+def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progress: ProgressHook) -> Result:
+    """Return the result of a run with these flags, with rounded figures."""
+    names = ("model", "optimizer", "sync_replicas", "local_steps", "batch_size")
     return Result(
         test_accuracy=round(measures.accuracy, 6),
         test_loss=round(measures.loss, 6),
         global_step=measures.global_step,
         train_secs=round(progress.train_secs, 3),
         examples_per_sec=round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else 0.0,
-        model=model,
-        optimizer=mode.optimizer,
-        sync_replicas=mode.sync_replicas,
-        local_steps=mode.local_steps,
-        batch_size=batch_size,
         num_ps=len(task.ps_hosts),
         num_workers=len(task.worker_hosts),
         tensorflow_version=tf.__version__,
+        **{name: flags[name] for name in names},
     )
+
+
+def read_global_step(train_dir: str) -> int:
+    """Return the global step of the result in `train_dir`, or 0 if there is none."""
+    try:
+        with open(os.path.join(train_dir, RESULT_FILE)) as file:
+            return int(json.load(file)["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def is_finished(train_dir: str, train_steps: int) -> bool:
+    """Return whether `train_dir` has the result of `train_steps` steps."""
+    return bool(train_dir) and read_global_step(train_dir) >= train_steps

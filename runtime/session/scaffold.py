@@ -1,24 +1,31 @@
 """How a worker's sessions become ready: wait for the ps tasks, then for the model, or make or restore it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime.cluster import probes
+from runtime.cluster.agreement import Agreement
 from runtime.cluster.connection import Connection
 from runtime.cluster.task import Task
-from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_for_ps, wait_until_nothing_is_missing
-from runtime.session.checkpoints import check_last_checkpoint
+from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_until_nothing_is_missing
+from runtime.errors import FinishedError
+from runtime.session import checkpoints, result
+
+LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
 
 
-class Initialization(NamedTuple):
-    """What the sessions of a worker initialise beside the model."""
+class Job(NamedTuple):
+    """What the tasks of a job agree on, and where its model is saved."""
 
-    unsaved_variables: Sequence[tf.Variable]  # on the ps tasks: with a new model, or before it is restored
-    local_init_op: tf.Operation  # in every new session, beside the local variables
-    local_init_feed_dict: Mapping[tf.Tensor, object]
+    agreement: Agreement
+    unsaved_variables: Sequence[tf.Variable]  # on the ps tasks: initialised with a new model, or before it is restored
+    train_dir: str  # the folder of the checkpoints, or empty
+    keep_checkpoints: int
+    train_steps: int  # the global step at which training ends
 
 
 class TrainingScaffold(tf.train.Scaffold):
@@ -34,51 +41,48 @@ class TrainingScaffold(tf.train.Scaffold):
       checkpoint whenever the chief restarts.
     """
 
-    def __init__(
-        self, task: Task, connection: Connection, train_dir: str, initialization: Initialization, timeouts: Timeouts
-    ):
+    def __init__(self, task: Task, connection: Connection, job: Job, timeouts: Timeouts):
         """Build what this needs, after the model.
 
         Args:
           task: this worker.
           connection: to its server.
-          train_dir: the folder of the checkpoints, or empty.
-          initialization: what each session initialises beside the model.
+          job: that this worker takes part in.
           timeouts: how long the chief may take to initialise the model, and to restore it.
 
         Raises:
-          UnusableError: the last checkpoint in `train_dir` is not one of this model: see `check_last_checkpoint()`.
+          UnusableError: the last checkpoint is not one of this model: see `check_last_checkpoint()`.
         """
         if task.is_chief:
-            check_last_checkpoint(train_dir)
+            checkpoints.check_last_checkpoint(job.train_dir)
         self.found_step = 0  # the global step at which the chief found the model, for its last session
         super().__init__(
             init_op=tf.no_op(),  # init_fn decides
             init_fn=lambda _, session: self._keep_restore_or_initialize(session),
-            local_init_op=tf.group(tf.train.Scaffold.default_local_init_op(), initialization.local_init_op),
-            local_init_feed_dict=initialization.local_init_feed_dict,
-            saver=tf.train.Saver(sharded=True, save_relative_paths=True),
+            saver=tf.train.Saver(sharded=True, save_relative_paths=True, max_to_keep=job.keep_checkpoints),
         )
-        self._task, self._connection, self._train_dir, self._timeouts = task, connection, train_dir, timeouts
+        self._task, self._connection, self._job, self._timeouts = task, connection, job, timeouts
         self._was_ready = self._has_trained = False
         self._global_step = tf.train.get_global_step()
-        unsaved_variables = initialization.unsaved_variables
-        self._uninitialized = tf.report_uninitialized_variables([*unsaved_variables, *tf.global_variables()])
+        self._uninitialized = tf.report_uninitialized_variables([*job.unsaved_variables, *tf.global_variables()])
         self._uninitialized.mark_used()  # or TensorFlow prints a stack trace when a wait ends before its first use
-        self._initialize_unsaved = tf.variables_initializer(unsaved_variables)
+        self._initialize_unsaved = tf.variables_initializer(job.unsaved_variables)
         self._initializer = tf.global_variables_initializer()
 
     def finalize(self) -> "TrainingScaffold":
         """Wait until a session can be made and used.
 
         Raises:
+          FinishedError: no ps answers, and the job has finished.
           TimeoutError: the chief did not initialise or restore the model in time.
+          UnusableError: this task and the chief do not agree.
         """
         super().finalize()
         if self._was_ready:
             logging.info("%s: the last session is lost: making a new one", self._task)
             time.sleep(POLL_SECS)  # gRPC needs a moment to find a ps that is back
-        wait_for_ps(self._task)
+        start = time.monotonic()
+        wait_until_nothing_is_missing(self._task, lambda: self._describe_missing_ps(start))
         if not self._task.is_chief:
             chief = f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
             timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
@@ -88,17 +92,30 @@ class TrainingScaffold(tf.train.Scaffold):
         self._was_ready = True
         return self
 
+    def _describe_missing_ps(self, start: float) -> str:
+        unreachable = probes.unreachable(self._task.others("ps"))
+        is_late = unreachable and time.monotonic() > start + LATE_SECS
+        if is_late and result.is_finished(self._job.train_dir, self._job.train_steps):
+            raise FinishedError(
+                f"{self._task}: nothing is left to do: no ps answers, and {self._job.train_dir} has the result of"
+                f" {self._job.train_steps} steps"
+            )
+        return probes.describe(unreachable)
+
     def _is_initialized(self) -> bool:
         """Look with a session of its own, since TensorFlow's would sleep."""
         try:
             with self._connection.session() as session:
+                self._job.agreement.check(session)
                 return not session.run(self._uninitialized).size
         except tf.errors.UnavailableError:  # a ps went away since it was probed
             return False
 
     def _keep_restore_or_initialize(self, session: tf.Session) -> None:
         """Find the model on the ps tasks, else in the last checkpoint; else make a new one."""
-        checkpoint = tf.train.latest_checkpoint(self._train_dir) if self._train_dir else None
+        self._job.agreement.check(session)
+        self._job.agreement.publish(session)
+        checkpoint = checkpoints.recover(self.saver, self._job.train_dir)
         if not session.run(self._uninitialized).size:
             origin = "the ps tasks hold a living model: keeping it"
         else:

@@ -1,23 +1,30 @@
 """Why a worker stops: at its last step, because of a signal, or, until it has a new session, at the loss of a ps."""
 
-import os
-import select
 import signal
 import threading
+import time
 from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime.cluster import signals
+from runtime.cluster.roll_call import STOPPED, TRAINING, RollCall
 from runtime.cluster.task import Task
-from runtime.cluster.waiting import LOOK_SECS, Watch
+from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch
+from runtime.process import end_process
 from runtime.session.scaffold import TrainingScaffold
 
-STOP_SECS = 8.0  # how long a worker may take to finish its step and to save; Docker kills after 10 s
+STEP_SECS = 1.0  # how long a worker that shall stop may take to finish its step
+OTHERS_SECS = 3.0  # how long the chief waits for the others to stop before it saves
 
 
 class StoppedError(Exception):
     """A signal stopped training, in order, before its end."""
+
+    def __init__(self, message: str, number: signal.Signals):
+        super().__init__(message)
+        self.number = number
 
 
 class StopAtStepHook(tf.train.SessionRunHook):
@@ -54,47 +61,73 @@ class StopAtStepHook(tf.train.SessionRunHook):
 
 
 class StopOnSignalHook(tf.train.SessionRunHook):
-    """Lets SIGTERM or SIGINT stop a worker after its step, and the chief save first.
+    """Lets SIGTERM or SIGINT stop a worker in order: it finishes its step, the chief saves, the ps tasks hear of it.
 
-    Python's own signal handlers do not run while the main thread is inside TensorFlow. So a thread reads the signals
-    from a pipe that Python's C handler writes to. A second signal ends the process at once, and so does the first if
-    there is no session yet. A step that is blocked has `STOP_SECS`.
+    A step may wait for others that have stopped already, or take long. So the worker stops without its end after
+    `STEP_SECS`. A second signal ends the process at once, and so does the first if there is no session yet.
     """
 
-    def __init__(self, task: Task, saving_hooks: Sequence[tf.train.SessionRunHook]):
+    def __init__(self, task: Task, roll_call: RollCall, saving_hooks: Sequence[tf.train.SessionRunHook]):
         """Prepare to stop `task`; `saving_hooks` save in their `end()`."""
-        self._task, self._saving_hooks = task, saving_hooks
-        self._has_session = False
+        self._task, self._roll_call, self._saving_hooks = task, roll_call, saving_hooks
+        self._session: tf.Session | None = None
+        self._stopping = threading.Lock()  # either the main thread stops the worker, after its step, or another one
+        self._has_stopped = False
         self._received: signal.Signals | None = None
 
     def begin(self) -> None:
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)  # as set_wakeup_fd demands
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT for its background jobs
-                signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(writer)
-        threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
+        signals.listen(self._note_signal)
 
-    def _listen(self, reader: int) -> None:
-        number = signal.Signals(os.read(reader, 1)[0])
-        if self._has_session:
-            logging.info("%s: %s: stopping after this step, or at once at a second signal", self._task, number.name)
-            self._received = number
-            select.select([reader], [], [], STOP_SECS)
-        logging.info("%s: %s: stopping at once", self._task, number.name)
-        logging.flush()
-        os._exit(128 + number)
+    def _note_signal(self, number: signal.Signals) -> float:
+        if not self._session:
+            return 0.0
+        logging.info("%s: %s: stopping after this step, or at once at a second signal", self._task, number.name)
+        self._received = number
+        arguments = (self._session, number)
+        threading.Thread(target=self._stop_without_step, args=arguments, name="stop", daemon=True).start()
+        return signals.STOP_SECS
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self._has_session = True
+        self._session = session
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         if self._received:
-            for hook in self._saving_hooks:
-                hook.end(run_context.session)
-            saved = "and saved " if self._saving_hooks else ""
-            raise StoppedError(f"{self._task} stopped {saved}because of {self._received.name}; start it again to go on")
+            with self._stopping:
+                self._has_stopped = True
+                self._stop(run_context.session, self._received)
+
+    def _stop_without_step(self, session: tf.Session, number: signal.Signals) -> None:
+        time.sleep(STEP_SECS)
+        with self._stopping:
+            if self._has_stopped:
+                return  # the main thread ends the process
+            try:
+                self._stop(session, number)
+            except StoppedError as error:
+                end_process(128 + number, str(error))
+            except (tf.errors.OpError, RuntimeError) as error:  # a ps or the session is gone
+                end_process(
+                    128 + number, f"{self._task} stopped because of {number.name}, and could not save: {error!r}"
+                )
+
+    def _stop(self, session: tf.Session, number: signal.Signals) -> None:
+        if self._saving_hooks:
+            self._wait_for_others(session)
+        for hook in self._saving_hooks:
+            hook.end(session)
+        self._roll_call.say(session, STOPPED)
+        saved = "and saved " if self._saving_hooks else ""
+        message = f"{self._task} stopped {saved}because of {number.name}; start it again to go on"
+        raise StoppedError(message, number)
+
+    def _wait_for_others(self, session: tf.Session) -> None:
+        """Wait a little for the other workers, which may have been told to stop too, to save their last steps."""
+        deadline = time.monotonic() + OTHERS_SECS
+        while time.monotonic() < deadline:
+            words = self._roll_call.listen(session)
+            if not any(word.text == TRAINING for word in words[1:]):
+                return
+            time.sleep(POLL_SECS)
 
 
 class AbandonSessionHook(tf.train.SessionRunHook):

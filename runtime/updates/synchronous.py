@@ -6,13 +6,12 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster import probes
-from runtime.cluster.task import Task
+from runtime.cluster.task import Peer, Task
 from runtime.updates.exchange import ExchangeBuilder, Updates, read_global_step_after
 from runtime.updates.packing import Packing
 
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
-STALL_SECS = 5.0  # after so long without an update a token is lost, even if every worker is there
-RESTART_SECS = 2.0  # the same after a restart of the chief, which may have had a token
+RESTART_SECS = 2.0  # how long to wait for an update after the restart of a task, which may have had a token
 
 
 def build_sync_updates(packing: Packing, builder: ExchangeBuilder, replicas_to_aggregate: int, task: Task) -> Updates:
@@ -80,7 +79,8 @@ class SyncReplicasHook(tf.train.SessionRunHook):
         if self._task.is_chief:
             self._updater.create_threads(session, coord=coord, daemon=True, start=True)
             self._last_count = session.run(self._counter)
-            self._is_restart = self._last_count > 0
+            self._lost, self._is_restart = dict[Peer, str](), self._last_count > 0
+            self._patience_secs = RESTART_SECS
             self._stall_watch = tf.train.LooperThread(coord, LOOK_SECS, self._end_stall, args=(session,))
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> None:
@@ -89,15 +89,23 @@ class SyncReplicasHook(tf.train.SessionRunHook):
             self._stall_watch.start()
 
     def _end_stall(self, session: tf.Session) -> None:
-        """Add a token if no update happens; one too many is harmless, since stale gradients are dropped."""
+        """Add a token if no update happens since a task was lost, which may have had one.
+
+        While every worker is there, an exchange may take as long as it takes. One token too many makes a fast worker do
+        the share of a slow one, so the chief waits twice as long for the effect of each.
+        """
         count, now = session.run(self._counter), time.monotonic()
         if count != self._last_count:
             self._last_count, self._moved_at, self._is_restart = count, now, False
+            self._lost, self._patience_secs = {}, RESTART_SECS
             return
         unreachable = probes.unreachable(self._task.others("worker"))
-        if not unreachable and now < self._moved_at + (RESTART_SECS if self._is_restart else STALL_SECS):
+        is_news = not unreachable.keys() <= self._lost.keys()
+        self._lost |= unreachable
+        if not (self._lost or self._is_restart) or (not is_news and now < self._moved_at + self._patience_secs):
             return
         session.run(self._add_token)
+        self._patience_secs *= 2
         logging.warning(
             "%s: no synchronous update for %.0f s after %d of them%s: going on with the average of %d gradients of %d"
             " live workers",

@@ -4,10 +4,13 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from benchmarks.testbed.processes import PROJECT, Process, answers, can_run, poll_for, running_with
+from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 
 class Launcher:
@@ -17,9 +20,9 @@ class Launcher:
         self.log_before_kill = ""
         self._runs = []
 
-    def start(self, *arguments):
+    def start(self, *arguments, env=None):
         command = [str(PROJECT / "run_local_cluster.sh"), f"--train_dir={self.train_dir}", *arguments]
-        self._runs.append(Process(command, self._folder / f"launcher-{len(self._runs)}", cwd=self._folder))
+        self._runs.append(Process(command, self._folder / f"launcher-{len(self._runs)}", env, cwd=self._folder))
         return self._runs[-1]
 
     def end(self):
@@ -185,3 +188,68 @@ def test_help_says_how_to_use_it(launcher):
     assert "--max_restarts N" in lines[2]
     assert "--locked installs exactly the versions in requirements.lock" in run.output()
     assert lines[-1].endswith("--no_isolation turns that off.")
+
+
+def test_the_flags_are_listed_on_demand(launcher):
+    run = launcher.start("--helpfull")
+    assert run.wait() == 0
+    assert "--train_steps: global step at which training ends" in run.output()
+
+
+def test_the_path_of_the_python_may_have_a_space(launcher, tmp_path):
+    python = tmp_path / "my python"
+    python.symlink_to(sys.executable)
+    run = launcher.start("--batch_size=0", env={"PYTHON": str(python)})
+    assert run.wait() == 2
+    assert "error: flag --batch_size=0: 0 is not a positive integer" in run.output()
+
+
+def test_a_finished_run_that_is_run_again_keeps_its_result(launcher, black_and_white_dir):
+    results = []
+    for _ in range(2):
+        run = launcher.start("--train_steps=100", f"--data_dir={black_and_white_dir}")
+        assert run.wait() == 0, run.output()
+        results.append((launcher.train_dir / "result.json").read_text())
+    assert results[0] == results[1]
+
+
+class Disk:
+    """A launcher on a small disk of its own."""
+
+    def __init__(self, folder, train_dir, size, *arguments):
+        self.listing = folder / "listing"
+        self._train_dir = train_dir
+        train_dir.mkdir()
+        run = f'"$@"; status=$?; ls -a {train_dir} >{self.listing}; exit $status'
+        launcher = [str(PROJECT / "run_local_cluster.sh"), f"--train_dir={train_dir}", *arguments]
+        command = [*full_disk(train_dir, size), "sh", "-c", run, "sh", *launcher]
+        self.run = Process(command, folder / "launcher", cwd=folder)
+
+    def fill(self):
+        """Leave no byte of space."""
+        enter = ["nsenter", f"--target={self.run.pid}", "--user", "--mount", "--preserve-credentials"]
+        write = f"cat /dev/zero >{self._train_dir}/filler 2>/dev/null; test -s {self._train_dir}/filler"
+        subprocess.run([*enter, "sh", "-c", write], check=True)
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_a_disk_that_is_full_at_the_start_is_refused(tmp_path, black_and_white_dir):
+    disk = Disk(tmp_path, tmp_path / "train", "64k", f"--data_dir={black_and_white_dir}")
+    assert disk.run.wait() == 2
+    assert f"error: no checkpoint can be written to --train_dir {tmp_path}/train" in disk.run.output()
+    assert "_temp" not in disk.listing.read_text()
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_a_disk_that_is_full_at_the_end_costs_no_accuracy_and_the_status_says_so(tmp_path, black_and_white_dir):
+    flags = ["--train_steps=5000", "--log_every_secs=0.1", f"--data_dir={black_and_white_dir}"]
+    disk = Disk(tmp_path, tmp_path / "train", "30m", *flags)
+    disk.run.wait_for_output(r"global step \d+/5000")
+    disk.fill()
+    assert disk.run.wait() == 2
+    output = disk.run.output()
+    assert "test accuracy 1.0000" in output
+    assert "no checkpoint could be written" in output
+    assert f"error: {tmp_path}/train/result.json could not be written: No space left on device" in output
+    assert "starting it again" not in output
+    assert "_temp" not in disk.listing.read_text()

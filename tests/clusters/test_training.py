@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import os
+import pathlib
 import re
 import signal
 import sys
@@ -12,6 +13,8 @@ import psutil
 import pytest
 
 from benchmarks.testbed.processes import Cluster, poll_for
+from runtime.cluster.probes import probe
+from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 FINISHED = r"finished at global step (\d+), after (\d+) local steps"
 LAST_LINE = (
@@ -221,9 +224,29 @@ def test_what_trains_lets_what_starts_go_first(tmp_path, black_and_white_dir):
         cluster["worker 0"].wait_for_output("local step")
         for name, task in cluster.tasks.items():
             poll_for(lambda pid=task.pid: nicenesses(pid) == {10}, f"niceness of every thread of {name}")
-        cluster["worker 0"].send(signal.SIGTERM)
-        assert cluster["worker 0"].wait() == 1
-        cluster["ps 0"].kill()
+        for name in ("worker 0", "ps 0"):
+            cluster[name].send(signal.SIGTERM)
+            assert cluster[name].wait() == 128 + signal.SIGTERM
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/autogroup"), reason="sessions have no niceness on this system")
+def test_in_a_terminal_of_its_own_a_task_that_trains_lets_other_sessions_go_first(tmp_path, black_and_white_dir):
+    with Cluster(tmp_path, 1, 1, "--train_steps=1000000", f"--data_dir={black_and_white_dir}") as cluster:
+        _, terminal = os.openpty()
+        in_terminal = {"stdin": terminal, "start_new_session": True}
+        then = ["sh", "-c", '"$@"; cat /proc/self/autogroup', "sh"]
+        for name in cluster.names:
+            cluster.start_with(name, *cluster.role(name), *cluster.flags, before=then, **in_terminal)
+        cluster["worker 0"].wait_for_output(PROGRESS)
+        for name, task in cluster.tasks.items():
+            autogroup = pathlib.Path(f"/proc/{task.pid}/autogroup")
+            poll_for(
+                lambda file=autogroup: file.read_text().endswith(" nice 10\n"), f"niceness of the session of {name}"
+            )
+        for name in ("worker 0", "ps 0"):
+            (task,) = psutil.Process(cluster[name].pid).children()
+            task.send_signal(signal.SIGTERM)
+            cluster[name].wait_for_output(r"/autogroup-\d+ nice 0\n")
 
 
 def test_a_signal_stops_a_worker_after_its_step_and_the_chief_saves(tmp_path, black_and_white_dir):
@@ -236,13 +259,106 @@ def test_a_signal_stops_a_worker_after_its_step_and_the_chief_saves(tmp_path, bl
         ):
             cluster[worker].wait_for_output(PROGRESS)
             cluster[worker].send(number)
-            assert cluster[worker].wait() == 1
+            assert cluster[worker].wait() == 128 + number
             assert (
                 f"error: {worker} {how} because of {number.name}; start it again to go on" in cluster[worker].output()
             )
         saved = re.search(r"model\.ckpt-(\d+)", (tmp_path / "checkpoint").read_text())
         assert int(saved[1]) >= max(steps_logged(cluster["worker 0"])) > 0
         cluster["ps 0"].kill()
+
+
+@pytest.mark.parametrize("flags", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
+def test_sigterm_to_all_tasks_at_once_saves_the_last_step(tmp_path, black_and_white_dir, flags):
+    common = ["--log_every_secs=0.1", f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", *flags]
+    with Cluster(tmp_path, 2, 3, *common, "--train_steps=1000000", "--save_checkpoint_secs=600") as cluster:
+        cluster.start()
+        for worker in range(3):
+            cluster[f"worker {worker}"].wait_for_output(PROGRESS)
+        for task in cluster.tasks.values():
+            task.send(signal.SIGTERM)
+        assert cluster.wait() == dict.fromkeys(cluster.names, 128 + signal.SIGTERM)
+        saved = int(re.search(r"model\.ckpt-(\d+)", (tmp_path / "checkpoint").read_text())[1])
+        assert saved >= max(step for worker in range(3) for step in steps_logged(cluster[f"worker {worker}"]))
+        cluster.flags[-2:] = [f"--train_steps={saved + 10}"]
+        cluster.start()
+        assert_all_end(cluster)
+        assert f"restored {tmp_path}/model.ckpt-{saved}, at global step {saved}" in cluster["worker 0"].output()
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_a_ps_that_is_process_1_of_a_container_hears_sigterm(tmp_path):
+    with Cluster(tmp_path, 1, 1) as cluster:
+        container = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+        cluster.start_with("ps 0", *cluster.role("ps 0"), *cluster.flags, before=container)
+        poll_for(lambda: probe(cluster.ps_hosts) is None, "server of ps 0")
+        (task,) = psutil.Process(cluster["ps 0"].pid).children()
+        task.send_signal(signal.SIGTERM)
+        assert cluster["ps 0"].wait() == 128 + signal.SIGTERM
+
+
+def test_ctrl_c_ends_a_synchronous_worker_that_waits_for_the_others(tmp_path, black_and_white_dir):
+    with Cluster(tmp_path, 1, 2, "--sync_replicas", f"--data_dir={black_and_white_dir}") as cluster:
+        cluster.start("ps 0", "worker 0")
+        cluster["worker 0"].wait_for_output(f"waiting for worker 1 at {cluster.addresses[2]}")
+        for name in ("worker 0", "ps 0"):
+            cluster[name].send(signal.SIGINT)
+            assert cluster[name].wait() == 128 + signal.SIGINT
+        assert "error: worker 0 stopped because of SIGINT; start it again to go on" in cluster["worker 0"].output()
+        assert "stopping at once" not in cluster["worker 0"].output()
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_a_train_dir_that_the_ps_does_not_share_is_refused_before_training(tmp_path, black_and_white_dir):
+    train_dir = tmp_path / "train"
+    train_dir.mkdir()
+    with Cluster(tmp_path, 1, 1, f"--train_dir={train_dir}", f"--data_dir={black_and_white_dir}") as cluster:
+        cluster.start_with("ps 0", *cluster.role("ps 0"), *cluster.flags, before=full_disk(train_dir))
+        chief = cluster.start("worker 0")
+        assert chief.wait() == 2
+        line = (
+            f"error: ps 0 at {cluster.ps_hosts} does not see the --train_dir {train_dir} of the chief: it must be one"
+        )
+        assert line in chief.output()
+        assert "local step" not in chief.output()
+        cluster["ps 0"].kill()
+
+
+def test_a_worker_that_comes_after_the_end_ends_well(tmp_path, black_and_white_dir):
+    flags = ["--train_steps=50", f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
+    with Cluster(tmp_path, 1, 2, *flags) as cluster:
+        cluster.start("ps 0", "worker 0")
+        assert [cluster[name].wait() for name in ("ps 0", "worker 0")] == [0, 0]
+        assert f"worker 1 at {cluster.addresses[2]} never came" in cluster["worker 0"].output()
+        assert cluster.start("worker 1").wait() == 0
+        assert "worker 1: nothing is left to do: no ps answers, and" in cluster["worker 1"].output()
+
+
+@pytest.mark.parametrize("flag", ["--sync_replicas", "--hidden_units=50", "--optimizer=sgd"])
+def test_a_worker_with_other_flags_than_the_chief_is_refused(tmp_path, black_and_white_dir, flag):
+    with Cluster(tmp_path, 1, 2, "--train_steps=1000000", f"--data_dir={black_and_white_dir}") as cluster:
+        cluster.start("ps 0", "worker 0")
+        cluster["worker 0"].wait_for_output(PROGRESS)
+        cluster.flags.append(flag)
+        assert cluster.start("worker 1").wait() == 2
+        name = flag.partition("=")[0]
+        assert re.search(rf"error: worker 1 has {name}=\S+, but the chief has {name}=", cluster["worker 1"].output())
+        cluster["worker 0"].kill()
+        cluster["ps 0"].kill()
+
+
+def test_one_synchronous_worker_reads_the_same_batches_whether_or_not_it_stops(tmp_path, mnist_dir):
+    losses = []
+    for name, stops in (("undisturbed", (40,)), ("resumed", (20, 40))):
+        folder = tmp_path / name
+        folder.mkdir()
+        for stop in stops:
+            flags = ["--sync_replicas", "--optimizer=sgd", f"--train_dir={folder}", f"--data_dir={mnist_dir}"]
+            with Cluster(folder, 1, 1, *flags, f"--train_steps={stop}") as cluster:
+                cluster.start()
+                assert_all_end(cluster)
+        losses.append(json.loads((folder / "result.json").read_text())["test_loss"])
+    assert losses[0] == losses[1], "the same seed gives the same result, to the last digit"
 
 
 def test_a_second_signal_stops_a_blocked_worker_at_once(tmp_path, black_and_white_dir):

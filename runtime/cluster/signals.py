@@ -1,0 +1,35 @@
+"""How a task hears that it shall stop: SIGTERM and SIGINT, while its main thread is inside TensorFlow."""
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+
+from absl import logging
+
+from runtime.process import end_process
+
+STOP_SECS = 8.0  # how long a worker may take to stop in order; Docker kills after 10 s
+
+
+def listen(on_signal: Callable[[signal.Signals], float]) -> None:
+    """Call `on_signal` at the first signal, in a thread, and end the process after as many seconds as it returns.
+
+    Python's own signal handlers do not run while the main thread is inside TensorFlow. So a thread reads the signals
+    from a pipe that Python's C handler writes to. A second signal ends the process at once.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)  # as set_wakeup_fd demands
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT for its background jobs
+            signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writer)
+
+    def wait_for_signals() -> None:
+        number = signal.Signals(os.read(reader, 1)[0])
+        select.select([reader], [], [], on_signal(number))
+        logging.info("%s: stopping at once", number.name)
+        end_process(128 + number)
+
+    threading.Thread(target=wait_for_signals, name="signals", daemon=True).start()

@@ -1,0 +1,38 @@
+"""This process: the priority of its session, and its end."""
+
+import contextlib
+import os
+import sys
+from typing import NoReturn
+
+from absl import logging
+
+AUTOGROUP = "/proc/self/autogroup"  # of the scheduler; a session, such as a terminal's, is one group
+
+
+def set_session_niceness(niceness: int) -> None:
+    """Set how much the session of this process yields to other sessions, if a terminal started this process.
+
+    Linux shares the processors among sessions before it looks at the niceness of threads. Elsewhere, and in a session
+    that no terminal shows, this does nothing.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if os.isatty(sys.stdin.fileno()):
+            with open(AUTOGROUP, "w") as file:
+                file.write(str(niceness))
+
+
+def end_process(status: int, message: str = "") -> NoReturn:
+    """End this process at once, with `message`, if given, as one line on standard error.
+
+    At once, since neither a server nor a session in use can be stopped. A full disk, on which the log may lie, must not
+    keep the process alive.
+    """
+    with contextlib.suppress(OSError):
+        if message:
+            print(f"error: {message}", file=sys.stderr)
+        logging.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    set_session_niceness(0)  # the terminal is the user's again
+    os._exit(status)

@@ -1,0 +1,55 @@
+"""What may change when a run is resumed: each row of the table in docs/recovery.md."""
+
+import re
+import shutil
+
+import pytest
+
+from benchmarks.testbed.processes import PROJECT, Cluster
+
+COMMON = ["--ps_strategy=greedy", "--train_steps=40"]
+ROWS = {
+    "more or fewer workers": (2, 3, [], ""),
+    "more or fewer ps tasks": (2, 1, [], ""),
+    "`--sync_replicas`": (1, 2, ["--sync_replicas"], ""),
+    "`--local_steps` above 1": (1, 2, ["--local_steps=4"], ""),
+    "`--partition_bytes`": (2, 2, ["--partition_bytes=100000"], ""),
+    "`--batch_size`, `--learning_rate`, `--seed`": (1, 2, ["--batch_size=50", "--learning_rate=0.01", "--seed=7"], ""),
+    "`--optimizer=sgd`": (1, 2, ["--optimizer=sgd"], ""),
+    "`--optimizer=momentum`": (1, 2, ["--optimizer=momentum"], "has no variable mlp/hidden/weights/Momentum"),
+    "`--hidden_units`": (1, 2, ["--hidden_units=50"], "has mlp/hidden/weights of shape [784, 100], expected [784, 50]"),
+    "`--model`": (1, 2, ["--model=cnn"], "has no variable cnn/conv1/"),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, black_and_white_dir):
+    """The train directory of a run of 20 steps, with one ps and two workers."""
+    folder = tmp_path_factory.mktemp("finished")
+    flags = ["--ps_strategy=greedy", "--train_steps=20", f"--train_dir={folder}", f"--data_dir={black_and_white_dir}"]
+    with Cluster(folder, 1, 2, *flags) as cluster:
+        cluster.start()
+        assert set(cluster.wait().values()) == {0}
+    return folder
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_resuming_with_something_else_works_or_says_why_not(tmp_path, finished, black_and_white_dir, row):
+    num_ps, num_workers, flags, refusal = ROWS[row]
+    shutil.copytree(finished, tmp_path / "train")
+    flags = [*COMMON, *flags, f"--train_dir={tmp_path / 'train'}", f"--data_dir={black_and_white_dir}"]
+    with Cluster(tmp_path, num_ps, num_workers, *flags) as cluster:
+        if refusal:
+            assert cluster.start("worker 0").wait() == 2
+            assert refusal in cluster["worker 0"].output()
+            return
+        cluster.start()
+        assert set(cluster.wait().values()) == {0}
+        assert re.search(r"restored \S+/model\.ckpt-2\d, at global step 2\d\n", cluster["worker 0"].output())
+
+
+def test_the_table_of_the_documents_has_these_rows():
+    text = (PROJECT / "docs" / "recovery.md").read_text()
+    table = text[text.index("## Resuming with something else") :]
+    verdicts = dict(re.findall(r"^\| ([^|]+?) \| (works|is refused)", table, re.MULTILINE))
+    assert verdicts == {row: "is refused" if refusal else "works" for row, (*_, refusal) in ROWS.items()}

@@ -1,0 +1,44 @@
+"""How the program ends: a status, and one line for whatever went wrong."""
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.testbed.processes import PROJECT
+
+RUN = """
+import signal
+from runtime import environment, program
+from runtime.errors import FinishedError, UnsavedError, UnusableError
+from runtime.session.stopping import StoppedError
+
+def main():
+    {statement}
+
+program.start(main, data_errors=(KeyError,))
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "status", "message"),
+    [
+        ("print('well')", 0, ""),
+        ("raise FinishedError('nothing is left')", 0, ""),
+        ("raise UnusableError('a bad flag')", 2, "error: a bad flag\n"),
+        ("raise KeyError('a bad file')", 2, "error: 'a bad file'\n"),
+        ("raise TimeoutError('waited')", 1, "error: waited\n"),
+        ("raise UnsavedError('a full disk')", 2, "error: a full disk\n"),
+        ("raise StoppedError('stopped', signal.SIGTERM)", 143, "error: stopped\n"),
+        ("raise StoppedError('stopped', signal.SIGINT)", 130, "error: stopped\n"),
+        ("1 / 0", 1, "error: ZeroDivisionError: division by zero; start this task again\n"),
+    ],
+)
+def test_every_end_has_its_status_and_one_line_at_most(statement, status, message):
+    command = [sys.executable, "-c", RUN.format(statement=statement)]
+    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert process.returncode == status
+    assert [line for line in process.stderr.splitlines(keepends=True) if line.startswith("error: ")] == (
+        [message] if message else []
+    )
+    assert "Traceback" not in process.stderr
