@@ -21,7 +21,7 @@ from runtime import environment  # noqa: F401  # first: it sets what TensorFlow 
 
 # isort: split
 import tensorflow.compat.v1 as tf
-from absl import flags, logging
+from absl import logging
 
 import mnist_input
 import model
@@ -35,6 +35,7 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data import download
 from runtime.errors import UnusableError
+from runtime.flags import define_flags
 from runtime.machine.port import check_port_is_free, warn_if_reachable
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_session_config
@@ -48,53 +49,10 @@ from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook
 from runtime.updates import placement
 from runtime.updates.exchange import Updates
-from runtime.updates.mode import OPTIMIZERS, Mode, build_updates
+from runtime.updates.mode import Mode, build_updates
 from runtime.updates.packing import Packing
 
-FLAGS = flags.FLAGS
-
-# The cluster, and which of its tasks this process is.
-flags.DEFINE_enum("job_name", None, ["ps", "worker"], "what this process is")
-flags.DEFINE_integer("task_index", None, "its index within the job; worker 0 is the chief", lower_bound=0)
-flags.DEFINE_list("ps_hosts", "localhost:2222", "comma-separated host:port of the ps tasks")
-flags.DEFINE_list("worker_hosts", "localhost:2223,localhost:2224", "comma-separated host:port of the workers")
-# Folders.
-flags.DEFINE_string("data_dir", download.default_data_dir(), "the four MNIST files; those that are missing are fetched")
-flags.DEFINE_string(
-    "train_dir", "", "shared folder for checkpoints, summaries and result.json; empty: nothing is saved"
-)
-# The model, and how it is trained.
-flags.DEFINE_enum("model", "mlp", model.MODELS, "one hidden layer, or two convolutions before it")
-flags.DEFINE_integer("hidden_units", 100, "width of the hidden layer", lower_bound=1)
-flags.DEFINE_integer("train_steps", 10000, "global step at which training ends", lower_bound=1)
-flags.DEFINE_integer("batch_size", 100, "examples per worker and step", lower_bound=1)
-flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer")
-flags.DEFINE_enum("optimizer", "adam", OPTIMIZERS, "the optimizer; momentum is 0.9")
-flags.DEFINE_boolean("sync_replicas", False, "average the gradients of the workers in synchronous updates")
-flags.DEFINE_alias("issync", "sync_replicas")
-flags.DEFINE_integer("replicas_to_aggregate", None, "gradients per synchronous update; default: all workers", 1)
-flags.DEFINE_enum("ps_strategy", "round_robin", placement.PS_STRATEGIES, "how variables are spread over the ps tasks")
-flags.DEFINE_integer("partition_bytes", None, "split variables larger than this over the ps tasks", lower_bound=1)
-flags.DEFINE_integer("local_steps", 1, "steps on a worker's own copy between exchanges with the ps", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples", 0, 2**31 - 1)
-# Periods and timeouts.
-flags.DEFINE_float("save_checkpoint_secs", 60, "period of the chief's checkpoints", lower_bound=1)
-flags.DEFINE_integer("keep_checkpoints", 5, "how many of the last checkpoints are kept", lower_bound=1)
-flags.DEFINE_float("log_every_secs", 2, "period of the progress line and of summaries", lower_bound=0.1)
-flags.DEFINE_float("startup_timeout_secs", 300, "how long to wait for the ps tasks and the chief at start", 1)
-flags.DEFINE_float("recovery_timeout_secs", 600, "how long to wait for a lost ps or chief to come back", 1)
-flags.DEFINE_string("profile_steps", None, "A:B: trace the steps of each worker between these two global steps")
-
-flags.register_validator("learning_rate", lambda rate: 0 < rate < float("inf"), "it must be a number above 0")
-flags.register_validator("data_dir", bool, "it must name a folder")
-flags.register_multi_flags_validator(
-    ["replicas_to_aggregate", "sync_replicas"],
-    lambda values: values["replicas_to_aggregate"] is None or values["sync_replicas"],
-    "it needs --sync_replicas",
-)
-flags.register_multi_flags_validator(
-    ["profile_steps", "train_dir"], profiling.can_trace, "it is A:B, two global steps, and needs --train_dir"
-)
+FLAGS = define_flags(model.MODELS)
 
 
 class Training(NamedTuple):

@@ -22,13 +22,13 @@ PLACEMENTS = (
 
 
 def make_flags():
-    """Return a table of all flags, in the groups and the order of `distributed.py`."""
+    """Return a table of all flags, in the groups and the order of `runtime/flags.py`."""
     rows = []
-    # A group begins with a comment on a line of its own, just before its first flag.
-    pattern = r'^(?:# (.+)\.\n)?flags\.DEFINE_(\w+)\(\s*"(\w+)"'
-    for group, kind, name in re.findall(pattern, (PROJECT / "distributed.py").read_text(), re.MULTILINE):
+    # The first flag of a group follows the docstring of the function that defines the group.
+    pattern = r'^(?: +"""Define (.+)\."""\n)? +flags\.DEFINE_(\w+)\(\s*"(\w+)"'
+    for group, kind, name in re.findall(pattern, (PROJECT / "runtime/flags.py").read_text(), re.MULTILINE):
         if group:
-            rows.append((f"**{group}**", "", ""))
+            rows.append((f"**{group[0].upper()}{group[1:]}**", "", ""))
         if kind != "alias":
             flag = distributed.FLAGS[name]
             names = [
