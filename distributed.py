@@ -12,9 +12,10 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
+import functools
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
@@ -42,11 +43,13 @@ from runtime.machine.session_config import make_session_config
 from runtime.session import profiling
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.checkpoints import make_saving_hooks, make_train_dir
+from runtime.session.evaluation import Evaluation, EvaluationHook, EvaluationLog
+from runtime.session.evaluator import follow_checkpoints
 from runtime.session.input import InputHook
 from runtime.session.progress import ProgressHook
-from runtime.session.result import Evaluation, make_result
+from runtime.session.result import Goal, make_result
 from runtime.session.scaffold import Job, TrainingScaffold
-from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook
+from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
 from runtime.updates import placement
 from runtime.updates.exchange import Updates
 from runtime.updates.mode import Mode, build_updates
@@ -66,6 +69,8 @@ class Training(NamedTuple):
 def main() -> None:
     """Start the server of this task; then serve as a ps, or train as a worker."""
     task = choose_task()
+    if task.job_name == "evaluator":
+        return evaluate_checkpoints(task)
     mode = Mode(**{name: getattr(FLAGS, name) for name in Mode._fields})
     mode.check(num_workers=len(task.worker_hosts))
     check_port_is_free(task)
@@ -97,9 +102,9 @@ def choose_task() -> Task:
             return discovery.task
     elif "TF_CONFIG" in os.environ:
         logging.info("TF_CONFIG is ignored, since flags describe the cluster")
-    if FLAGS.job_name is None or FLAGS.task_index is None:
+    if FLAGS.job_name is None or (FLAGS.task_index is None and FLAGS.job_name != "evaluator"):
         raise UnusableError("--job_name (ps or worker) and --task_index are required")
-    return Task(FLAGS.job_name, FLAGS.task_index, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
+    return Task(FLAGS.job_name, FLAGS.task_index or 0, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
 
 
 def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Connection, watch: Watch) -> None:
@@ -108,22 +113,30 @@ def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Con
     train_examples, test_examples, data = load_examples(task)
     batches, updates, evaluation = build_training(task, cluster, mode, train_examples)
 
+    evaluate = functools.partial(evaluation.run, examples=test_examples or ())
+
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps. Its hooks run
     # around every step, in this order; at the end, those of the chief alone run before the others.
     roll_call = RollCall(task)
     scaffold = make_scaffold(task, connection, updates, data, train_dir, watch.timeouts)
     saving_hooks = make_saving_hooks(task, train_dir, scaffold, FLAGS.save_checkpoint_secs, FLAGS.log_every_secs)
+    log = EvaluationLog(task, train_dir, summary_dir=train_dir)
     progress = ProgressHook(task, updates, FLAGS.train_steps, FLAGS.batch_size, FLAGS.log_every_secs)
     with tf.train.MonitoredTrainingSession(
         master=connection.target,
         is_chief=task.is_chief,
         scaffold=scaffold,
-        chief_only_hooks=[WaitForWorkersHook(roll_call, task, FLAGS.recovery_timeout_secs), *saving_hooks],
+        chief_only_hooks=[
+            EvaluationHook(evaluate, log, roll_call, FLAGS.eval_every_secs, FLAGS.stop_at_accuracy),
+            WaitForWorkersHook(roll_call, task, FLAGS.recovery_timeout_secs),
+            *saving_hooks,
+        ],
         hooks=[
             InputHook(task, updates, batches.initializer, batches.feed_dict),
             *updates.hooks,
             *profiling.make_profiling_hooks(task, updates.global_step, FLAGS.profile_steps, train_dir),
             StopAtStepHook(task, scaffold, updates.global_step, FLAGS.train_steps),
+            StopWithChiefHook(task, roll_call, make_goal()),
             progress,
             AbandonSessionHook(watch),
             StopOnSignalHook(task, roll_call, saving_hooks),
@@ -138,7 +151,7 @@ def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Con
 
     if test_examples:
         with connection.session() as session:
-            result = make_result(task, agreed_flags(), evaluation.run(session, *test_examples), progress)
+            result = make_result(task, agreed_flags(), evaluate(session), progress)
             print(result, flush=True)
             roll_call.say(session, EVALUATED)
         result.write(train_dir)
@@ -149,14 +162,19 @@ def make_scaffold(
 ) -> TrainingScaffold:
     """Build what makes the sessions of a worker ready; `data` tells the examples from others."""
     agreement = Agreement(task, {**agreed_flags(), "data_dir": data})
-    job = Job(agreement, updates.unsaved_variables, train_dir, FLAGS.keep_checkpoints, FLAGS.train_steps)
+    job = Job(agreement, updates.unsaved_variables, train_dir, FLAGS.keep_checkpoints, make_goal())
     return TrainingScaffold(task, connection, job, timeouts)
 
 
 def agreed_flags() -> dict[str, object]:
     """Return the flags that all workers must be given alike."""
-    names = (*Mode._fields, "model", "hidden_units", "batch_size", "ps_strategy", "partition_bytes", "seed")
-    return {name: FLAGS[name].value for name in names}
+    names = ["model", "hidden_units", "batch_size", "ps_strategy", "partition_bytes", "seed", "stop_at_accuracy"]
+    return {name: FLAGS[name].value for name in (*Mode._fields, *names)}
+
+
+def make_goal() -> Goal:
+    """Return where training ends."""
+    return Goal(FLAGS.train_steps, FLAGS.stop_at_accuracy)
 
 
 def load_examples(task: Task) -> tuple[mnist_input.Examples, mnist_input.Examples | None, str]:
@@ -198,17 +216,33 @@ def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, exampl
             accuracy = model.build_accuracy(*build_logits(packing.split(packing.read()), batches.indices[-1]))
             tf.summary.scalar("loss", updates.loss)
             tf.summary.scalar("accuracy", accuracy)
-        evaluation = build_evaluation(parameters)
+        evaluation = build_evaluation(packing, task.device)
     placement.log_placement(task)
     return Training(batches, updates, evaluation)
 
 
-def build_evaluation(parameters: Mapping[str, tf.Variable]) -> Evaluation:
+def build_evaluation(packing: Packing, device: str) -> Evaluation:
     """Build the part of the graph that measures the model on the examples that it is fed."""
-    images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
-    labels = tf.placeholder(tf.int32, [None], name="test_labels")
-    logits = model.build_logits(parameters, mnist_input.to_float(images))
-    return Evaluation(images, labels, model.build_loss(logits, labels), model.build_accuracy(logits, labels))
+    with tf.device(device):
+        vectors = [tf.identity(vector) for vector in packing.read()]
+        images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
+        labels = tf.placeholder(tf.int32, [None], name="test_labels")
+        parameters = packing.by_name(packing.split(vectors))
+        logits = model.build_logits(parameters, mnist_input.to_float(images))
+        loss, accuracy = model.build_loss(logits, labels), model.build_accuracy(logits, labels)
+    return Evaluation(vectors, images, labels, loss, accuracy)
+
+
+def evaluate_checkpoints(task: Task) -> None:
+    """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
+    train_dir = make_train_dir(task, FLAGS.train_dir)
+    download.fetch(FLAGS.data_dir)
+    tf.disable_eager_execution()
+    tf.train.create_global_step()
+    packing = Packing(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
+    evaluation, examples = build_evaluation(packing, device=""), mnist_input.load(FLAGS.data_dir, "t10k")
+    timeouts = Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs + FLAGS.save_checkpoint_secs)
+    follow_checkpoints(task, functools.partial(evaluation.run, examples=examples), train_dir, make_goal(), timeouts)
 
 
 if __name__ == "__main__":

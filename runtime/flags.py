@@ -22,13 +22,14 @@ def define_flags(models: Sequence[str]) -> flags.FlagValues:
     _define_folders()
     _define_training(models)
     _define_periods()
+    _define_evaluation()
     return flags.FLAGS
 
 
 def _define_cluster() -> None:
     """Define the cluster, and which of its tasks this process is."""
-    flags.DEFINE_enum("job_name", None, ["ps", "worker"], "what this process is")
-    flags.DEFINE_integer("task_index", None, "its index within the job; worker 0 is the chief", lower_bound=0)
+    flags.DEFINE_enum("job_name", None, ["ps", "worker", "evaluator"], "what this process is")
+    flags.DEFINE_integer("task_index", None, "its index within the job; worker 0 is the chief", 0)
     flags.DEFINE_list("ps_hosts", "localhost:2222", "comma-separated host:port of the ps tasks")
     flags.DEFINE_list("worker_hosts", "localhost:2223,localhost:2224", "comma-separated host:port of the workers")
 
@@ -79,4 +80,15 @@ def _define_periods() -> None:
     flags.DEFINE_string("profile_steps", None, "A:B: trace the steps of each worker between these two global steps")
     flags.register_multi_flags_validator(
         ["profile_steps", "train_dir"], profiling.can_trace, "it is A:B, two global steps, and needs --train_dir"
+    )
+
+
+def _define_evaluation() -> None:
+    """Define evaluation while the workers train."""
+    flags.DEFINE_float("eval_every_secs", None, "period of the chief's evaluations; default: only at the end", 0.1)
+    flags.DEFINE_float("stop_at_accuracy", None, "end training when an evaluation reaches this test accuracy", 0, 1)
+    flags.register_multi_flags_validator(
+        ["stop_at_accuracy", "eval_every_secs"],
+        lambda values: values["stop_at_accuracy"] is None or values["eval_every_secs"] is not None,
+        "it needs --eval_every_secs",
     )

@@ -70,7 +70,7 @@ def assert_refused(tmp_path):
     [
         (["--job_name=ps"], "--job_name (ps or worker) and --task_index are required"),
         (["--task_index=0"], "--job_name (ps or worker) and --task_index are required"),
-        (["--job_name=chief", "--task_index=0"], "flag --job_name=chief: value should be one of <ps|worker>"),
+        (["--job_name=chief", "--task_index=0"], "flag --job_name=chief: value should be one of <ps|worker|evaluator>"),
         (["--job_name=ps", "--task_index=-1"], "flag --task_index=-1: -1 is not a non-negative integer"),
         (["--job_name=ps", "--task_index=first"], "flag --task_index=first"),
         (["--job_name=ps", "--task_index=1"], "ps has no task 1: 1 addresses are listed"),
@@ -88,6 +88,9 @@ def assert_refused(tmp_path):
         ([*WORKER, "--sync_replicas", "False"], "unexpected argument 'False': flags are written --name=value"),
         ([*WORKER, "--sync_replicas=perhaps"], "flag --sync_replicas=perhaps"),
         ([*WORKER, "--train_step=5"], "Unknown command line flag 'train_step'. Did you mean: train_steps ?"),
+        ([*WORKER, "--stop_at_accuracy=0.9"], "it needs --eval_every_secs"),
+        ([*WORKER, "--stop_at_accuracy=97"], "flag --stop_at_accuracy=97"),
+        (["--job_name=evaluator"], "the evaluator needs --train_dir"),
         ([*WORKER, "--train_steps=0"], "flag --train_steps=0: 0 is not a positive integer"),
         ([*WORKER, "--train_steps=many"], "flag --train_steps=many"),
         ([*WORKER, "--batch_size=0"], "flag --batch_size=0"),

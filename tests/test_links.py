@@ -119,6 +119,7 @@ EXERCISED = {
     "./run_local_cluster.sh": RunBy("def test_one_command_trains_mnist_and_prints_the_accuracy("),
     "./run_local_cluster.sh --help": Executed(),
     f"./run_local_cluster.sh {RECOMMENDED}": ParsedFlags(),
+    "./run_local_cluster.sh --eval_every_secs=1 --stop_at_accuracy=0.97 --train_steps=1000000": ParsedFlags(),
     "./tests/run": RunBy("./tests/run"),
     "./tests/run --quick": RunBy("--quick"),
     "./tests/run --locked": RunBy("./tests/run --locked"),
@@ -129,6 +130,7 @@ EXERCISED = {
     f"python distributed.py {SEVERAL_FLAGS} --job_name=ps --task_index=0": Task("ps", 0, *SEVERAL),
     f"python distributed.py {SEVERAL_FLAGS} --job_name=worker --task_index=0": Task("worker", 0, *SEVERAL),
     f"python distributed.py {SEVERAL_FLAGS} --job_name=worker --task_index=1": Task("worker", 1, *SEVERAL),
+    "python distributed.py --job_name=evaluator --train_dir=/shared/run1": RunBy("def test_an_evaluator_evaluates_"),
     "python distributed.py --help": Executed(status=1),  # as absl has it
     "iptables -A INPUT -p tcp --dport 2222 ! -s 10.0.0.0/24 -j DROP": RunBy("def test_the_firewall_rule_"),
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),

@@ -9,6 +9,7 @@ from runtime.cluster.agreement import Agreement
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import FinishedError
 from runtime.session import scaffold
+from runtime.session.result import Goal
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import StopAtStepHook
 
@@ -26,7 +27,7 @@ class Worker:
                 global_step = tf.train.create_global_step()
                 tf.get_variable("w", [3, 2])
                 self.step = global_step.assign_add(1)
-                job = Job(Agreement(self.task, {}), [], str(train_dir), keep_checkpoints=5, train_steps=100)
+                job = Job(Agreement(self.task, {}), [], str(train_dir), keep_checkpoints=5, goal=Goal(100, None))
                 timeouts = Timeouts(startup_timeout_secs, recovery_secs=20)
                 self.scaffold = TrainingScaffold(self.task, self.connection, job, timeouts)
 
@@ -116,7 +117,7 @@ def test_a_worker_that_comes_after_the_end_finds_out(local_servers, tmp_path, mo
     servers = local_servers(1, 2)
     worker = Worker(servers, 1, tmp_path)
     monkeypatch.setattr(probes, "probe", lambda address: "connection refused")  # a server here cannot be stopped
-    (tmp_path / "result.json").write_text('{"global_step": 100}')
+    (tmp_path / "result.json").write_text('{"global_step": 100, "test_accuracy": 0.5}')
     with pytest.raises(FinishedError, match=r"worker 1: nothing is left to do: no ps answers, and .* has the"):
         worker.session()
 

@@ -9,7 +9,7 @@ from absl import logging
 
 from runtime.cluster import probes, signals
 from runtime.cluster.connection import Connection
-from runtime.cluster.roll_call import EVALUATED, TRAINED, TRAINING, RollCall, Word
+from runtime.cluster.roll_call import EVALUATED, REACHED, TRAINED, TRAINING, RollCall, Word
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import POLL_SECS
 from runtime.process import end_process
@@ -70,6 +70,6 @@ class Departure:
         """Return whether a worker that answers trains, or the chief has yet to evaluate."""
         words = self._last_words
         workers = [worker for worker in self._task.others("worker") if words[worker.index].text == TRAINING]
-        if words[0].text == TRAINED:
+        if words[0].text in (REACHED, TRAINED):
             workers.append(self._task.others("worker")[0])
         return len(probes.unreachable(workers)) < len(workers)

@@ -8,6 +8,7 @@ from runtime.cluster.task import Peer, Task
 
 # What a worker says of itself.
 TRAINING = "training"
+REACHED = "reached"  # the chief: the model is good enough, so that all shall stop
 TRAINED = "trained"
 STOPPED = "stopped"  # by a signal, before the end
 EVALUATED = "evaluated"  # the chief's last word: nobody needs the ps any more

@@ -25,7 +25,7 @@ class Task:
       UnusableError: an address is malformed or listed twice, or the lists have no such task.
     """
 
-    job_name: str  # "ps" or "worker"
+    job_name: str  # "ps" or "worker"; an "evaluator" is no part of the cluster, and has no address
     index: int
     ps_hosts: tuple[str, ...]  # host:port, by task index
     worker_hosts: tuple[str, ...]
@@ -40,8 +40,10 @@ class Task:
         for address in addresses:
             if addresses.count(address) > 1:
                 raise UnusableError(f"{address} is listed more than once: each task needs an address of its own")
+        if self.job_name == "evaluator" and self.index == 0:
+            return
         if self.job_name not in self.jobs:
-            raise UnusableError(f"the job is {self.job_name!r}, expected ps or worker")
+            raise UnusableError(f"the job is {self.job_name!r} {self.index}, expected ps, worker or evaluator 0")
         if not 0 <= self.index < len(self.jobs[self.job_name]):
             raise UnusableError(
                 f"{self.job_name} has no task {self.index}: {len(self.jobs[self.job_name])} addresses are listed, so"

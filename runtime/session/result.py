@@ -1,4 +1,4 @@
-"""The result of a run: how good the model is that the ps tasks hold, `result.json`, and the last line."""
+"""The result of a run: `result.json`, and the last line."""
 
 import dataclasses
 import json
@@ -6,42 +6,21 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError
+from runtime.session.evaluation import Measures
 from runtime.session.progress import ProgressHook
 
 RESULT_FILE = "result.json"
-BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
 
 
-class Measures(NamedTuple):
-    """How good the model is on some examples."""
+class Goal(NamedTuple):
+    """Where training ends."""
 
-    loss: float
-    accuracy: float  # in [0, 1]
-    global_step: int  # that the parameters had
-
-
-class Evaluation(NamedTuple):
-    """The part of the graph that measures the model on the examples that it is fed."""
-
-    images: tf.Tensor  # a placeholder, [n, ...]
-    labels: tf.Tensor  # a placeholder, [n]
-    loss: tf.Tensor  # float32 [], averaged over them
-    accuracy: tf.Tensor  # float32 []
-
-    def run(self, session: tf.Session, images: Any, labels: Any) -> Measures:
-        """Measure the parameters as they are now on all of `images` and `labels`."""
-        sums = np.zeros(2)
-        for start in range(0, len(labels), BATCH_SIZE):
-            batch = slice(start, start + BATCH_SIZE)
-            feed_dict = {self.images: images[batch], self.labels: labels[batch]}
-            sums += len(labels[batch]) * np.array(session.run([self.loss, self.accuracy], feed_dict))
-        loss, accuracy = sums / len(labels)
-        return Measures(float(loss), float(accuracy), int(session.run(tf.train.get_global_step(session.graph))))
+    train_steps: int  # at this global step
+    test_accuracy: float | None  # or before it, when an evaluation reaches this; in [0, 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +49,7 @@ class Result:
         Raises:
           UnsavedError: it cannot be written, or the last checkpoint does not have this model.
         """
-        if not train_dir or (self.train_secs == 0.0 and read_global_step(train_dir) == self.global_step):
+        if not train_dir or (self.train_secs == 0.0 and read_result(train_dir).get("global_step") == self.global_step):
             return
         path = os.path.join(train_dir, RESULT_FILE)
         try:
@@ -109,15 +88,20 @@ def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progre
     )
 
 
-def read_global_step(train_dir: str) -> int:
-    """Return the global step of the result in `train_dir`, or 0 if there is none."""
+def read_result(train_dir: str) -> dict[str, Any]:
+    """Return what `result.json` in `train_dir` says, or nothing if there is none that can be read."""
     try:
         with open(os.path.join(train_dir, RESULT_FILE)) as file:
-            return int(json.load(file)["global_step"])
+            result = json.load(file)
+        return {"global_step": int(result["global_step"]), "test_accuracy": float(result["test_accuracy"])}
     except (OSError, ValueError, KeyError, TypeError):
-        return 0
+        return {}
 
 
-def is_finished(train_dir: str, train_steps: int) -> bool:
-    """Return whether `train_dir` has the result of `train_steps` steps."""
-    return bool(train_dir) and read_global_step(train_dir) >= train_steps
+def is_finished(train_dir: str, goal: Goal) -> bool:
+    """Return whether `train_dir` has the result of a run that has reached `goal`."""
+    result = read_result(train_dir) if train_dir else {}
+    return bool(result) and (
+        result["global_step"] >= goal.train_steps
+        or (goal.test_accuracy is not None and result["test_accuracy"] >= goal.test_accuracy)
+    )

@@ -25,7 +25,7 @@ class Job(NamedTuple):
     unsaved_variables: Sequence[tf.Variable]  # on the ps tasks: initialised with a new model, or before it is restored
     train_dir: str  # the folder of the checkpoints, or empty
     keep_checkpoints: int
-    train_steps: int  # the global step at which training ends
+    goal: result.Goal
 
 
 class TrainingScaffold(tf.train.Scaffold):
@@ -95,10 +95,10 @@ class TrainingScaffold(tf.train.Scaffold):
     def _describe_missing_ps(self, start: float) -> str:
         unreachable = probes.unreachable(self._task.others("ps"))
         is_late = unreachable and time.monotonic() > start + LATE_SECS
-        if is_late and result.is_finished(self._job.train_dir, self._job.train_steps):
+        if is_late and result.is_finished(self._job.train_dir, self._job.goal):
             raise FinishedError(
-                f"{self._task}: nothing is left to do: no ps answers, and {self._job.train_dir} has the result of"
-                f" {self._job.train_steps} steps"
+                f"{self._task}: nothing is left to do: no ps answers, and {self._job.train_dir} has the result of a"
+                " finished run"
             )
         return probes.describe(unreachable)
 

@@ -1,4 +1,4 @@
-"""Why a worker stops: at its last step, because of a signal, or, until it has a new session, at the loss of a ps."""
+"""Why a worker stops: at its last step, with the chief, at a signal, or, until it has a new session, without a ps."""
 
 import signal
 import threading
@@ -9,13 +9,15 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster import signals
-from runtime.cluster.roll_call import STOPPED, TRAINING, RollCall
+from runtime.cluster.roll_call import REACHED, STOPPED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch
 from runtime.process import end_process
+from runtime.session.result import Goal
 from runtime.session.scaffold import TrainingScaffold
 
 STEP_SECS = 1.0  # how long a worker that shall stop may take to finish its step
+LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the chief has stopped
 OTHERS_SECS = 3.0  # how long the chief waits for the others to stop before it saves
 
 
@@ -57,6 +59,43 @@ class StopAtStepHook(tf.train.SessionRunHook):
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         self._seen_step = run_values.results
         if self._seen_step >= self._last_step:
+            run_context.request_stop()
+
+
+class StopWithChiefHook(tf.train.SessionRunHook):
+    """Stops a worker when the chief says that the model is good enough.
+
+    A synchronous step may wait for the chief, which takes none any more. So this ends the process after
+    `LAST_STEP_SECS`: a worker other than the chief has nothing left to do.
+    """
+
+    def __init__(self, task: Task, roll_call: RollCall, goal: Goal):
+        """Listen to the chief if `goal` has an accuracy, and if `task` is not the chief itself."""
+        self._task, self._roll_call = task, roll_call
+        self._listens = goal.test_accuracy is not None and not task.is_chief
+        self._shall_stop = self._has_stopped = False
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        if self._listens:
+            threading.Thread(target=self._listen, args=(session, coord), name="stop_with_chief", daemon=True).start()
+
+    def _listen(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        try:
+            while self._roll_call.listen(session)[0].text not in (REACHED, TRAINED):
+                if coord.wait_for_stop(POLL_SECS):
+                    return
+            logging.info("%s: the chief says that the model is good enough", self._task)
+            self._shall_stop = True
+            time.sleep(LAST_STEP_SECS)
+            if not self._has_stopped:
+                self._roll_call.say(session, TRAINED)
+                end_process(0)
+        except (tf.errors.OpError, RuntimeError):
+            pass  # the session was closed, at the end or after the loss of a ps
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        if self._shall_stop:
+            self._has_stopped = True
             run_context.request_stop()
 
 

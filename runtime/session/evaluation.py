@@ -1,0 +1,154 @@
+"""How good the model is on the test examples: measured at the end, and by the chief while the workers train."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from runtime.cluster.roll_call import REACHED, RollCall
+
+EVAL_FILE = "eval.jsonl"
+BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
+
+
+class Measures(NamedTuple):
+    """How good the model is on some examples."""
+
+    loss: float
+    accuracy: float  # in [0, 1]
+    global_step: int  # that the parameters had
+
+    def __str__(self) -> str:
+        return f"test accuracy {self.accuracy:.4f} (test loss {self.loss:.4f})"
+
+
+class Evaluation(NamedTuple):
+    """The part of the graph that measures the model on the examples that it is fed."""
+
+    parameters: Sequence[tf.Tensor]  # on this task: read once, then fed, so that all batches meet the same ones
+    images: tf.Tensor  # a placeholder, [n, ...]
+    labels: tf.Tensor  # a placeholder, [n]
+    loss: tf.Tensor  # float32 [], averaged over them
+    accuracy: tf.Tensor  # float32 []
+
+    def run(self, session: tf.Session, examples: Sequence[Any]) -> Measures:
+        """Measure the parameters as they are now on all `examples`, images and labels."""
+        parameters, global_step = session.run([list(self.parameters), tf.train.get_global_step(session.graph)])
+        feed_dict = dict(zip(self.parameters, parameters, strict=True))
+        images, labels = examples
+        sums = np.zeros(2)
+        for start in range(0, len(labels), BATCH_SIZE):
+            batch = slice(start, start + BATCH_SIZE)
+            feed_dict |= {self.images: images[batch], self.labels: labels[batch]}
+            sums += len(labels[batch]) * np.array(session.run([self.loss, self.accuracy], feed_dict))
+        loss, accuracy = sums / len(labels)
+        return Measures(float(loss), float(accuracy), int(global_step))
+
+
+class EvaluationLog:
+    """Where evaluations go: a log line each, a line of `eval.jsonl`, and a summary for TensorBoard."""
+
+    def __init__(self, task: object, train_dir: str, summary_dir: str):
+        """Write as `task` into `train_dir`, and summaries into `summary_dir`; only log if these are empty."""
+        self._task, self._train_dir, self._summary_dir = task, train_dir, summary_dir
+
+    def read_steps(self) -> set[int]:
+        """Return the global steps whose evaluations by this task `eval.jsonl` has."""
+        steps = set()
+        try:
+            with open(os.path.join(self._train_dir, EVAL_FILE)) as file:
+                for line in file:
+                    try:
+                        entry = json.loads(line)
+                    except ValueError:  # a task was killed, or its disk was full, while it wrote this line
+                        continue
+                    if entry["task"] == str(self._task):
+                        steps.add(entry["global_step"])
+        except FileNotFoundError:
+            pass
+        return steps
+
+    def write(self, measures: Measures) -> None:
+        """Write one evaluation everywhere; a full disk costs its entries in files, and nothing else."""
+        logging.info("%s: %s at global step %d", self._task, measures, measures.global_step)
+        if not self._train_dir:
+            return
+        entry = {
+            "global_step": measures.global_step,
+            "test_accuracy": round(measures.accuracy, 6),
+            "test_loss": round(measures.loss, 6),
+            "unix_secs": round(time.time(), 3),
+            "task": str(self._task),
+        }
+        try:
+            _append_line(os.path.join(self._train_dir, EVAL_FILE), json.dumps(entry))
+            writer = tf.summary.FileWriterCache.get(self._summary_dir)
+            values = [
+                tf.Summary.Value(tag="test_accuracy", simple_value=measures.accuracy),
+                tf.Summary.Value(tag="test_loss", simple_value=measures.loss),
+            ]
+            writer.add_summary(tf.Summary(value=values), measures.global_step)
+            writer.flush()
+        except (OSError, RuntimeError, tf.errors.OpError) as error:  # all of these say that the disk is full
+            logging.error("%s: the evaluation cannot be written (%s): make that possible", self._task, error)
+
+
+def _append_line(path: str, line: str) -> None:
+    """Append a line with one call of the system, so that two tasks may append to the same file."""
+    with open(path, "ab+", buffering=0) as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # the last writer could not finish its line
+                line = "\n" + line
+        file.write(f"{line}\n".encode())
+
+
+class EvaluationHook(tf.train.SessionRunHook):
+    """Evaluates the model while the workers train, and ends training when it is good enough. For the chief.
+
+    The first evaluation is at the start, since a model that was found may be good enough already. First in
+    `chief_only_hooks`: the others must hear that they shall stop before the chief waits for them.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[tf.Session], Measures],
+        log: EvaluationLog,
+        roll_call: RollCall,
+        every_secs: float | None,
+        stop_at_accuracy: float | None,
+    ):
+        """Evaluate every `every_secs`, or never, and stop all workers at `stop_at_accuracy`, or never."""
+        self._evaluate, self._log, self._roll_call = evaluate, log, roll_call
+        self._every_secs, self._stop_at_accuracy = every_secs, stop_at_accuracy
+        self._has_reached = False
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        if self._every_secs is not None:
+            arguments = (session, coord, self._every_secs)
+            threading.Thread(target=self._keep_evaluating, args=arguments, name="evaluate", daemon=True).start()
+
+    def _keep_evaluating(self, session: tf.Session, coord: tf.train.Coordinator, every_secs: float) -> None:
+        try:
+            while not (self._has_reached or coord.should_stop()):
+                start = time.monotonic()
+                measures = self._evaluate(session)
+                self._log.write(measures)
+                self._has_reached = self._stop_at_accuracy is not None and measures.accuracy >= self._stop_at_accuracy
+                coord.wait_for_stop(max(0.0, start + every_secs - time.monotonic()))
+        except (tf.errors.OpError, RuntimeError):
+            pass  # the session was closed, at the end or after the loss of a ps; the next one evaluates again
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        if self._has_reached:
+            run_context.request_stop()
+
+    def end(self, session: tf.Session) -> None:
+        if self._has_reached:
+            self._roll_call.say(session, REACHED)

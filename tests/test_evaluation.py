@@ -1,0 +1,54 @@
+"""What evaluations leave behind, and when a run is finished."""
+
+import json
+
+import pytest
+
+from runtime.session.evaluation import EvaluationLog, Measures
+from runtime.session.result import Goal, is_finished
+
+MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40)
+
+
+def test_each_evaluation_is_a_line_of_a_file_that_several_tasks_write(tmp_path):
+    chief, evaluator = (EvaluationLog(task, str(tmp_path), str(tmp_path / "events")) for task in ("chief", "evaluator"))
+    assert evaluator.read_steps() == set(), "there is no file yet"
+    chief.write(MEASURES)
+    evaluator.write(MEASURES._replace(global_step=50))
+    entries = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
+    assert [(entry["task"], entry["global_step"]) for entry in entries] == [("chief", 40), ("evaluator", 50)]
+    assert entries[0]["test_accuracy"] == 0.9375
+    assert entries[0]["test_loss"] == 0.25
+    assert evaluator.read_steps() == {50}
+    assert len(list((tmp_path / "events").iterdir())) == 1, "the events of TensorBoard"
+
+
+def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
+    log = EvaluationLog("evaluator", str(tmp_path), str(tmp_path))
+    log.write(MEASURES)
+    with open(tmp_path / "eval.jsonl", "a") as file:
+        file.write('{"global_step": 50, "te')
+    log.write(MEASURES._replace(global_step=60))
+    assert log.read_steps() == {40, 60}
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_entry(tmp_path, caplog):
+    (tmp_path / "eval.jsonl").mkdir()
+    EvaluationLog("worker 0", str(tmp_path), str(tmp_path)).write(MEASURES)
+    assert "the evaluation cannot be written" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("result", "finished"),
+    [
+        ('{"global_step": 100, "test_accuracy": 0.5}', True),
+        ('{"global_step": 99, "test_accuracy": 0.5}', False),
+        ('{"global_step": 99, "test_accuracy": 0.9}', True),
+        ('{"global_step": 100}', False),
+        ("", False),
+    ],
+)
+def test_a_run_is_finished_when_its_result_has_reached_the_goal(tmp_path, result, finished):
+    (tmp_path / "result.json").write_text(result)
+    assert is_finished(str(tmp_path), Goal(train_steps=100, test_accuracy=0.9)) == finished
+    assert not is_finished("", Goal(100, 0.9)), "without a folder, nobody knows"
