@@ -40,7 +40,7 @@ from runtime.flags import define_flags
 from runtime.machine.gpus import choose_gpus
 from runtime.machine.port import check_port_is_free, warn_if_reachable
 from runtime.machine.priority import lower_priority
-from runtime.machine.session_config import make_session_config
+from runtime.machine.session_config import make_server_config, make_session_config
 from runtime.session import profiling
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.checkpoints import make_saving_hooks, make_train_dir
@@ -78,7 +78,7 @@ def main() -> None:
 
     # The server: through it, sessions anywhere in the cluster use the memory and the processors of this task.
     config = make_session_config(task, choose_gpus(task, FLAGS.gpus))
-    server = tf.train.Server(cluster, task.job_name, task.index, config=config)
+    server = tf.train.Server(cluster, task.job_name, task.index, config=make_server_config(config))
     connection = Connection(server.target, config)
     watch = Watch(task, Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs))
     HostListsWatch(task, connection)

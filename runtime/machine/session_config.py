@@ -9,7 +9,7 @@ from runtime.cluster.task import Task
 
 
 def make_session_config(task: Task, gpus: Sequence[int] = ()) -> tf.ConfigProto:
-    """Return the settings that the server of a task and its sessions share; `gpus` are those that it may use."""
+    """Return the settings that the sessions of a task and its server share; `gpus` are those that it may use."""
     # A worker talks only to the ps tasks, so its sessions need not wait for the other workers.
     peers = ["/job:ps", task.device] if task.job_name == "worker" else [task.device]
     # By default each process takes as many threads as there are cores, and lets them spin while they wait for work.
@@ -28,3 +28,11 @@ def make_session_config(task: Task, gpus: Sequence[int] = ()) -> tf.ConfigProto:
         device_count={"GPU": len(gpus)},
         gpu_options=tf.GPUOptions(allow_growth=True, visible_device_list=",".join(map(str, gpus))),
     )
+
+
+def make_server_config(session_config: tf.ConfigProto) -> tf.ConfigProto:
+    """Return the settings of a server: without filters, which it would add to those of any session with it."""
+    config = tf.ConfigProto()
+    config.CopyFrom(session_config)
+    config.ClearField("device_filters")
+    return config
