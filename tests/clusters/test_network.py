@@ -13,7 +13,7 @@ from benchmarks.testbed import network
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Cluster, Process, can_run, poll_for
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 
-PS, WORKER_0, WORKER_1, SPARE = range(4)  # the hosts of one ps and two workers
+PS, WORKER_1, SPARE = 0, 2, 3  # the hosts of ps 0 and worker 1, and one without a task
 CUT_SECS = 20.0
 
 GREETING = "this is host 0"
@@ -168,10 +168,11 @@ def test_a_ps_comes_back_under_its_name_at_another_address(hosts, tmp_path, blac
         for name in cluster.names:
             cluster.start_with(name, *cluster.role(name), *cluster.flags, before=before)
         for worker in ("worker 0", "worker 1"):
-            cluster[worker].wait_for_output(r"the last session is lost(?s:.*)local step \d+,")
+            wait_for_steps(cluster[worker], 1)
         cluster["ps 0"].kill()
-        for worker in (WORKER_0, WORKER_1):
-            hosts.cut(PS, worker)  # nothing answers at the old address, as when a container is gone
+        for worker in ("worker 0", "worker 1"):
+            cluster[worker].wait_for_output("the last session is lost")
+            hosts.cut(PS, cluster.host[worker])  # from now on nothing answers there, as when a container is gone
         cluster.host["ps 0"] = SPARE
         names.write_text(f"127.0.0.1 localhost\n{hosts.address(SPARE)} ps-0\n")
         cluster.start_with("ps 0", *cluster.role("ps 0"), *cluster.flags, before=before)
