@@ -30,6 +30,7 @@ from runtime import program
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.connection import Connection
 from runtime.cluster.discovery import discover
+from runtime.cluster.host_lists import HostListsWatch
 from runtime.cluster.leaving import Departure
 from runtime.cluster.roll_call import EVALUATED, RollCall
 from runtime.cluster.task import Task
@@ -37,9 +38,10 @@ from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data import download
 from runtime.errors import UnusableError
 from runtime.flags import define_flags
+from runtime.machine.gpus import choose_gpus
 from runtime.machine.port import check_port_is_free, warn_if_reachable
 from runtime.machine.priority import lower_priority
-from runtime.machine.session_config import make_session_config
+from runtime.machine.session_config import make_server_config, make_session_config
 from runtime.session import profiling
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.checkpoints import make_saving_hooks, make_train_dir
@@ -80,10 +82,11 @@ def main() -> None:
     cluster = tf.train.ClusterSpec(task.jobs)
 
     # The server: through it, sessions anywhere in the cluster use the memory and the processors of this task.
-    config = make_session_config(task)
-    server = tf.train.Server(cluster, task.job_name, task.index, config=config)
+    config = make_session_config(task, choose_gpus(task, FLAGS.gpus))
+    server = tf.train.Server(cluster, task.job_name, task.index, config=make_server_config(config))
     connection = Connection(server.target, config)
     watch = Watch(task, Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs))
+    HostListsWatch(task, connection)
 
     # A ps holds variables, and changes them as the sessions of the workers demand. join() never returns.
     if task.job_name == "ps":
@@ -162,7 +165,7 @@ def make_scaffold(
 ) -> TrainingScaffold:
     """Build what makes the sessions of a worker ready; `data` tells the examples from others."""
     agreement = Agreement(task, {**agreed_flags(), "data_dir": data})
-    job = Job(agreement, updates.unsaved_variables, train_dir, FLAGS.keep_checkpoints, make_goal())
+    job = Job(agreement, updates.unsaved_variables, train_dir, FLAGS.checkpoints, FLAGS.keep_checkpoints, make_goal())
     return TrainingScaffold(task, connection, job, timeouts)
 
 

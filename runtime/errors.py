@@ -4,6 +4,7 @@ import re
 
 import tensorflow.compat.v1 as tf
 
+UNUSABLE_STATUS = 2  # the flags, the input or the environment must change before another attempt can succeed
 HEADING = re.compile(r"=====|\d+ root error|.*From /job:\S*:$")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from runtime.data import download
+from runtime.machine import gpus
 from runtime.session import profiling
 from runtime.updates import placement
 from runtime.updates.mode import OPTIMIZERS
@@ -32,16 +33,19 @@ def _define_cluster() -> None:
     flags.DEFINE_integer("task_index", None, "its index within the job; worker 0 is the chief", 0)
     flags.DEFINE_list("ps_hosts", "localhost:2222", "comma-separated host:port of the ps tasks")
     flags.DEFINE_list("worker_hosts", "localhost:2223,localhost:2224", "comma-separated host:port of the workers")
+    flags.DEFINE_string("gpus", "auto", "the GPUs of each host for its workers: auto for all, none, or some, as in 0,2")
+    flags.register_validator("gpus", gpus.is_valid, "it is auto, none, or numbers of GPUs, such as 0,2")
 
 
 def _define_folders() -> None:
-    """Define the folders."""
+    """Define the folders, and who writes there."""
     flags.DEFINE_string(
         "data_dir", download.default_data_dir(), "the four MNIST files; those that are missing are fetched"
     )
     flags.DEFINE_string(
         "train_dir", "", "shared folder for checkpoints, summaries and result.json; empty: nothing is saved"
     )
+    flags.DEFINE_enum("checkpoints", "ps", ["ps", "chief"], "who writes them: each ps its part, or the chief all")
     flags.register_validator("data_dir", bool, "it must name a folder")
 
 

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
 
-from runtime.errors import FinishedError, UnsavedError, UnusableError, reason
+from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
 from runtime.process import end_process, set_session_niceness
 from runtime.session.stopping import StoppedError
-
-UNUSABLE_STATUS = 2  # the flags, the input or the environment must change before another attempt can succeed
 
 
 def start(main: Callable[[], None], data_errors: tuple[type[Exception], ...]) -> None:

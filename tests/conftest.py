@@ -18,7 +18,7 @@ from runtime.cluster.connection import Connection
 from runtime.cluster.task import Task
 from runtime.data import download
 from runtime.launch.ports import choose_ports
-from runtime.machine.session_config import make_session_config
+from runtime.machine.session_config import make_server_config, make_session_config
 from tests import idx_files
 
 # SIGTERM, as well as Ctrl-C, ends the tests in order, and with them the processes that they have started. A shell lets
@@ -82,7 +82,8 @@ def local_servers():
             for index in range(len(servers.task("ps", 0).jobs[job_name])):
                 task = servers.task(job_name, index)
                 spec = tf.train.ClusterSpec(task.jobs)
-                started.append(tf.train.Server(spec, job_name, index, config=make_session_config(task)))
+                config = make_server_config(make_session_config(task))
+                started.append(tf.train.Server(spec, job_name, index, config=config))
         return servers
 
     return start

@@ -61,6 +61,40 @@ def test_a_broken_checkpoint_is_refused(model, tmp_path):
     assert f"name an older one in {tmp_path}/checkpoint, or give another --train_dir" in str(error.value)
 
 
+def test_a_checkpoint_of_which_a_part_is_elsewhere_is_refused(model, tmp_path):
+    path = save(tmp_path, {"w": [3, 2], "steps": []})
+    os.rename(f"{path}.data-00000-of-00001", f"{path}.data-00001-of-00002")
+    with pytest.raises(UnusableError) as error:
+        checkpoints.check_last_checkpoint(str(tmp_path))
+    assert str(error.value).startswith(f"{path} has 1 of its 2 parts: copy the others from where they were written")
+
+
+@pytest.mark.parametrize(
+    ("written_by", "places"), [("ps", {"/job:ps/task:0", "/job:ps/task:1"}), ("chief", {"/job:worker/task:0"})]
+)
+def test_only_who_writes_checkpoints_uses_files(graph, written_by, places):
+    for ps in range(2):
+        with tf.device(f"/job:ps/task:{ps}"):
+            tf.get_variable(f"w{ps}", [3, 2])
+    checkpoints.make_saver(CHIEF, written_by, keep_checkpoints=5)
+    placed = {op.type: set() for op in graph.get_operations()}
+    for op in graph.get_operations():
+        placed[op.type].add(op.device.removesuffix("/device:CPU:0"))
+    assert placed["SaveV2"] == placed["RestoreV2"] == places
+    assert placed["AssignVariableOp"] == {"/job:ps/task:0", "/job:ps/task:1"}
+
+
+def test_what_a_failed_attempt_leaves_behind_is_removed(tmp_path):
+    path = save(tmp_path, {"w": [3, 2]})
+    files = set(tmp_path.iterdir())
+    (tmp_path / "model.ckpt-7_temp").mkdir()
+    (tmp_path / "model.ckpt-7_temp" / "part-00000-of-00002.index").touch()
+    (tmp_path / "model.ckpt-7.data-00000-of-00001.tempstate123").touch()
+    checkpoints.remove_unfinished(str(tmp_path))
+    assert set(tmp_path.iterdir()) == files
+    assert tf.train.list_variables(path)
+
+
 @pytest.mark.parametrize(("task", "train_dir"), [(CHIEF, ""), (OTHER, "a")])
 def test_nothing_is_saved_without_a_train_dir_or_by_another_worker_than_the_chief(graph, task, train_dir):
     assert checkpoints.make_saving_hooks(task, train_dir, tf.train.Scaffold(), 60, 2) == []

@@ -7,6 +7,7 @@ import pytest
 
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
+from runtime.machine.gpus import choose_gpus
 from runtime.machine.port import check_port_is_free, warn_if_reachable
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_session_config
@@ -19,6 +20,42 @@ def test_a_task_waits_only_for_tasks_that_it_talks_to():
     worker, ps = Task("worker", 1, PS, WORKERS), Task("ps", 1, PS, WORKERS)
     assert list(make_session_config(worker).device_filters) == ["/job:ps", "/job:worker/task:1"]
     assert list(make_session_config(ps).device_filters) == ["/job:ps/task:1"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_gpus", "shares"),
+    [
+        ("auto", 0, [[], [], [], []]),
+        ("auto", 1, [[0], [0], [0], [0]]),
+        ("auto", 2, [[0], [1], [0], [0, 1]]),
+        ("auto", 4, [[0, 3], [1], [2], [0, 1, 2, 3]]),
+        ("none", 4, [[], [], [], []]),
+        ("0,2", 4, [[0], [2], [0], [0, 2]]),
+        ("3,1,0", 4, [[3], [1], [0], [3, 1, 0]]),
+    ],
+)
+def test_the_workers_of_a_host_share_out_its_gpus_by_their_order(gpus, num_gpus, shares):
+    workers = ("h:1", "h:2", "h:3", "other:1")
+    chosen = [choose_gpus(Task("worker", i, PS, workers), gpus, lambda: num_gpus) for i in range(len(workers))]
+    assert chosen == shares
+
+
+def test_a_ps_takes_no_gpu_and_does_not_even_look_for_one():
+    ps = Task("ps", 0, PS, WORKERS)
+    assert choose_gpus(ps, "auto", lambda: pytest.fail("it looks")) == []
+    assert make_session_config(ps).device_count == {"GPU": 0}
+
+
+def test_a_gpu_that_the_host_lacks_is_named():
+    with pytest.raises(UnusableError, match=r"--gpus=0,2, but worker 1 finds 2 GPUs on its host: there is no GPU 2"):
+        choose_gpus(Task("worker", 1, PS, WORKERS), "0,2", lambda: 2)
+
+
+def test_a_worker_uses_its_gpus_and_as_much_of_their_memory_as_it_needs():
+    config = make_session_config(Task("worker", 1, PS, WORKERS), [1, 3])
+    assert config.device_count == {"GPU": 2}
+    assert config.gpu_options.visible_device_list == "1,3"
+    assert config.gpu_options.allow_growth
 
 
 def test_a_port_in_use_is_named_and_so_is_the_process():

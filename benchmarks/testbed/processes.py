@@ -104,6 +104,7 @@ class Cluster:
         self.ps_hosts, self.worker_hosts = ",".join(self.addresses[:num_ps]), ",".join(self.addresses[num_ps:])
         self.names = [f"ps {i}" for i in range(num_ps)] + [f"worker {i}" for i in range(num_workers)]
         self.address = dict(zip(self.names, self.addresses, strict=True))
+        self.host = {name: number for number, name in enumerate(self.names)}  # of the network
         self.tasks = {}
         self._network = network
         self._folder = pathlib.Path(folder)
@@ -123,7 +124,7 @@ class Cluster:
 
     def start_with(self, name, *flags, env=None, before=(), **options):
         """Start a task with these flags and nothing else; `before` is a command that runs it."""
-        on_host = self._network.command(self.names.index(name)) if self._network else []
+        on_host = self._network.command(self.host[name]) if self._network else []
         command = [*on_host, *before, sys.executable, str(PROJECT / "distributed.py"), *flags]
         output = self._folder / f"{name.replace(' ', '-')}.log"
         self.tasks[name] = Process(command, output, env, cwd=self._folder, **options)

@@ -1,14 +1,15 @@
 """How many threads, which devices and which peers a task's server and sessions use."""
 
 import os
+from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 
 
-def make_session_config(task: Task) -> tf.ConfigProto:
-    """Return the settings that the server of a task and its sessions share."""
+def make_session_config(task: Task, gpus: Sequence[int] = ()) -> tf.ConfigProto:
+    """Return the settings that the sessions of a task and its server share; `gpus` are those that it may use."""
     # A worker talks only to the ps tasks, so its sessions need not wait for the other workers.
     peers = ["/job:ps", task.device] if task.job_name == "worker" else [task.device]
     # By default each process takes as many threads as there are cores, and lets them spin while they wait for work.
@@ -23,7 +24,15 @@ def make_session_config(task: Task) -> tf.ConfigProto:
         inter_op_parallelism_threads=num_threads,
         experimental=tf.ConfigProto.Experimental(disable_thread_spinning=True),
         graph_options=graph_options,
-        # A ps has no use for a GPU, and by default would take all of its memory.
-        device_count={"GPU": 0} if task.job_name == "ps" else {},
-        gpu_options=tf.GPUOptions(allow_growth=True),
+        # An empty list would mean all GPUs. By default a task would also take all of their memory at once.
+        device_count={"GPU": len(gpus)},
+        gpu_options=tf.GPUOptions(allow_growth=True, visible_device_list=",".join(map(str, gpus))),
     )
+
+
+def make_server_config(session_config: tf.ConfigProto) -> tf.ConfigProto:
+    """Return the settings of a server: without filters, which it would add to those of any session with it."""
+    config = tf.ConfigProto()
+    config.CopyFrom(session_config)
+    config.ClearField("device_filters")
+    return config

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster.task import Peer, Task
-from runtime.cluster.waiting import wait_until_nothing_is_missing
+from runtime.cluster.task import Task
 from runtime.errors import UnusableError, reason
 
-SHARING_SECS = 5.0  # how long a shared folder may take to show a ps what the chief has written
 LOCK_FILE = "chief.lock"  # says which process trains there, and is locked while it does
 
 
@@ -65,7 +63,8 @@ def check_last_checkpoint(train_dir: str) -> None:
     """Check that every variable of the graph can be restored, since TensorFlow's message comes late and is long.
 
     Raises:
-      UnusableError: the last checkpoint in `train_dir` is broken, or lacks a variable, or has it in another shape.
+      UnusableError: the last checkpoint in `train_dir` is broken or incomplete, or lacks a variable, or has it in
+        another shape.
     """
     path = tf.train.latest_checkpoint(train_dir) if train_dir else None
     if not path:
@@ -77,6 +76,13 @@ def check_last_checkpoint(train_dir: str) -> None:
             f"{path} cannot be read ({str(error).splitlines()[0]}): name an older one in {train_dir}/checkpoint, or"
             " give another --train_dir"
         ) from error
+    parts = glob.glob(f"{glob.escape(path)}.data-*-of-*")
+    num_parts = int(parts[0].rpartition("-")[2]) if parts else 1
+    if len(parts) < num_parts:
+        raise UnusableError(
+            f"{path} has {len(parts)} of its {num_parts} parts: copy the others from where they were written, or give"
+            " another --train_dir"
+        )
     remedy = "give the flags that it was made with, or another --train_dir"
     for name, shape in _whole_shapes().items():
         saved_shape = saved_shapes.get(name)
@@ -98,6 +104,32 @@ def _whole_shapes() -> dict[str, list[int]]:
     return shapes
 
 
+def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> tf.train.Saver:
+    """Return what saves and restores all variables of the graph; each way reads what the other has written.
+
+    Args:
+      task: this worker, which saves if it is the chief.
+      written_by: "ps" if each ps writes and reads its own part, or "chief" if the chief writes and reads all of it.
+      keep_checkpoints: how many of the last checkpoints remain.
+    """
+
+    def place(op: tf.Operation) -> str:
+        uses_files = written_by == "chief" and op.type in ("SaveV2", "RestoreV2")
+        return f"{task.device}/device:CPU:0" if uses_files else op.device
+
+    with tf.device(place):  # the saver itself would restore each variable where it lies
+        return tf.train.Saver(sharded=written_by == "ps", save_relative_paths=True, max_to_keep=keep_checkpoints)
+
+
+def remove_unfinished(train_dir: str) -> None:
+    """Remove what is left of checkpoints that could not be written."""
+    pattern = os.path.join(glob.escape(train_dir), "model.ckpt-*")
+    for folder in glob.glob(f"{pattern}_temp"):  # the parts of the ps tasks
+        shutil.rmtree(folder, ignore_errors=True)
+    for path in glob.glob(f"{pattern}.tempstate*"):
+        os.remove(path)
+
+
 def recover(saver: tf.train.Saver, train_dir: str) -> str | None:
     """Return the last checkpoint in `train_dir`, if there is one; `saver` learns of all, and deletes old ones."""
     state = tf.train.get_checkpoint_state(train_dir) if train_dir else None
@@ -114,24 +146,15 @@ class CheckpointHook(tf.train.CheckpointSaverHook):
     trained yet, is refused when it cannot be saved.
     """
 
-    def __init__(self, task: Task, train_dir: str, scaffold: tf.train.Scaffold, save_secs: float):
+    def __init__(self, train_dir: str, scaffold: tf.train.Scaffold, save_secs: float):
         """Save into `train_dir` every `save_secs`, with the saver of `scaffold`."""
         # TensorBoard's events have the graph. Writing it as text too, with each checkpoint, would hold up a restarted
         # chief.
         super().__init__(train_dir, save_secs=save_secs, scaffold=scaffold, save_graph_def=False)
-        self._task, self._train_dir = task, train_dir
+        self._train_dir = train_dir
         self._saving = threading.Lock()  # a signal may stop the worker while it saves
 
-    def begin(self) -> None:
-        super().begin()
-        self._file = tf.placeholder(tf.string, [], name="shared_file")  # a constant's content would be remembered
-        self._seen_by_ps = {}
-        for ps in self._task.others("ps"):
-            with tf.device(f"/job:ps/task:{ps.index}/device:CPU:0"):
-                self._seen_by_ps[ps] = tf.io.read_file(self._file)
-
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self._check_that_all_share(session)
         is_new = session.run(tf.train.get_global_step(session.graph)) == 0
         with self._surviving_failure(is_new):
             super().after_create_session(session, coord)
@@ -154,40 +177,11 @@ class CheckpointHook(tf.train.CheckpointSaverHook):
         except (tf.errors.AbortedError, tf.errors.UnavailableError):  # a ps is lost, and the session with it
             raise
         except tf.errors.OpError as error:
-            for folder in glob.glob(os.path.join(glob.escape(self._train_dir), "model.ckpt-*_temp")):
-                shutil.rmtree(folder, ignore_errors=True)  # the parts that could be written
+            remove_unfinished(self._train_dir)
             if is_new:
                 where = f"--train_dir {self._train_dir}"
                 raise UnusableError(f"no checkpoint can be written to {where}: {reason(error)}") from error
             logging.error("no checkpoint could be written (%s): make that possible; training goes on", reason(error))
-
-    def _check_that_all_share(self, session: tf.Session) -> None:
-        """Check that every ps sees the chief's folder, since each writes its own part of a checkpoint.
-
-        Raises:
-          UnusableError: a ps does not.
-        """
-        path = os.path.join(self._train_dir, LOCK_FILE)
-        with open(path, "rb") as file:
-            expected = file.read()
-
-        def describe_not_sharing() -> str:
-            return ", ".join(str(ps) for ps in self._seen_by_ps if self._read(session, ps, path) != expected)
-
-        try:
-            wait_until_nothing_is_missing(self._task, describe_not_sharing, SHARING_SECS)
-        except TimeoutError:
-            raise UnusableError(
-                f"{describe_not_sharing()} does not see the --train_dir {self._train_dir} of the chief: it must be one"
-                " folder that all tasks share under the same name, since each ps writes its own part of a checkpoint"
-            ) from None
-
-    def _read(self, session: tf.Session, ps: Peer, path: str) -> bytes | None:
-        """Return the content of a file as a ps sees it, or None if it sees none."""
-        try:
-            return bytes(session.run(self._seen_by_ps[ps], {self._file: path}))
-        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError):
-            return None
 
 
 class SummaryHook(tf.train.SummarySaverHook):
@@ -212,6 +206,6 @@ def make_saving_hooks(
     if not (task.is_chief and train_dir):
         return []
     return [
-        CheckpointHook(task, train_dir, scaffold, save_checkpoint_secs),
+        CheckpointHook(train_dir, scaffold, save_checkpoint_secs),
         SummaryHook(save_secs=save_summaries_secs, output_dir=train_dir, summary_op=tf.summary.merge_all()),
     ]

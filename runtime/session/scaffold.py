@@ -14,6 +14,7 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_until_nothing_is_missing
 from runtime.errors import FinishedError
 from runtime.session import checkpoints, result
+from runtime.session.sharing import SharedFolder
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
 
@@ -24,6 +25,7 @@ class Job(NamedTuple):
     agreement: Agreement
     unsaved_variables: Sequence[tf.Variable]  # on the ps tasks: initialised with a new model, or before it is restored
     train_dir: str  # the folder of the checkpoints, or empty
+    written_by: str  # "ps" or "chief": who writes them
     keep_checkpoints: int
     goal: result.Goal
 
@@ -59,9 +61,11 @@ class TrainingScaffold(tf.train.Scaffold):
         super().__init__(
             init_op=tf.no_op(),  # init_fn decides
             init_fn=lambda _, session: self._keep_restore_or_initialize(session),
-            saver=tf.train.Saver(sharded=True, save_relative_paths=True, max_to_keep=job.keep_checkpoints),
+            saver=checkpoints.make_saver(task, job.written_by, job.keep_checkpoints),
         )
         self._task, self._connection, self._job, self._timeouts = task, connection, job, timeouts
+        must_share = task.is_chief and job.train_dir and job.written_by == "ps"
+        self._shared_folder = SharedFolder(task, job.train_dir) if must_share else None
         self._was_ready = self._has_trained = False
         self._global_step = tf.train.get_global_step()
         self._uninitialized = tf.report_uninitialized_variables([*job.unsaved_variables, *tf.global_variables()])
@@ -115,6 +119,8 @@ class TrainingScaffold(tf.train.Scaffold):
         """Find the model on the ps tasks, else in the last checkpoint; else make a new one."""
         self._job.agreement.check(session)
         self._job.agreement.publish(session)
+        if self._shared_folder:
+            self._shared_folder.check(session)
         checkpoint = checkpoints.recover(self.saver, self._job.train_dir)
         if not session.run(self._uninitialized).size:
             origin = "the ps tasks hold a living model: keeping it"

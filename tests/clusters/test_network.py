@@ -13,7 +13,7 @@ from benchmarks.testbed import network
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Cluster, Process, can_run, poll_for
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 
-PS, WORKER_1 = 0, 2  # the hosts of ps 0 and worker 1
+PS, WORKER_1, SPARE = 0, 2, 3  # the hosts of ps 0 and worker 1, and one without a task
 CUT_SECS = 20.0
 
 GREETING = "this is host 0"
@@ -34,10 +34,10 @@ with socket.create_connection((sys.argv[1], 2222), timeout=float(sys.argv[2])) a
 
 @pytest.fixture
 def hosts():
-    """Three hosts of a network of their own."""
+    """Four hosts of a network of their own."""
     if reason := network.missing():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no network of several hosts here: {reason}")
-    with network.Network(3) as hosts:
+    with network.Network(4) as hosts:
         yield hosts
 
 
@@ -125,6 +125,61 @@ def slow_run(hosts, tmp_path, black_and_white_dir):
             yield cluster
 
     return start
+
+
+def test_a_cluster_learns_mnist_on_hosts_of_their_own(hosts, tmp_path, mnist_dir):
+    flags = ["--sync_replicas", "--local_steps=64", "--optimizer=momentum", "--learning_rate=0.1", "--train_steps=3000"]
+    with Cluster(tmp_path, 2, 2, *flags, f"--data_dir={mnist_dir}", network=hosts) as cluster:
+        cluster.start()
+        assert set(cluster.wait().values()) == {0}
+        assert float(re.search(r"test accuracy (\S+)", cluster["worker 0"].output())[1]) >= 0.97
+
+
+@pytest.mark.parametrize("wrong", ["ps 1", "worker 0"])
+def test_every_task_names_an_entry_in_which_the_list_of_one_differs(hosts, tmp_path, black_and_white_dir, wrong):
+    with Cluster(tmp_path, 2, 2, f"--data_dir={black_and_white_dir}", network=hosts) as cluster:
+        right = [name for name in cluster.names if name != wrong]
+        cluster.start(*right)
+        awaited = "the chief" if wrong == "worker 0" else f"{wrong} at {cluster.address[wrong]} [^,]*\n"
+        cluster["worker 1"].wait_for_output(f"waiting for {awaited}")  # the others are there
+        correct = cluster.address["ps 0"]
+        mistyped = correct.replace("2222", "2232")
+        flags = [flag.replace(correct, mistyped) for flag in cluster.flags]
+        cluster.start_with(wrong, *cluster.role(wrong), *flags)
+        assert cluster.wait() == dict.fromkeys(cluster.names, 2)
+        for name in right:
+            differs = f"error: {name} was given {correct} as ps_hosts[0], but {wrong} was given {mistyped}: give all"
+            assert differs in cluster[name].output()
+        differs = rf"error: {wrong} was given {mistyped} as ps_hosts\[0\], but \w+ \d was given {correct}: give all"
+        assert re.search(differs, cluster[wrong].output())
+
+
+BIND_HOSTS = 'mount --bind "$0" /etc/hosts && exec "$@"'  # the file of names of one process
+
+
+@pytest.mark.skipif(not can_run(["unshare", "--user", "--map-root-user", "--mount", "true"]), reason="needs unshare")
+def test_a_ps_comes_back_under_its_name_at_another_address(hosts, tmp_path, black_and_white_dir):
+    names = tmp_path / "hosts"
+    flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
+    with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", *flags, network=hosts) as cluster:
+        cluster.flags = [flag.replace(hosts.address(PS), "ps-0") for flag in cluster.flags]
+        before = ["unshare", "--mount", "sh", "-c", BIND_HOSTS, str(names)]
+        names.write_text(f"127.0.0.1 localhost\n{hosts.address(PS)} ps-0\n")
+        for name in cluster.names:
+            cluster.start_with(name, *cluster.role(name), *cluster.flags, before=before)
+        for worker in ("worker 0", "worker 1"):
+            wait_for_steps(cluster[worker], 1)
+        cluster["ps 0"].kill()
+        for worker in ("worker 0", "worker 1"):
+            cluster[worker].wait_for_output("the last session is lost")
+            hosts.cut(PS, cluster.host[worker])  # from now on nothing answers there, as when a container is gone
+        cluster.host["ps 0"] = SPARE
+        names.write_text(f"127.0.0.1 localhost\n{hosts.address(SPARE)} ps-0\n")
+        cluster.start_with("ps 0", *cluster.role("ps 0"), *cluster.flags, before=before)
+        for worker in ("worker 0", "worker 1"):
+            cluster[worker].wait_for_output(r"the last session is lost(?s:.*)local step \d+,")
+        for task in cluster.tasks.values():
+            task.kill()
 
 
 def num_steps(worker):

@@ -14,6 +14,7 @@ ROWS = {
     "`--sync_replicas`": (1, 2, ["--sync_replicas"], ""),
     "`--local_steps` above 1": (1, 2, ["--local_steps=4"], ""),
     "`--partition_bytes`": (2, 2, ["--partition_bytes=100000"], ""),
+    "`--checkpoints`": (2, 2, ["--checkpoints=chief"], ""),
     "`--batch_size`, `--learning_rate`, `--seed`": (1, 2, ["--batch_size=50", "--learning_rate=0.01", "--seed=7"], ""),
     "`--optimizer=sgd`": (1, 2, ["--optimizer=sgd"], ""),
     "`--optimizer=momentum`": (1, 2, ["--optimizer=momentum"], "has no variable mlp/hidden/weights/Momentum"),

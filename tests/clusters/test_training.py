@@ -320,8 +320,33 @@ def test_a_train_dir_that_the_ps_does_not_share_is_refused_before_training(tmp_p
             f"error: ps 0 at {cluster.ps_hosts} does not see the --train_dir {train_dir} of the chief: it must be one"
         )
         assert line in chief.output()
+        assert "or give --checkpoints=chief" in chief.output()
         assert "local step" not in chief.output()
         cluster["ps 0"].kill()
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_hosts_that_share_no_folder_save_and_restore_through_the_chief(tmp_path, black_and_white_dir):
+    train_dir = tmp_path / "train"
+    train_dir.mkdir()
+    flags = [f"--train_dir={train_dir}", f"--data_dir={black_and_white_dir}", "--save_checkpoint_secs=1"]
+    with Cluster(tmp_path, 2, 1, *flags, "--train_steps=1000000", "--checkpoints=chief") as cluster:
+        for ps in ("ps 0", "ps 1"):
+            cluster.start_with(ps, *cluster.role(ps), *cluster.flags, before=full_disk(train_dir))
+        chief = cluster.start("worker 0")
+        poll_for(lambda: len(list(train_dir.glob("model.ckpt-*.index"))) > 1, "second checkpoint")
+        cluster["ps 1"].kill()
+        cluster.start_with("ps 1", *cluster.role("ps 1"), *cluster.flags, before=full_disk(train_dir))
+        chief.wait_for_output(rf"restored {train_dir}/model\.ckpt-[1-9]\d*, (?s:.*){PROGRESS}")
+        for task in cluster.tasks.values():
+            task.send(signal.SIGTERM)
+        assert set(cluster.wait().values()) == {128 + signal.SIGTERM}
+        saved = int(re.search(r"model\.ckpt-(\d+)", (train_dir / "checkpoint").read_text())[1])
+        # On hosts that share the folder, the ps tasks go on from there.
+        cluster.flags[-2:] = [f"--train_steps={saved + 10}", "--checkpoints=ps"]
+        cluster.start()
+        assert_all_end(cluster)
+        assert f"restored {train_dir}/model.ckpt-{saved}, at global step {saved}" in cluster["worker 0"].output()
 
 
 def test_a_worker_that_comes_after_the_end_ends_well(tmp_path, black_and_white_dir):
