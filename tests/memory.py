@@ -11,7 +11,7 @@ import psutil
 from benchmarks.testbed.processes import Cluster
 
 SAMPLE_SECS = 1.0
-WARM_UP_SECS = 60.0  # until a task has imported, built and used all that it needs
+WARM_UP_SECS = 120.0  # until a task has used all that it needs, for a recovery too
 WINDOW_SECS = 30.0  # the median of so long counts, at the beginning, after the warm-up, and at the end
 MIN_LIFE_SECS = WARM_UP_SECS + 3 * WINDOW_SECS  # a shorter life says nothing of growth
 

@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[1, 2], help="of the faults, each with a new cluster")
     parser.add_argument("--minutes", type=float, default=30, help="how long each cluster trains")
     parser.add_argument("--faults", nargs="+", choices=[*SMALL_FAULTS, *GREAT_FAULTS], help="only these")
-    parser.add_argument("--min_steps", type=int, default=10000, help="global steps of each cluster")
+    parser.add_argument("--min_steps", type=int, default=5000, help="global steps of each cluster")
     parser.add_argument("--min_accuracy", type=float, default=0.967, help="of each model on the test images")
     parser.add_argument("--disk", help="an empty disk of its own; by default this script mounts one")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/recovery.md")

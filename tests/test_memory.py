@@ -15,11 +15,11 @@ def test_the_warm_up_is_no_growth():
 
 
 def test_one_sample_is_no_growth():
-    assert life(lambda age: 900.0 if age in (70, 240) else 400.0).growth == 0.0
+    assert life(lambda age: 900.0 if age in (130, 240) else 400.0).growth == 0.0
 
 
 def test_a_leak_is_growth():
-    grown = life(lambda age: 400.0 + age / 3)  # 425 in the middle of the first window, 475 in that of the last
-    assert grown.growth == pytest.approx(475 / 425 - 1)
+    grown = life(lambda age: 400.0 + age / 3)  # 445 in the middle of the first window, 475 in that of the last
+    assert grown.growth == pytest.approx(475 / 445 - 1)
     assert grown.secs >= MIN_LIFE_SECS
     assert grown.curve() == [410.0, 430.0, 450.0, 470.0]
