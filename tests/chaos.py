@@ -14,8 +14,6 @@ import argparse
 import json
 import pathlib
 import random
-import re
-import signal
 import statistics
 import sys
 import tempfile
@@ -25,17 +23,13 @@ from typing import NamedTuple
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from benchmarks import report
-from benchmarks.testbed.processes import PROJECT, Cluster, answers, poll_for
+from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
+from tests.disturbed import DisturbedCluster, Recovery, kind
 
 # No fault comes after this share of the steps. A worker that is away does not train on its share of the examples, and
 # the accuracy should not depend on who was away last.
 LAST_FAULT = 0.7
 TARGETS = ("worker", "chief", "ps", "pair", "stop")
-
-PROGRESS = re.compile(r"global step (\d+)/\d+, local step")
-FINISHED = re.compile(r"finished at global step (\d+)")
-MODEL_READY = re.compile(r"(?:keeping it|restored \S+), at global step (\d+)")
-MAX_FAILED = 3  # tasks of one cluster that a fault may end with an error, such as a chief that evaluates when a ps dies
 
 
 class Mode(NamedTuple):
@@ -50,124 +44,6 @@ MODES = {
     "synchronous": Mode(("--sync_replicas",), 5000),
     "local_steps": Mode(("--local_steps=16",), 40000),
 }
-
-
-class Recovery(NamedTuple):
-    """A fault, and how long the cluster needed to train again."""
-
-    fault: str  # such as "kill chief + ps"
-    tasks: tuple[str, ...]
-    step: int  # the global step before
-    serving_secs: float  # from the restart until the tasks serve again: TensorFlow's import, above all
-    training_secs: float  # until every worker trains again
-
-    def __str__(self) -> str:
-        return (
-            f"{self.fault} ({' and '.join(self.tasks)}) at global step {self.step}: it serves after"
-            f" {self.serving_secs:.1f} s, all train after {self.training_secs:.1f} s"
-        )
-
-
-class DisturbedCluster:
-    """Disturbs a cluster that trains, and checks that it recovers.
-
-    What the cluster does is read from the workers' logs. An `AssertionError` says what went wrong.
-    """
-
-    def __init__(self, cluster: Cluster, train_dir: pathlib.Path):
-        self._cluster, self._train_dir = cluster, train_dir
-        self._workers = [name for name in cluster.names if name.startswith("worker")]
-        self._num_failed = 0
-
-    def kill(self, *names: str) -> Recovery:
-        """Kill tasks with -9, and start them again."""
-        before, last_checkpoint = self._logs(), self._last_checkpoint()
-        for name in names:
-            self._cluster[name].kill()
-        self._cluster.start(*names)
-        recovery = self.wait_until_all_train("kill", names)
-        self._check_model(names, before, last_checkpoint)
-        return recovery
-
-    def stop(self, name: str, stop_secs: float) -> Recovery:
-        """Stop a task for some seconds, as a machine that swaps may."""
-        before = self._logs()
-        self._cluster[name].send(signal.SIGSTOP)
-        time.sleep(stop_secs)
-        self._cluster[name].send(signal.SIGCONT)
-        recovery = self.wait_until_all_train("stop", (name,))
-        self._check_model((), before, 0)
-        return recovery
-
-    def wait_until_all_train(self, action: str = "start", names: tuple[str, ...] = ()) -> Recovery:
-        """Wait until every worker has trained since now, which is when `action` hit the tasks of these names."""
-        start, before = time.monotonic(), self._logs()
-        serving: dict[str, float] = {}
-        training: dict[str, float] = {}
-
-        def all_train() -> bool:
-            for name in set(names) - serving.keys():
-                if answers(self._cluster.address[name]):
-                    serving[name] = time.monotonic() - start
-            for name in set(self._workers) - training.keys():
-                # The first line of a process that was there before may still tell of a step from before.
-                num_expected = 1 if action == "kill" and name in names else 2
-                num_lines = len(PROGRESS.findall(self._log(name), len(before[name])))
-                if num_lines >= num_expected or FINISHED.search(self._log(name)):
-                    training[name] = time.monotonic() - start
-            self.restart_failed()
-            return len(training) == len(self._workers)
-
-        poll_for(all_train, "training by every worker")
-        return Recovery(
-            fault=f"{action} {' + '.join(sorted(map(_kind, names)))}",
-            tasks=names,
-            step=_last_step(before),
-            serving_secs=max(serving.values(), default=0.0),
-            training_secs=max(training.values()),
-        )
-
-    def restart_failed(self) -> bool:
-        """Start again what ended with an error, as a supervisor would, a few times; return whether all ended well."""
-        for name, task in self._cluster.tasks.items():
-            if task.status:
-                (*_, last_line) = task.output().splitlines()
-                print(f"{name} ended with {task.status}, and is started again: {last_line}", flush=True)
-                self._num_failed += 1
-                assert self._num_failed <= MAX_FAILED, "too many tasks ended with an error"
-                self._cluster.start(name)
-        return all(task.status == 0 for task in self._cluster.tasks.values())
-
-    def step(self) -> int:
-        """Return the global step that the workers have logged last."""
-        return _last_step(self._logs())
-
-    def _check_model(self, killed: tuple[str, ...], before: dict[str, str], last_checkpoint: int) -> None:
-        """Check that no step was lost or, if a ps was killed, none of those that the last checkpoint had."""
-        logged_since = {name: self._log(name)[len(log) :] for name, log in before.items()}
-        lost_a_ps = any(name.startswith("ps") for name in killed)
-        if lost_a_ps or "worker 0" in killed:
-            step = int(MODEL_READY.findall(logged_since["worker 0"])[-1])
-            expected = last_checkpoint if lost_a_ps else _last_step(before)
-            assert step >= expected, f"the chief went on with global step {step}, expected {expected} at least"
-        if not lost_a_ps:
-            for name in self._workers:
-                steps = [_last_step({name: before[name]}), *map(int, PROGRESS.findall(logged_since[name]))]
-                assert steps == sorted(steps), f"the global step of {name} went back: {steps}"
-
-    def _last_checkpoint(self) -> int:
-        """Return the global step that the name of the last checkpoint has."""
-        return int(re.search(r"model\.ckpt-(\d+)", (self._train_dir / "checkpoint").read_text())[1])
-
-    def _logs(self) -> dict[str, str]:
-        return {name: self._log(name) for name in self._workers}
-
-    def _log(self, name: str) -> str:
-        return self._cluster[name].output()
-
-
-def _last_step(logs: dict[str, str]) -> int:
-    return max(int(step) for log in logs.values() for step in ["0", *PROGRESS.findall(log)][-1:])
 
 
 def train(options: argparse.Namespace, mode: Mode, rng: random.Random | None) -> tuple[float, list[Recovery]]:
@@ -185,7 +61,7 @@ def train(options: argparse.Namespace, mode: Mode, rng: random.Random | None) ->
                 disturbed.wait_until_all_train()
                 while True:
                     time.sleep(rng.uniform(0, 2))  # a random moment
-                    if disturbed.step() > LAST_FAULT * train_steps:
+                    if disturbed.look().step > LAST_FAULT * train_steps:
                         break
                     recoveries.append(_disturb(disturbed, cluster.names, rng))
                     print(recoveries[-1], flush=True)
@@ -200,11 +76,7 @@ def _disturb(cluster: DisturbedCluster, names: list[str], rng: random.Random) ->
         return cluster.stop(rng.choice(names), rng.uniform(0.5, 4))
     if target == "pair":
         return cluster.kill(*rng.sample(names, 2))
-    return cluster.kill(rng.choice([name for name in names if _kind(name) == target]))
-
-
-def _kind(name: str) -> str:
-    return "chief" if name == "worker 0" else name.split()[0]
+    return cluster.kill(rng.choice([name for name in names if kind(name) == target]))
 
 
 def disturb_clusters(options: argparse.Namespace, name: str) -> list[Recovery]:

@@ -134,6 +134,7 @@ EXERCISED = {
     "python distributed.py --help": Executed(status=1),  # as absl has it
     "iptables -A INPUT -p tcp --dport 2222 ! -s 10.0.0.0/24 -j DROP": RunBy("def test_the_firewall_rule_"),
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),
+    ".venv/bin/python tests/soak.py --seed 1 2 --minutes 30 --write": Offered(),
     ".venv/bin/python tests/documents.py": Loaded(),
     f"{LOCK} requirements.txt -o requirements.lock": Wrote("requirements.lock"),
     f"{LOCK} tests/requirements.txt --constraints requirements.lock -o tests/requirements.lock": Wrote(
@@ -273,7 +274,8 @@ def test_every_flag_exists(document):
     known = {*distributed.FLAGS, "help", "constraints"}
     for script in ("run_local_cluster.sh", "tests/run"):
         known.update(FLAG.findall((PROJECT / script).read_text()))
-    for script in [PROJECT / "tests" / "chaos.py", *(PROJECT / "benchmarks").rglob("*.py")]:
+    programs = [PROJECT / "tests" / "chaos.py", PROJECT / "tests" / "soak.py"]
+    for script in [*programs, *(PROJECT / "benchmarks").rglob("*.py")]:
         known.update(re.findall(r'add_argument\(\s*"--(\w+)"', script.read_text()))
         known.update(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', script.read_text()))
     assert set(FLAG.findall(OF_OTHERS.sub("", document.read_text().replace("\\\n", "")))) - known == set()

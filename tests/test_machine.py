@@ -1,4 +1,6 @@
+import ctypes
 import os
+import platform
 import shlex
 import socket
 
@@ -8,6 +10,7 @@ import pytest
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 from runtime.machine.gpus import choose_gpus
+from runtime.machine.memory import release_free_memory
 from runtime.machine.port import check_port_is_free, warn_if_reachable
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_session_config
@@ -83,3 +86,22 @@ def test_a_task_that_others_can_reach_says_so(caplog, host, warns):
 def test_a_task_that_is_alone_on_its_host_keeps_its_priority(monkeypatch):
     monkeypatch.setattr(os, "setpriority", lambda *_: pytest.fail("its priority is lowered"))
     lower_priority(Task("ps", 0, ("a:1",), ("b:2",)))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_memory_that_was_freed_between_pieces_in_use_is_released():
+    libc, size = ctypes.CDLL(None), 2**16
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
+    pieces = [libc.malloc(size) for _ in range(3000)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, size)
+    for piece in pieces[:-1]:  # the last one stays in use, at the end
+        libc.free(piece)
+    before = psutil.Process().memory_info().rss
+    release_free_memory()
+    assert before - psutil.Process().memory_info().rss > 1000 * size
+    libc.free(pieces[-1])

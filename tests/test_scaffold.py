@@ -8,10 +8,10 @@ from runtime.cluster import probes
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import FinishedError
-from runtime.session import scaffold
+from runtime.session import scaffold, stopping
 from runtime.session.result import Goal
 from runtime.session.scaffold import Job, TrainingScaffold
-from runtime.session.stopping import StopAtStepHook
+from runtime.session.stopping import AbandonSessionHook, StopAtStepHook
 
 
 class Worker:
@@ -132,3 +132,14 @@ def test_old_checkpoints_are_counted_over_restarts(local_servers, tmp_path):
                 session.run(worker.step)
                 worker.scaffold.saver.save(saving, str(tmp_path / "model.ckpt"), global_step=10 * life + step)
     assert len(list(tmp_path.glob("model.ckpt-*.index"))) == 5
+
+
+def test_a_session_after_a_lost_one_releases_memory(monkeypatch):
+    released = []
+    monkeypatch.setattr(stopping, "release_free_memory", lambda: released.append("memory"))
+    hook = AbandonSessionHook(watch=None)
+    for num_lost in range(3):
+        coord = tf.train.Coordinator()
+        coord.request_stop()
+        hook.after_create_session(None, coord)
+        assert len(released) == num_lost

@@ -97,18 +97,25 @@ class Cluster:
     """
 
     def __init__(self, folder, num_ps, num_workers, *flags, network=None):
-        if network:
-            self.addresses = [f"{network.address(host)}:2222" for host in range(num_ps + num_workers)]
-        else:
-            self.addresses = [f"localhost:{port}" for port in choose_ports(num_ps + num_workers)]
-        self.ps_hosts, self.worker_hosts = ",".join(self.addresses[:num_ps]), ",".join(self.addresses[num_ps:])
         self.names = [f"ps {i}" for i in range(num_ps)] + [f"worker {i}" for i in range(num_workers)]
-        self.address = dict(zip(self.names, self.addresses, strict=True))
-        self.host = {name: number for number, name in enumerate(self.names)}  # of the network
         self.tasks = {}
-        self._network = network
+        self.network = network
         self._folder = pathlib.Path(folder)
-        self.flags = [f"--ps_hosts={self.ps_hosts}", f"--worker_hosts={self.worker_hosts}", *flags]
+        self.flags = ["--ps_hosts", "--worker_hosts", *flags]
+        self.place(range(len(self.names)))
+
+    def place(self, hosts=()):
+        """Give the tasks addresses, which hold from their next starts on: on `hosts`, or with other ports."""
+        self.host = dict(zip(self.names, hosts, strict=False))
+        if self.network:
+            self.addresses = [f"{self.network.address(host)}:2222" for host in self.host.values()]
+        else:
+            self.addresses = [f"localhost:{port}" for port in choose_ports(len(self.names))]
+        self.address = dict(zip(self.names, self.addresses, strict=True))
+        self.ps_hosts, self.worker_hosts = (
+            ",".join(self.address[name] for name in self.names if name.startswith(job)) for job in ("ps", "worker")
+        )
+        self.flags[:2] = [f"--ps_hosts={self.ps_hosts}", f"--worker_hosts={self.worker_hosts}"]
 
     def start(self, *names):
         """Start tasks, or start them again; all of them if none is named. Return the last."""
@@ -124,7 +131,7 @@ class Cluster:
 
     def start_with(self, name, *flags, env=None, before=(), **options):
         """Start a task with these flags and nothing else; `before` is a command that runs it."""
-        on_host = self._network.command(self.host[name]) if self._network else []
+        on_host = self.network.command(self.host[name]) if self.network else []
         command = [*on_host, *before, sys.executable, str(PROJECT / "distributed.py"), *flags]
         output = self._folder / f"{name.replace(' ', '-')}.log"
         self.tasks[name] = Process(command, output, env, cwd=self._folder, **options)

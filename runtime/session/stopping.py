@@ -12,6 +12,7 @@ from runtime.cluster import signals
 from runtime.cluster.roll_call import REACHED, STOPPED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch
+from runtime.machine.memory import release_free_memory
 from runtime.process import end_process
 from runtime.session.result import Goal
 from runtime.session.scaffold import TrainingScaffold
@@ -177,8 +178,12 @@ class AbandonSessionHook(tf.train.SessionRunHook):
 
     def __init__(self, watch: Watch):
         self._watch = watch
+        self._has_lost_session = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        if self._has_lost_session:
+            release_free_memory()  # that of the last session
+        self._has_lost_session = True  # if there is ever another one
         threading.Thread(target=self._abandon, args=(session, coord), name="abandon_session", daemon=True).start()
 
     def _abandon(self, session: tf.Session, coord: tf.train.Coordinator) -> None:

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.testbed import network
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Cluster, Process, can_run, poll_for
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
+from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
 PS, WORKER_1, SPARE = 0, 2, 3  # the hosts of ps 0 and worker 1, and one without a task
 CUT_SECS = 20.0
@@ -235,3 +236,15 @@ def test_100_ms_of_delay_and_1_percent_loss_slow_training_and_break_nothing(
         assert "test accuracy" in cluster["worker 0"].output()
         steps, secs = re.search(r"after (\d+) local steps in (\d+\.\d) s", cluster["worker 0"].output()).groups()
         assert float(secs) >= int(steps) * 2 * 0.2, "a step takes two round trips at least"
+
+
+@NEEDS_PRIVATE_MOUNTS
+@pytest.mark.usefixtures("hosts")
+def test_a_cut_link_a_full_disk_and_other_addresses_lose_nothing(tmp_path, black_and_white_dir):
+    """A soak, as short as one can be."""
+    soak = [sys.executable, str(PROJECT / "tests" / "soak.py"), "--seed=1", "--minutes=0", "--min_steps=1"]
+    faults = ["--faults", "cut", "fill", "move_all"]
+    process = Process([*soak, *faults, f"--data_dir={black_and_white_dir}"], tmp_path / "output")
+    assert process.wait() == 0, process.output()
+    for fault in ("cut", "fill the disk", "other addresses for all", r"\*\*all faults\*\*"):
+        assert re.search(rf"^\| {fault}.* \| [1-9]", process.output(), re.MULTILINE), fault

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Cluster, Process, poll_for
-from tests import chaos
+from tests.disturbed import PROGRESS, DisturbedCluster
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def start(tmp_path, black_and_white_dir):
         common = ["--log_every_secs=0.1", f"--train_dir={tmp_path / 'train'}", f"--data_dir={black_and_white_dir}"]
         with Cluster(tmp_path, 2, 2, *common, *flags) as cluster:
             cluster.start()
-            disturbed = chaos.DisturbedCluster(cluster, tmp_path / "train")
-            disturbed.wait_until_all_train()
-            yield cluster, disturbed
+            disturbed_cluster = DisturbedCluster(cluster, tmp_path / "train")
+            disturbed_cluster.wait_until_all_train()
+            yield cluster, disturbed_cluster
 
     return start
 
@@ -47,8 +47,8 @@ def test_all_workers_train_again_after_the_restart_of_any_task_and_any_pair(star
 def test_an_asynchronous_worker_does_not_wait_for_a_dead_one(start, dead, other):
     with start("--train_steps=1000000") as (cluster, _):
         cluster[dead].kill()
-        num_lines = len(chaos.PROGRESS.findall(cluster[other].output()))
-        poll_for(lambda: len(chaos.PROGRESS.findall(cluster[other].output())) > num_lines + 2, "training")
+        num_lines = len(PROGRESS.findall(cluster[other].output()))
+        poll_for(lambda: len(PROGRESS.findall(cluster[other].output())) > num_lines + 2, "training")
         for name in (other, "ps 0", "ps 1"):
             cluster[name].kill()
 
