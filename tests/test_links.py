@@ -26,7 +26,7 @@ LANGUAGES = {"sh", "text", "json", "yaml", "python", "mermaid"}
 COMMAND_WORDS = ("./", "python ", ".venv/", "iptables ")  # inline code that begins like this is a command
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)")
-OF_OTHERS = re.compile(r".*(?:iptables|\bpip\b|\buv\b).*")  # lines whose flags are not ours
+OF_OTHERS = re.compile(r".*(?:iptables|\bpip\b|\buv\b|docker|kubectl).*")  # lines whose flags are not ours
 
 
 class Executed(NamedTuple):
@@ -132,6 +132,10 @@ EXERCISED = {
     f"python distributed.py {SEVERAL_FLAGS} --job_name=worker --task_index=1": Task("worker", 1, *SEVERAL),
     "python distributed.py --job_name=evaluator --train_dir=/shared/run1": RunBy("def test_an_evaluator_evaluates_"),
     "python distributed.py --help": Executed(status=1),  # as absl has it
+    "sbatch deploy/slurm.sbatch": RunBy("def test_a_job_survives_a_kill_and_a_requeue_and_learns("),
+    "docker build --file deploy/Dockerfile --tag mnist:1 .": RunBy("def test_the_steps_of_the_image_run("),
+    "docker compose --file deploy/compose.yaml up --build": RunBy("def test_what_a_file_starts_trains("),
+    "kubectl apply --filename deploy/kubernetes/jobs.yaml": RunBy("def test_what_a_file_starts_trains("),
     "iptables -A INPUT -p tcp --dport 2222 ! -s 10.0.0.0/24 -j DROP": RunBy("def test_the_firewall_rule_"),
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),
     ".venv/bin/python tests/soak.py --seed 1 2 --minutes 30 --write": Offered(),

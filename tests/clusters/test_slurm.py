@@ -1,0 +1,147 @@
+"""`deploy/slurm.sbatch` under a real Slurm, with two nodes on this machine."""
+
+import getpass
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+
+import pytest
+
+from benchmarks.testbed.processes import PROJECT, Process, poll_for, running_with
+from runtime.launch.ports import choose_ports
+
+ENVIRONMENT = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}  # where the daemons are
+PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch")
+CONFIGURATION = """
+ClusterName=test
+AuthInfo=socket={folder}/munge.socket
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+ReturnToService=2
+SelectType=select/cons_tres
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldPort={ports[0]}
+SlurmdParameters=config_overrides
+SlurmdPidFile={folder}/%n.pid
+SlurmdSpoolDir={folder}/%n
+SlurmdUser={user}
+SlurmUser={user}
+StateSaveLocation={folder}/state
+SwitchType=switch/none
+TaskPlugin=task/none
+NodeName=node0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
+PartitionName=all Nodes=ALL Default=YES
+"""
+
+
+class Slurm:
+    """A controller and two nodes, with all that they write in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self._env = {**ENVIRONMENT, "SLURM_CONF": str(folder / "slurm.conf")}
+        self._daemons = []
+
+    def __enter__(self):
+        (self.folder / "state").mkdir()
+        (self.folder / "slurm.conf").write_text(
+            CONFIGURATION.format(
+                folder=self.folder, host=socket.gethostname(), ports=choose_ports(3), user=getpass.getuser()
+            )
+        )
+        files = {name: f"{self.folder}/munge.{name}" for name in ("key", "log", "pid", "seed")}
+        self.run("mungekey", "--create", f"--keyfile={files['key']}")
+        options = [f"--{name}-file={path}" for name, path in files.items()]
+        # By force: on this machine, everybody may write to the folder above.
+        self._start("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *options)
+        poll_for((self.folder / "munge.socket").exists, "socket of munged")
+        self._start("slurmctld", "-D")
+        self._start("slurmd", "-D", "-N", "node0")
+        self._start("slurmd", "-D", "-N", "node1")
+        poll_for(lambda: self.run("sinfo", "--noheader", "--format=%T %D") == "idle 2\n", "two idle nodes")
+        return self
+
+    def _start(self, *command):
+        self._daemons.append(Process(command, self.folder / f"daemon{len(self._daemons)}.log", self._env))
+
+    def run(self, *command):
+        """Run a command, and return what it prints."""
+        done = subprocess.run(command, cwd=PROJECT, env=self._env, capture_output=True, text=True)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def state(self, job):
+        return re.search(r"JobState=(\w+)", self.run("scontrol", "show", "job", job))[1]
+
+    def __exit__(self, error_type, *_):
+        jobs = self.run("squeue", "--noheader", "--format=%i").split()
+        for job in jobs:
+            self.run("scancel", "--signal=KILL", "--full", job)
+            self.run("scancel", job)
+        poll_for(lambda: not self.run("squeue", "--noheader"), "end of every job")
+        for daemon in reversed(self._daemons):
+            daemon.send(signal.SIGTERM)
+            daemon.wait()
+        if error_type:
+            for path in self.folder.glob("*.log"):
+                print(f"--- {path}, at its end:", *path.read_text().splitlines()[-60:], sep="\n")
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """A Slurm that runs."""
+    if missing := [program for program in PROGRAMS if not shutil.which(program, path=ENVIRONMENT["PATH"])]:
+        reason = f"there is no {', '.join(missing)} (Debian: apt-get install munge slurmctld slurmd slurm-client)"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    with Slurm(tmp_path) as slurm:
+        yield slurm
+
+
+def submit(slurm, *flags):
+    """Submit `deploy/slurm.sbatch`; return the job, and its log as a file."""
+    log = slurm.folder / "job.log"
+    job = slurm.run("sbatch", "--parsable", f"--output={log}", "deploy/slurm.sbatch", *flags).strip()
+    return job, log
+
+
+def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
+    train_dir = slurm.folder / "train"
+    flags = ["--train_steps=6000", "--learning_rate=0.002", "--log_every_secs=0.1"]
+    job, log = submit(slurm, *flags, f"--data_dir={mnist_dir}", f"--train_dir={train_dir}")
+
+    def wait_until_all_train(num_characters):
+        """Wait until each worker says that it has taken steps, after so many characters of the log."""
+        for worker in (0, 1):
+            said = rf"worker {worker}: global step"
+            poll_for(lambda said=said: log.exists() and re.search(said, log.read_text()[num_characters:]), said)
+
+    wait_until_all_train(0)
+    (ps,) = [line for line in running_with(str(train_dir), "pid,command") if " distributed.py --job_name=ps " in line]
+    os.kill(int(ps.split()[0]), signal.SIGKILL)
+    again = "ps 0 ended with status 137: starting it again"
+    poll_for(lambda: again in log.read_text(), again)
+    wait_until_all_train(log.read_text().index(again))
+
+    slurm.run("scancel", "--signal=TERM", job)  # what Slurm does 60 s before the end of the job's time
+    poll_for(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", job), "requeue")
+    stopped_at = len(log.read_text())
+    assert "worker 0 stopped and saved because of SIGTERM" in log.read_text()
+    poll_for(lambda: slurm.state(job) == "PENDING", "end of the tasks")
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # otherwise it waits for two minutes
+    poll_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), "end of the job")
+    assert slurm.state(job) == "COMPLETED"
+    assert re.search(r"restored \S+model\.ckpt-[1-9]\d*, at global step [1-9]", log.read_text()[stopped_at:])
+    assert json.loads((train_dir / "result.json").read_text())["test_accuracy"] >= 0.97
+
+
+def test_a_task_that_cannot_use_its_flags_ends_the_job(slurm):
+    job, log = submit(slurm, "--learning_rate=0")
+    poll_for(lambda: slurm.state(job) == "CANCELLED", "end of the job")
+    assert "ended with status 2: cancelling the job" in log.read_text()
+    assert "starting it again" not in log.read_text()

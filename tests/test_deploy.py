@@ -1,0 +1,115 @@
+"""The files of `deploy/` are valid and careful; `clusters/test_containers.py` runs what they say."""
+
+import copy
+import re
+import subprocess
+
+import pytest
+
+from benchmarks.testbed.processes import can_run
+from tests import deployed
+
+OF_ANY_KEYS = {"data", "labels", "matchLabels", "requests", "selector", "tfReplicaSpecs"}
+
+
+def name(path):
+    return path.name
+
+
+def objects_within(value, key=""):
+    """Yield every mapping within a document whose keys are fields."""
+    if isinstance(value, dict):
+        if key not in OF_ANY_KEYS:
+            yield value
+        for inner_key, inner in value.items():
+            yield from objects_within(inner, inner_key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from objects_within(inner, key)
+
+
+@pytest.mark.parametrize("path", deployed.MANIFESTS, ids=name)
+def test_a_manifest_is_valid_and_an_error_anywhere_in_it_is_found(path):
+    for document in deployed.read(path):
+        assert deployed.invalid(document) is None
+        for number, fields in enumerate(objects_within(document)):
+            wrong = copy.deepcopy(document)
+            list(objects_within(wrong))[number]["surplus"] = 1
+            assert deployed.invalid(wrong), f"a surplus field beside {sorted(fields)}"
+            for key in (key for key, value in fields.items() if type(value) is int):
+                wrong = copy.deepcopy(document)
+                list(objects_within(wrong))[number][key] = str(fields[key])
+                assert deployed.invalid(wrong), f"text in {key}"
+
+
+def pods(path):
+    """Return the specifications of the pods in a manifest, each once."""
+    found = [value for document in deployed.read(path) for value in objects_within(document) if "containers" in value]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("path", deployed.MANIFESTS, ids=name)
+def test_a_pod_has_few_rights_and_time_to_stop(path):
+    for pod in pods(path):
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["fsGroup"] == int(dict(deployed.image())["USER"].partition(":")[2])
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert not container["securityContext"]["allowPrivilegeEscalation"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert pod["terminationGracePeriodSeconds"] >= 20
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+@pytest.mark.parametrize("path", deployed.MANIFESTS, ids=name)
+def test_only_the_pods_of_the_job_reach_one_another(path):
+    (policy,) = [document["spec"] for document in deployed.read(path) if document["kind"] == "NetworkPolicy"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [{"from": [{"podSelector": policy["podSelector"]}]}]
+    templates = [
+        value
+        for document in deployed.read(path)
+        for value in objects_within(document)
+        if "containers" in value.get("spec", {})
+    ]
+    for template in templates:
+        assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("path", [p for p in deployed.MANIFESTS if p.name != "tfjob.yaml"], ids=name)
+def test_a_job_gives_up_at_status_2_and_nothing_else(path):
+    jobs = [value for document in deployed.read(path) for value in objects_within(document) if "backoffLimit" in value]
+    assert len(jobs) == 2
+    for job in jobs:
+        give_up, ignore = job["podFailurePolicy"]["rules"]
+        assert give_up == {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}
+        assert ignore["action"] == "Ignore"
+        assert job["template"]["spec"]["restartPolicy"] == "Never", "a failure policy needs it"
+
+
+@pytest.mark.skipif(not can_run(["docker-compose", "version"]), reason="needs docker-compose (Debian: docker-compose)")
+def test_compose_reads_its_file(tmp_path):
+    text = (deployed.DEPLOY / "compose.yaml").read_text()
+    for valid, content in ((True, text), (False, text.replace("cap_drop", "cap_dorp"))):
+        (tmp_path / "compose.yaml").write_text(content)
+        command = ["docker-compose", f"--file={tmp_path / 'compose.yaml'}", "config", "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode == 0) == valid, done.stderr
+
+
+def test_the_image_is_pinned_and_not_of_root():
+    instructions = dict(deployed.image())
+    assert re.fullmatch(r"python:3\.1[0-3]\.\d+-slim-\w+", instructions["FROM"])
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", instructions["USER"])
+    assert instructions["RUN"]
+
+
+def test_the_context_of_the_image_has_what_it_copies():
+    kept = {
+        line[1:] for line in (deployed.DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[0] == "!"
+    }
+    copied = {source for kind, arguments in deployed.image() if kind == "COPY" for source in arguments.split()[:-1]}
+    assert copied == kept
