@@ -14,7 +14,7 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
 
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
@@ -42,6 +42,7 @@ from runtime.machine.session_config import make_session_config
 from runtime.session import profiling
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.checkpoints import make_saving_hooks, make_train_dir
+from runtime.session.export import Serving, check_export_dir, export
 from runtime.session.input import InputHook
 from runtime.session.progress import ProgressHook
 from runtime.session.result import Evaluation, make_result
@@ -105,6 +106,7 @@ def choose_task() -> Task:
 def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Connection, watch: Watch) -> None:
     """Train the model together with the other workers; the chief evaluates it in the end."""
     train_dir = make_train_dir(task, FLAGS.train_dir)
+    check_export_dir(task, FLAGS.export_dir)
     train_examples, test_examples, data = load_examples(task)
     batches, updates, evaluation = build_training(task, cluster, mode, train_examples)
 
@@ -138,10 +140,14 @@ def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Con
 
     if test_examples:
         with connection.session() as session:
-            result = make_result(task, agreed_flags(), evaluation.run(session, *test_examples), progress)
+            measures = evaluation.run(session, *test_examples)
+            result = make_result(task, agreed_flags(), measures, progress)
             print(result, flush=True)
             roll_call.say(session, EVALUATED)
-        result.write(train_dir)
+        try:
+            export(FLAGS.export_dir, build_serving, measures.parameters)
+        finally:
+            result.write(train_dir)
 
 
 def make_scaffold(
@@ -198,17 +204,30 @@ def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, exampl
             accuracy = model.build_accuracy(*build_logits(packing.split(packing.read()), batches.indices[-1]))
             tf.summary.scalar("loss", updates.loss)
             tf.summary.scalar("accuracy", accuracy)
-        evaluation = build_evaluation(parameters)
+        evaluation = build_evaluation(packing, task.device)
     placement.log_placement(task)
     return Training(batches, updates, evaluation)
 
 
-def build_evaluation(parameters: Mapping[str, tf.Variable]) -> Evaluation:
+def build_evaluation(packing: Packing, device: str) -> Evaluation:
     """Build the part of the graph that measures the model on the examples that it is fed."""
-    images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
-    labels = tf.placeholder(tf.int32, [None], name="test_labels")
-    logits = model.build_logits(parameters, mnist_input.to_float(images))
-    return Evaluation(images, labels, model.build_loss(logits, labels), model.build_accuracy(logits, labels))
+    with tf.device(device):
+        parameters = packing.by_name(packing.split(packing.read()))
+        images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
+        labels = tf.placeholder(tf.int32, [None], name="test_labels")
+        logits = model.build_logits(parameters, mnist_input.to_float(images))
+        loss, accuracy = model.build_loss(logits, labels), model.build_accuracy(logits, labels)
+    return Evaluation(parameters, images, labels, loss, accuracy)
+
+
+def build_serving() -> Serving:
+    """Build what an exported model computes: from images, uint8 [n, 28, 28], to their classes and probabilities."""
+    parameters = model.build_parameters(FLAGS.model, FLAGS.hidden_units)
+    images = tf.placeholder(tf.uint8, [None, mnist_input.IMAGE_SIZE, mnist_input.IMAGE_SIZE], name="images")
+    pixels = tf.reshape(images, [-1, mnist_input.NUM_PIXELS])
+    logits = model.build_logits(parameters, mnist_input.to_float(pixels))
+    outputs = {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
+    return Serving({"images": images}, outputs, parameters)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def _define_folders() -> None:
     flags.DEFINE_string(
         "train_dir", "", "shared folder for checkpoints, summaries and result.json; empty: nothing is saved"
     )
+    flags.DEFINE_string("export_dir", "", "folder for the finished model as a SavedModel; empty: it is not exported")
     flags.register_validator("data_dir", bool, "it must name a folder")
 
 

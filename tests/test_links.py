@@ -119,6 +119,8 @@ EXERCISED = {
     "./run_local_cluster.sh": RunBy("def test_one_command_trains_mnist_and_prints_the_accuracy("),
     "./run_local_cluster.sh --help": Executed(),
     f"./run_local_cluster.sh {RECOMMENDED}": ParsedFlags(),
+    "./run_local_cluster.sh --model=cnn --export_dir=exported": ParsedFlags(),
+    "python predict.py --model exported four.png seven.jpg": RunBy("def assert_pictures_are_classified("),
     "./tests/run": RunBy("./tests/run"),
     "./tests/run --quick": RunBy("--quick"),
     "./tests/run --locked": RunBy("./tests/run --locked"),

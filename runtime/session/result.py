@@ -23,11 +23,13 @@ class Measures(NamedTuple):
     loss: float
     accuracy: float  # in [0, 1]
     global_step: int  # that the parameters had
+    parameters: dict[str, Any]  # their values, arrays by name
 
 
 class Evaluation(NamedTuple):
     """The part of the graph that measures the model on the examples that it is fed."""
 
+    parameters: Mapping[str, tf.Tensor]  # by name, on this task: read once, then fed, so that all batches meet the same
     images: tf.Tensor  # a placeholder, [n, ...]
     labels: tf.Tensor  # a placeholder, [n]
     loss: tf.Tensor  # float32 [], averaged over them
@@ -35,13 +37,15 @@ class Evaluation(NamedTuple):
 
     def run(self, session: tf.Session, images: Any, labels: Any) -> Measures:
         """Measure the parameters as they are now on all of `images` and `labels`."""
+        values, global_step = session.run([dict(self.parameters), tf.train.get_global_step(session.graph)])
+        fed = {self.parameters[name]: value for name, value in values.items()}
         sums = np.zeros(2)
         for start in range(0, len(labels), BATCH_SIZE):
             batch = slice(start, start + BATCH_SIZE)
-            feed_dict = {self.images: images[batch], self.labels: labels[batch]}
+            feed_dict = {**fed, self.images: images[batch], self.labels: labels[batch]}
             sums += len(labels[batch]) * np.array(session.run([self.loss, self.accuracy], feed_dict))
         loss, accuracy = sums / len(labels)
-        return Measures(float(loss), float(accuracy), int(session.run(tf.train.get_global_step(session.graph))))
+        return Measures(float(loss), float(accuracy), int(global_step), values)
 
 
 @dataclasses.dataclass(frozen=True)
