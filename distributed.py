@@ -15,7 +15,7 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
 import functools
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
@@ -45,8 +45,9 @@ from runtime.machine.session_config import make_server_config, make_session_conf
 from runtime.session import profiling
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.checkpoints import make_saving_hooks, make_train_dir
-from runtime.session.evaluation import Evaluation, EvaluationHook, EvaluationLog
+from runtime.session.evaluation import Evaluation, EvaluationHook, Measures
 from runtime.session.evaluator import follow_checkpoints
+from runtime.session.export import Serving, check_export_dir, export
 from runtime.session.input import InputHook
 from runtime.session.progress import ProgressHook
 from runtime.session.result import Goal, make_result
@@ -113,9 +114,9 @@ def choose_task() -> Task:
 def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Connection, watch: Watch) -> None:
     """Train the model together with the other workers; the chief evaluates it in the end."""
     train_dir = make_train_dir(task, FLAGS.train_dir)
+    check_export_dir(task, FLAGS.export_dir)
     train_examples, test_examples, data = load_examples(task)
     batches, updates, evaluation = build_training(task, cluster, mode, train_examples)
-
     evaluate = functools.partial(evaluation.run, examples=test_examples or ())
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps. Its hooks run
@@ -123,14 +124,13 @@ def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Con
     roll_call = RollCall(task)
     scaffold = make_scaffold(task, connection, updates, data, train_dir, watch.timeouts)
     saving_hooks = make_saving_hooks(task, train_dir, scaffold, FLAGS.save_checkpoint_secs, FLAGS.log_every_secs)
-    log = EvaluationLog(task, train_dir, summary_dir=train_dir)
     progress = ProgressHook(task, updates, FLAGS.train_steps, FLAGS.batch_size, FLAGS.log_every_secs)
     with tf.train.MonitoredTrainingSession(
         master=connection.target,
         is_chief=task.is_chief,
         scaffold=scaffold,
         chief_only_hooks=[
-            EvaluationHook(evaluate, log, roll_call, FLAGS.eval_every_secs, FLAGS.stop_at_accuracy),
+            EvaluationHook(task, evaluate, train_dir, roll_call, FLAGS.eval_every_secs, FLAGS.stop_at_accuracy),
             WaitForWorkersHook(roll_call, task, FLAGS.recovery_timeout_secs),
             *saving_hooks,
         ],
@@ -139,7 +139,7 @@ def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Con
             *updates.hooks,
             *profiling.make_profiling_hooks(task, updates.global_step, FLAGS.profile_steps, train_dir),
             StopAtStepHook(task, scaffold, updates.global_step, FLAGS.train_steps),
-            StopWithChiefHook(task, roll_call, make_goal()),
+            StopWithChiefHook(task, roll_call, FLAGS.stop_at_accuracy),
             progress,
             AbandonSessionHook(watch),
             StopOnSignalHook(task, roll_call, saving_hooks),
@@ -152,11 +152,27 @@ def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Con
         while not session.should_stop():
             session.run(updates.train_op)
 
-    if test_examples:
-        with connection.session() as session:
-            result = make_result(task, agreed_flags(), evaluate(session), progress)
-            print(result, flush=True)
-            roll_call.say(session, EVALUATED)
+    if task.is_chief:
+        finish(task, connection, evaluate, progress, roll_call, train_dir)
+
+
+def finish(
+    task: Task,
+    connection: Connection,
+    evaluate: Callable[[tf.Session], Measures],
+    progress: ProgressHook,
+    roll_call: RollCall,
+    train_dir: str,
+) -> None:
+    """Evaluate the finished model, and say what came of the run. The ps tasks leave when they hear of it."""
+    with connection.session() as session:
+        measures = evaluate(session)
+        result = make_result(task, agreed_flags(), measures, progress)
+        print(result, flush=True)
+        roll_call.say(session, EVALUATED)
+    try:
+        export(FLAGS.export_dir, build_serving, measures.parameters)
+    finally:
         result.write(train_dir)
 
 
@@ -165,7 +181,8 @@ def make_scaffold(
 ) -> TrainingScaffold:
     """Build what makes the sessions of a worker ready; `data` tells the examples from others."""
     agreement = Agreement(task, {**agreed_flags(), "data_dir": data})
-    job = Job(agreement, updates.unsaved_variables, train_dir, FLAGS.checkpoints, FLAGS.keep_checkpoints, make_goal())
+    goal = Goal(FLAGS.train_steps, FLAGS.stop_at_accuracy)
+    job = Job(agreement, updates.unsaved_variables, train_dir, FLAGS.checkpoints, FLAGS.keep_checkpoints, goal)
     return TrainingScaffold(task, connection, job, timeouts)
 
 
@@ -173,11 +190,6 @@ def agreed_flags() -> dict[str, object]:
     """Return the flags that all workers must be given alike."""
     names = ["model", "hidden_units", "batch_size", "ps_strategy", "partition_bytes", "seed", "stop_at_accuracy"]
     return {name: FLAGS[name].value for name in (*Mode._fields, *names)}
-
-
-def make_goal() -> Goal:
-    """Return where training ends."""
-    return Goal(FLAGS.train_steps, FLAGS.stop_at_accuracy)
 
 
 def load_examples(task: Task) -> tuple[mnist_input.Examples, mnist_input.Examples | None, str]:
@@ -227,13 +239,12 @@ def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, exampl
 def build_evaluation(packing: Packing, device: str) -> Evaluation:
     """Build the part of the graph that measures the model on the examples that it is fed."""
     with tf.device(device):
-        vectors = [tf.identity(vector) for vector in packing.read()]
+        parameters = packing.by_name(packing.split(packing.read()))
         images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
         labels = tf.placeholder(tf.int32, [None], name="test_labels")
-        parameters = packing.by_name(packing.split(vectors))
         logits = model.build_logits(parameters, mnist_input.to_float(images))
         loss, accuracy = model.build_loss(logits, labels), model.build_accuracy(logits, labels)
-    return Evaluation(vectors, images, labels, loss, accuracy)
+    return Evaluation(parameters, images, labels, loss, accuracy)
 
 
 def evaluate_checkpoints(task: Task) -> None:
@@ -245,7 +256,17 @@ def evaluate_checkpoints(task: Task) -> None:
     packing = Packing(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
     evaluation, examples = build_evaluation(packing, device=""), mnist_input.load(FLAGS.data_dir, "t10k")
     timeouts = Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs + FLAGS.save_checkpoint_secs)
-    follow_checkpoints(task, functools.partial(evaluation.run, examples=examples), train_dir, make_goal(), timeouts)
+    goal = Goal(FLAGS.train_steps, FLAGS.stop_at_accuracy)
+    follow_checkpoints(task, functools.partial(evaluation.run, examples=examples), train_dir, goal, timeouts)
+
+
+def build_serving() -> Serving:
+    """Build what an exported model computes: from images, uint8 [n, 28, 28], to their classes and probabilities."""
+    parameters = model.build_parameters(FLAGS.model, FLAGS.hidden_units)
+    images = tf.placeholder(tf.uint8, [None, mnist_input.IMAGE_SIZE, mnist_input.IMAGE_SIZE], name="images")
+    logits = model.build_logits(parameters, mnist_input.to_float(tf.reshape(images, [-1, mnist_input.NUM_PIXELS])))
+    outputs = {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
+    return Serving({"images": images}, outputs, parameters)
 
 
 if __name__ == "__main__":

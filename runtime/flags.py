@@ -46,6 +46,7 @@ def _define_folders() -> None:
         "train_dir", "", "shared folder for checkpoints, summaries and result.json; empty: nothing is saved"
     )
     flags.DEFINE_enum("checkpoints", "ps", ["ps", "chief"], "who writes them: each ps its part, or the chief all")
+    flags.DEFINE_string("export_dir", "", "folder for the finished model as a SavedModel; empty: it is not exported")
     flags.register_validator("data_dir", bool, "it must name a folder")
 
 

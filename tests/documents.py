@@ -13,7 +13,7 @@ from benchmarks.testbed.processes import PROJECT
 from runtime.data import download
 from tests.test_placement import bytes_by_ps
 
-RECIPE = ("distributed.py", "model.py", "mnist_input.py")
+RECIPE = ("distributed.py", "model.py", "mnist_input.py", "predict.py")
 PLACEMENTS = (
     ("--ps_strategy=round_robin",),
     ("--ps_strategy=greedy",),

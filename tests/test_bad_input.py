@@ -127,6 +127,10 @@ def assert_refused(tmp_path):
             "--train_dir gs://bucket/run is not a folder: gs:// is not supported",
         ),
         ([*WORKER, "--ps_hosts=a..b:1"], "ps address 'a..b:1' is not host:port"),
+        (
+            [*WORKER, "--export_dir=/dev/null/export"],
+            "--export_dir /dev/null/export cannot be written: Not a directory",
+        ),
         ([*WORKER, "--train_dir=/dev/null/train"], "--train_dir /dev/null/train cannot be written: Not a directory"),
     ],
 )

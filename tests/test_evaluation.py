@@ -4,19 +4,22 @@ import json
 
 import pytest
 
+from runtime.cluster.task import Task
 from runtime.session.evaluation import EvaluationLog, Measures
 from runtime.session.result import Goal, is_finished
 
-MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40)
+CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
+EVALUATOR = Task("evaluator", 0, ("a:1",), ("b:2",))
+MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={})
 
 
 def test_each_evaluation_is_a_line_of_a_file_that_several_tasks_write(tmp_path):
-    chief, evaluator = (EvaluationLog(task, str(tmp_path), str(tmp_path / "events")) for task in ("chief", "evaluator"))
+    chief, evaluator = (EvaluationLog(task, str(tmp_path), str(tmp_path / "events")) for task in (CHIEF, EVALUATOR))
     assert evaluator.read_steps() == set(), "there is no file yet"
     chief.write(MEASURES)
     evaluator.write(MEASURES._replace(global_step=50))
     entries = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
-    assert [(entry["task"], entry["global_step"]) for entry in entries] == [("chief", 40), ("evaluator", 50)]
+    assert [(entry["task"], entry["global_step"]) for entry in entries] == [("worker 0", 40), ("evaluator 0", 50)]
     assert entries[0]["test_accuracy"] == 0.9375
     assert entries[0]["test_loss"] == 0.25
     assert evaluator.read_steps() == {50}
@@ -24,7 +27,7 @@ def test_each_evaluation_is_a_line_of_a_file_that_several_tasks_write(tmp_path):
 
 
 def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
-    log = EvaluationLog("evaluator", str(tmp_path), str(tmp_path))
+    log = EvaluationLog(EVALUATOR, str(tmp_path), str(tmp_path))
     log.write(MEASURES)
     with open(tmp_path / "eval.jsonl", "a") as file:
         file.write('{"global_step": 50, "te')
@@ -34,7 +37,7 @@ def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
 
 def test_a_folder_that_cannot_be_written_costs_only_the_entry(tmp_path, caplog):
     (tmp_path / "eval.jsonl").mkdir()
-    EvaluationLog("worker 0", str(tmp_path), str(tmp_path)).write(MEASURES)
+    EvaluationLog(CHIEF, str(tmp_path), str(tmp_path)).write(MEASURES)
     assert "the evaluation cannot be written" in caplog.text
 
 

@@ -120,6 +120,8 @@ EXERCISED = {
     "./run_local_cluster.sh --help": Executed(),
     f"./run_local_cluster.sh {RECOMMENDED}": ParsedFlags(),
     "./run_local_cluster.sh --eval_every_secs=1 --stop_at_accuracy=0.97 --train_steps=1000000": ParsedFlags(),
+    "./run_local_cluster.sh --model=cnn --export_dir=exported": ParsedFlags(),
+    "python predict.py --model exported four.png seven.jpg": RunBy("def assert_pictures_are_classified("),
     "./tests/run": RunBy("./tests/run"),
     "./tests/run --quick": RunBy("--quick"),
     "./tests/run --locked": RunBy("./tests/run --locked"),

@@ -4,7 +4,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.roll_call import REACHED, RollCall
+from runtime.cluster.task import Task
 
 EVAL_FILE = "eval.jsonl"
 BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
@@ -23,6 +24,7 @@ class Measures(NamedTuple):
     loss: float
     accuracy: float  # in [0, 1]
     global_step: int  # that the parameters had
+    parameters: dict[str, Any]  # their values, arrays by name
 
     def __str__(self) -> str:
         return f"test accuracy {self.accuracy:.4f} (test loss {self.loss:.4f})"
@@ -31,7 +33,7 @@ class Measures(NamedTuple):
 class Evaluation(NamedTuple):
     """The part of the graph that measures the model on the examples that it is fed."""
 
-    parameters: Sequence[tf.Tensor]  # on this task: read once, then fed, so that all batches meet the same ones
+    parameters: Mapping[str, tf.Tensor]  # by name, on this task: read once, then fed, so that all batches meet the same
     images: tf.Tensor  # a placeholder, [n, ...]
     labels: tf.Tensor  # a placeholder, [n]
     loss: tf.Tensor  # float32 [], averaged over them
@@ -39,8 +41,8 @@ class Evaluation(NamedTuple):
 
     def run(self, session: tf.Session, examples: Sequence[Any]) -> Measures:
         """Measure the parameters as they are now on all `examples`, images and labels."""
-        parameters, global_step = session.run([list(self.parameters), tf.train.get_global_step(session.graph)])
-        feed_dict = dict(zip(self.parameters, parameters, strict=True))
+        values, global_step = session.run([dict(self.parameters), tf.train.get_global_step(session.graph)])
+        feed_dict = {self.parameters[name]: value for name, value in values.items()}
         images, labels = examples
         sums = np.zeros(2)
         for start in range(0, len(labels), BATCH_SIZE):
@@ -48,13 +50,13 @@ class Evaluation(NamedTuple):
             feed_dict |= {self.images: images[batch], self.labels: labels[batch]}
             sums += len(labels[batch]) * np.array(session.run([self.loss, self.accuracy], feed_dict))
         loss, accuracy = sums / len(labels)
-        return Measures(float(loss), float(accuracy), int(global_step))
+        return Measures(float(loss), float(accuracy), int(global_step), values)
 
 
 class EvaluationLog:
     """Where evaluations go: a log line each, a line of `eval.jsonl`, and a summary for TensorBoard."""
 
-    def __init__(self, task: object, train_dir: str, summary_dir: str):
+    def __init__(self, task: Task, train_dir: str, summary_dir: str):
         """Write as `task` into `train_dir`, and summaries into `summary_dir`; only log if these are empty."""
         self._task, self._train_dir, self._summary_dir = task, train_dir, summary_dir
 
@@ -118,14 +120,16 @@ class EvaluationHook(tf.train.SessionRunHook):
 
     def __init__(
         self,
+        task: Task,
         evaluate: Callable[[tf.Session], Measures],
-        log: EvaluationLog,
+        train_dir: str,
         roll_call: RollCall,
         every_secs: float | None,
         stop_at_accuracy: float | None,
     ):
         """Evaluate every `every_secs`, or never, and stop all workers at `stop_at_accuracy`, or never."""
-        self._evaluate, self._log, self._roll_call = evaluate, log, roll_call
+        self._evaluate, self._roll_call = evaluate, roll_call
+        self._log = EvaluationLog(task, train_dir, summary_dir=train_dir)
         self._every_secs, self._stop_at_accuracy = every_secs, stop_at_accuracy
         self._has_reached = False
 

@@ -14,7 +14,6 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch
 from runtime.machine.memory import release_free_memory
 from runtime.process import end_process
-from runtime.session.result import Goal
 from runtime.session.scaffold import TrainingScaffold
 
 STEP_SECS = 1.0  # how long a worker that shall stop may take to finish its step
@@ -70,10 +69,10 @@ class StopWithChiefHook(tf.train.SessionRunHook):
     `LAST_STEP_SECS`: a worker other than the chief has nothing left to do.
     """
 
-    def __init__(self, task: Task, roll_call: RollCall, goal: Goal):
-        """Listen to the chief if `goal` has an accuracy, and if `task` is not the chief itself."""
+    def __init__(self, task: Task, roll_call: RollCall, stop_at_accuracy: float | None):
+        """Listen to the chief if there is such an accuracy, and if `task` is not the chief itself."""
         self._task, self._roll_call = task, roll_call
-        self._listens = goal.test_accuracy is not None and not task.is_chief
+        self._listens = stop_at_accuracy is not None and not task.is_chief
         self._shall_stop = self._has_stopped = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:

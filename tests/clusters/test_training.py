@@ -7,14 +7,16 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
 import sys
 
 import psutil
 import pytest
 
-from benchmarks.testbed.processes import Cluster, poll_for
+from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
 from runtime.cluster.probes import probe
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
+from tests.test_predict import draw
 
 FINISHED = r"finished at global step (\d+), after (\d+) local steps"
 LAST_LINE = (
@@ -62,8 +64,34 @@ def test_any_start_order_trains_and_every_process_ends(tmp_path, black_and_white
         assert "test accuracy 1.0000" in cluster["worker 0"].output(), "black and white are easily told apart"
 
 
-def test_asynchronous_workers_share_the_steps(tmp_path, mnist_dir):
-    with Cluster(tmp_path, 1, 2, "--train_steps=3000", f"--data_dir={mnist_dir}") as cluster:
+def assert_what_was_measured_is_served(train_dir, export_dir, data_dir):
+    """Check that programs that know nothing of this one get from the exported model what the chief measured."""
+    result = json.loads((train_dir / "result.json").read_text())
+    served = subprocess.run(
+        [sys.executable, "tests/serve.py", str(export_dir / "1"), data_dir], cwd=PROJECT, capture_output=True, text=True
+    )
+    assert served.returncode == 0, served.stderr
+    accuracy = result["test_accuracy"]
+    expected = {"accuracy": accuracy, "shape": [10000, 10], "sums_to_1": True, "lite_is_equal": True}
+    assert json.loads(served.stdout.splitlines()[-1]) == expected
+
+
+def assert_pictures_are_classified(folder, export_dir):
+    """Check that predict.py reads digits that Pillow has drawn."""
+    for digit in (0, 2, 3, 5, 7):
+        draw(digit, corner=(5 * digit, 20)).save(folder / f"{digit}.png")
+    predict = [sys.executable, str(PROJECT / "predict.py"), "--model", str(export_dir)]
+    pictures = [f"{digit}.png" for digit in (0, 2, 3, 5, 7)]
+    process = subprocess.run([*predict, *pictures], cwd=folder, capture_output=True, text=True)
+    classes = re.findall(r"^(\d)\.png: (\d) \(\d+\.\d %\)$", process.stdout, re.MULTILINE)
+    assert len(classes) == 5, process.stderr
+    assert sum(drawn == found for drawn, found in classes) >= 4
+
+
+def test_asynchronous_workers_share_the_steps_and_the_model_can_be_served(tmp_path, mnist_dir):
+    train_dir, export_dir = tmp_path / "train", tmp_path / "export"
+    flags = ["--train_steps=3000", f"--data_dir={mnist_dir}", f"--train_dir={train_dir}", f"--export_dir={export_dir}"]
+    with Cluster(tmp_path, 1, 2, *flags) as cluster:
         cluster.start("ps 0", "worker 1")
         cluster["worker 1"].wait_for_output("waiting for the chief")  # so that no worker can do it all alone
         cluster.start("worker 0")
@@ -74,6 +102,8 @@ def test_asynchronous_workers_share_the_steps(tmp_path, mnist_dir):
         assert 3000 <= int(global_step) <= 3001, "at most one step per other worker after the last"
         assert min(shares) > 0
         assert float(accuracy) > 0.95
+    assert_what_was_measured_is_served(train_dir, export_dir, mnist_dir)
+    assert_pictures_are_classified(tmp_path, export_dir)
 
 
 def test_synchronous_training_takes_every_step_with_every_worker(tmp_path, mnist_dir):
@@ -349,12 +379,19 @@ def test_hosts_that_share_no_folder_save_and_restore_through_the_chief(tmp_path,
         assert f"restored {train_dir}/model.ckpt-{saved}, at global step {saved}" in cluster["worker 0"].output()
 
 
-def test_a_worker_that_comes_after_the_end_ends_well(tmp_path, black_and_white_dir):
+def test_a_failed_export_costs_no_result_and_a_worker_that_comes_after_the_end_ends_well(tmp_path, black_and_white_dir):
+    export_dir = tmp_path / "export"
     flags = ["--train_steps=50", f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
-    with Cluster(tmp_path, 1, 2, *flags) as cluster:
-        cluster.start("ps 0", "worker 0")
-        assert [cluster[name].wait() for name in ("ps 0", "worker 0")] == [0, 0]
-        assert f"worker 1 at {cluster.addresses[2]} never came" in cluster["worker 0"].output()
+    with Cluster(tmp_path, 1, 2, *flags, f"--export_dir={export_dir}") as cluster:
+        cluster.start("worker 0").wait_for_output("waiting for ps 0")
+        export_dir.rmdir()
+        cluster.start("ps 0")
+        assert [cluster[name].wait() for name in ("ps 0", "worker 0")] == [0, 2]
+        output = cluster["worker 0"].output()
+        assert f"worker 1 at {cluster.addresses[2]} never came" in output
+        line = f"error: the model could not be exported to {export_dir}: No such file or directory; correct that"
+        assert output.index("test accuracy 1.0000") < output.index(line)
+        assert (tmp_path / "result.json").exists()
         assert cluster.start("worker 1").wait() == 0
         assert "worker 1: nothing is left to do: no ps answers, and" in cluster["worker 1"].output()
 

@@ -1,0 +1,94 @@
+"""The SavedModel of a run: a graph of its own with the values that were measured, for programs that serve it."""
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from runtime.cluster.task import Task
+from runtime.errors import UnsavedError, UnusableError, reason
+
+
+class Serving(NamedTuple):
+    """What is served: a graph from inputs to outputs, and the variables that hold the model."""
+
+    inputs: dict[str, tf.Tensor]  # placeholders
+    outputs: dict[str, tf.Tensor]
+    parameters: Mapping[str, tf.Variable]
+
+
+def check_export_dir(task: Task, export_dir: str) -> None:
+    """Make `export_dir`, unless it is empty, and check that the chief can write there.
+
+    Raises:
+      UnusableError: it cannot.
+    """
+    if not (export_dir and task.is_chief):
+        return
+    if "://" in export_dir:
+        raise UnusableError(
+            f"--export_dir {export_dir} is not a folder: {export_dir.split(':')[0]}:// is not supported"
+        )
+    try:
+        os.makedirs(export_dir, exist_ok=True)
+        os.rmdir(_make_temporary_folder(export_dir))
+    except OSError as error:
+        raise UnusableError(f"--export_dir {export_dir} cannot be written: {error.strerror}") from error
+
+
+def export(export_dir: str, build_serving: Callable[[], Serving], values: Mapping[str, Any]) -> None:
+    """Write a SavedModel into a new numbered folder of `export_dir`, unless that is empty.
+
+    TensorFlow Serving takes the highest number. A folder appears there whole, and none is ever replaced.
+
+    Args:
+      export_dir: the folder of all versions.
+      build_serving: builds what is served, in a graph without any device of the cluster.
+      values: of its parameters, arrays by name.
+
+    Raises:
+      UnsavedError: it cannot be written.
+    """
+    if not export_dir:
+        return
+    temporary = ""
+    try:
+        temporary = _make_temporary_folder(export_dir)
+        _save(temporary, build_serving, values)
+        _rename_to_next_version(temporary, export_dir)
+    except (OSError, tf.errors.OpError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        why = reason(error) if isinstance(error, tf.errors.OpError) else error.strerror
+        remedy = "correct that, and train again"
+        raise UnsavedError(f"the model could not be exported to {export_dir}: {why}; {remedy}") from error
+
+
+def _make_temporary_folder(export_dir: str) -> str:
+    path = os.path.join(export_dir, f"tmp-{uuid.uuid4().hex}")
+    os.mkdir(path)
+    return path
+
+
+def _save(folder: str, build_serving: Callable[[], Serving], values: Mapping[str, Any]) -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        serving = build_serving()
+        for name, variable in serving.parameters.items():
+            variable.load(values[name], session)
+        tf.saved_model.simple_save(session, folder, serving.inputs, serving.outputs)
+
+
+def _rename_to_next_version(folder: str, export_dir: str) -> None:
+    """Rename `folder` to the number after the highest in `export_dir`."""
+    while True:
+        versions = [int(name) for name in os.listdir(export_dir) if name.isascii() and name.isdigit()]
+        path = os.path.join(export_dir, str(max(versions, default=0) + 1))
+        try:
+            os.rename(folder, path)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another job has taken this number
+                raise

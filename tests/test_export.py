@@ -1,0 +1,111 @@
+"""The SavedModel of a run."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+import distributed
+from benchmarks.testbed.processes import PROJECT
+from runtime.cluster.task import Task
+from runtime.errors import UnsavedError, UnusableError
+from runtime.session.export import check_export_dir, export
+from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
+
+CHIEF, WORKER_1 = (Task("worker", index, ("a:1",), ("b:2", "c:3")) for index in range(2))
+
+
+@pytest.fixture
+def values(set_flags):
+    """Values of a model whose logits are 10 times the mean of the image, for class 3, and 1, for class 0."""
+    set_flags("--hidden_units=1")
+    weights = np.zeros((1, 10), np.float32)
+    weights[0, 3] = 10
+    biases = np.zeros(10, np.float32)
+    biases[0] = 1
+    mean = np.full((784, 1), 1 / 784, np.float32)
+    hidden = {"hidden/weights": mean, "hidden/biases": np.zeros(1, np.float32)}
+    return {**hidden, "logits/weights": weights, "logits/biases": biases}
+
+
+def test_what_is_exported_classifies_images_and_knows_nothing_of_the_cluster(tmp_path, values):
+    export(str(tmp_path), distributed.build_serving, values)
+    saved = saved_model_pb2.SavedModel.FromString((tmp_path / "1" / "saved_model.pb").read_bytes())
+    (meta_graph,) = saved.meta_graphs
+    assert {node.device for node in meta_graph.graph_def.node} == {""}
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.saved_model.load(session, ["serve"], str(tmp_path / "1"))
+        signature = meta_graph.signature_def["serving_default"]
+        assert signature.inputs["images"].dtype == tf.uint8.as_datatype_enum
+        outputs = {name: info.name for name, info in signature.outputs.items()}
+        images = np.stack([np.full((28, 28), pixel, np.uint8) for pixel in (0, 255)])
+        found = session.run(outputs, {signature.inputs["images"].name: images})
+    assert found["classes"].tolist() == [0, 3]
+    others = np.e + np.exp(10) + 8
+    assert found["probabilities"][1, [0, 3]] == pytest.approx([np.e / others, np.exp(10) / others], rel=1e-5)
+
+
+def test_each_export_is_the_next_version_and_replaces_none(tmp_path, values):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "notes").write_text("not a version")
+    for _ in range(2):
+        export(str(tmp_path), distributed.build_serving, values)
+    assert sorted(os.listdir(tmp_path)) == ["7", "8", "9", "notes"]
+
+
+def test_a_number_that_another_job_takes_meanwhile_is_left_to_it(tmp_path, values, monkeypatch):
+    rename = os.rename
+
+    def rename_too_late(source, target):
+        monkeypatch.setattr(os, "rename", rename)
+        os.makedirs(os.path.join(target, "variables"))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", rename_too_late)
+    export(str(tmp_path), distributed.build_serving, values)
+    assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+    assert os.listdir(tmp_path / "1") == ["variables"]
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_an_export_that_fails_says_so_and_leaves_nothing(tmp_path):
+    folder = tmp_path / "export"
+    folder.mkdir()
+    script = (
+        "import os, sys, numpy as np, distributed\n"
+        "from runtime.session import export\n"
+        "distributed.FLAGS(['', '--hidden_units=1000'])\n"
+        "shapes = {'hidden/weights': (784, 1000), 'hidden/biases': 1000}\n"
+        "shapes |= {'logits/weights': (1000, 10), 'logits/biases': 10}\n"
+        "distributed.tf.disable_eager_execution()\n"
+        "try:\n"
+        "    export.export(sys.argv[1], distributed.build_serving, {name: np.ones(shapes[name]) for name in shapes})\n"
+        "finally:\n"
+        "    print('left:', os.listdir(sys.argv[1]))\n"
+    )
+    command = [*full_disk(folder, "1m"), sys.executable, "-c", script, str(folder)]
+    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300)
+    assert process.stdout == "left: []\n", process.stderr
+    assert f"UnsavedError: the model could not be exported to {folder}: " in process.stderr
+    assert "No space left on device" in process.stderr.splitlines()[-1]
+
+
+def test_only_the_chief_needs_the_folder(tmp_path, values):
+    folder = tmp_path / "new" / "export"
+    check_export_dir(WORKER_1, str(folder))
+    assert not folder.exists()
+    check_export_dir(CHIEF, str(folder))
+    assert os.listdir(folder) == []
+    for unusable in (tmp_path / "file" / "export", "gs://bucket/export"):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UnusableError, match="--export_dir"):
+            check_export_dir(CHIEF, str(unusable))
+
+
+def test_a_folder_that_has_gone_by_the_end_is_said(tmp_path, values):
+    with pytest.raises(UnsavedError, match=r"could not be exported to .*: No such file or directory"):
+        export(str(tmp_path / "gone"), distributed.build_serving, values)

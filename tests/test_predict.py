@@ -1,0 +1,95 @@
+"""What predict.py makes of pictures."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+import predict
+from runtime.errors import UnusableError
+
+
+def draw(digit, size=(200, 200), mode="RGB", paper="white", ink="black", height=120, corner=(60, 30)):
+    """Draw a digit in the font that Pillow brings along."""
+    picture = Image.new(mode, size, paper)
+    ImageDraw.Draw(picture).text(corner, str(digit), fill=ink, font=ImageFont.load_default(height))
+    return picture
+
+
+VARIANTS = {
+    "inverted.png": {"paper": "black", "ink": "white"},
+    "colours of the same brightness.png": {"paper": "#e00000", "ink": "#0066e0"},
+    "grey.png": {"mode": "L", "paper": 150, "ink": 90},
+    "transparent paper.png": {"mode": "RGBA", "paper": (0, 0, 0, 0), "ink": "black"},
+    "white on transparent.png": {"mode": "RGBA", "paper": (0, 0, 0, 0), "ink": "white"},
+    "jpeg.jpg": {},
+    "in a corner.png": {"corner": (2, 0)},
+    "wide.png": {"size": (640, 200), "corner": (500, 10)},
+    "small.png": {"size": (40, 36), "height": 24, "corner": (8, 3)},
+    "large.png": {"size": (1600, 1600), "height": 960, "corner": (480, 240)},
+}
+
+
+@pytest.mark.parametrize("digit", [2, 7])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_size_colours_and_place_do_not_matter(tmp_path, digit, name):
+    draw(digit).save(tmp_path / "plain.png")
+    draw(digit, **VARIANTS[name]).save(tmp_path / name)
+    plain, variant = (predict.prepare(str(tmp_path / file)).astype(float) for file in ("plain.png", name))
+    assert np.corrcoef(plain.ravel(), variant.ravel())[0, 1] > 0.93
+
+
+def test_a_digit_is_fitted_and_centred_as_mnist_was(tmp_path):
+    draw(7, corner=(10, 5)).save(tmp_path / "seven.png")
+    image = predict.prepare(str(tmp_path / "seven.png"))
+    assert (image.dtype, image.shape, image.max()) == (np.uint8, (28, 28), 255)
+    rows, columns = np.flatnonzero(image.any(axis=1)), np.flatnonzero(image.any(axis=0))
+    assert max(np.ptp(rows), np.ptp(columns)) + 1 in (19, 20)  # an edge may be too faint to count
+    center = [np.average(axis, weights=image) for axis in np.indices(image.shape)]
+    assert center == pytest.approx([13.5, 13.5], abs=0.51)
+
+
+@pytest.mark.parametrize("slant", [-0.4, 0.4])
+def test_a_slanted_digit_is_made_upright(tmp_path, slant):
+    upright = draw(1, corner=(70, 30))
+    upright.transform(upright.size, Image.Transform.AFFINE, (1, slant, -100 * slant, 0, 1, 0), fillcolor="white").save(
+        tmp_path / "slanted.png"
+    )
+    image = predict.prepare(str(tmp_path / "slanted.png"))
+    rows, columns = (axis - np.average(axis, weights=image) for axis in np.indices(image.shape))
+    assert abs(np.average(rows * columns, weights=image) / np.average(rows**2, weights=image)) < 0.05
+
+
+def test_lonely_dots_are_no_part_of_a_digit(tmp_path):
+    picture = draw(3)
+    picture.save(tmp_path / "clean.png")
+    for dot in [(3, 3), (190, 10), (20, 195)]:
+        picture.putpixel(dot, (0, 0, 0))
+    picture.save(tmp_path / "dots.png")
+    images = [predict.prepare(str(tmp_path / name)) for name in ("clean.png", "dots.png")]
+    np.testing.assert_array_equal(*images)
+
+
+def test_what_is_no_picture_of_a_digit_is_refused(tmp_path):
+    (tmp_path / "text.png").write_text("no picture")
+    Image.new("L", (50, 50), 200).save(tmp_path / "empty.png")
+    for name, message in [
+        ("missing.png", "missing.png cannot be read as a picture: .*No such file"),
+        ("text.png", "text.png cannot be read as a picture"),
+        ("empty.png", "empty.png shows no digit"),
+    ]:
+        with pytest.raises(UnusableError, match=message):
+            predict.prepare(str(tmp_path / name))
+
+
+def test_a_folder_without_a_model_ends_with_2_and_one_line(tmp_path, monkeypatch, capsys):
+    draw(5).save(tmp_path / "five.png")
+    (tmp_path / "1").mkdir()
+    monkeypatch.setattr(sys, "argv", ["predict.py", f"--model={tmp_path}", str(tmp_path / "five.png")])
+    with pytest.raises(SystemExit, match="2"):
+        predict.main()
+    assert capsys.readouterr().err == (
+        f"error: --model {tmp_path} has no exported model that can be loaded: give what distributed.py was given as"
+        " --export_dir\n"
+    )
