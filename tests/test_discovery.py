@@ -97,7 +97,7 @@ def test_what_cannot_work_is_refused_and_quoted(cluster, others, message):
         ),
         (
             '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "chief", "index": 0}}',
-            "the job is 'chief', expected ps or worker",
+            "the job is 'chief', expected ps, worker or evaluator",
         ),
     ],
 )

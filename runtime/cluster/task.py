@@ -40,10 +40,12 @@ class Task:
         for address in addresses:
             if addresses.count(address) > 1:
                 raise UnusableError(f"{address} is listed more than once: each task needs an address of its own")
-        if self.job_name == "evaluator" and self.index == 0:
+        if self.job_name not in (*self.jobs, "evaluator"):
+            raise UnusableError(f"the job is {self.job_name!r}, expected ps, worker or evaluator")
+        if self.job_name == "evaluator":
+            if self.index != 0:
+                raise UnusableError(f"there is one evaluator, of index 0, and no evaluator {self.index}")
             return
-        if self.job_name not in self.jobs:
-            raise UnusableError(f"the job is {self.job_name!r} {self.index}, expected ps, worker or evaluator 0")
         if not 0 <= self.index < len(self.jobs[self.job_name]):
             raise UnusableError(
                 f"{self.job_name} has no task {self.index}: {len(self.jobs[self.job_name])} addresses are listed, so"
