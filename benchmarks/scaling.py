@@ -3,8 +3,10 @@
     .venv/bin/python benchmarks/scaling.py messages     # what crosses between tasks, counted in TensorFlow's graphs
     .venv/bin/python benchmarks/scaling.py processes    # 1 to 8 workers, 1 to 4 ps, both models
     .venv/bin/python benchmarks/scaling.py network      # each task on a host of its own, with slow links between them
+    .venv/bin/python benchmarks/scaling.py encryption   # the same hosts, without and with WireGuard
 
-Each writes a table into `docs/benchmarks.md`. The last needs Linux, `unshare`, `ip` and `/dev/net/tun`.
+Each writes a table into `docs/benchmarks.md`, and the last into `docs/security.md`. The last two need Linux, `unshare`,
+`ip` and `/dev/net/tun`, and the last also WireGuard.
 """
 
 import argparse
@@ -27,6 +29,7 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 from benchmarks import contenders, report
 from benchmarks.isolation import isolate
+from benchmarks.testbed.encrypted import EncryptedNetwork
 from benchmarks.testbed.messages import num_tensors_sent
 from benchmarks.testbed.network import Network
 from benchmarks.testbed.processes import Cluster, poll_for
@@ -180,9 +183,29 @@ def predict(unlimited: Rate, local_steps: int, round_trip_secs: float, bits_per_
     return NETWORK_WORKERS / max(worker_secs, ps_link_secs)
 
 
-def measure_rate(local_steps: int, round_trip_secs: float, bits_per_sec: float) -> Rate:
+def measure_encryption() -> str:
+    """Return a table of 1000 examples/s without encryption and with it, and of the ratio."""
+    rates = {
+        name: [measure_rate(local_steps, 0.0, float("inf"), kind).exchanges for local_steps in LOCAL_STEPS]
+        for name, kind in (("open", Network), ("WireGuard", EncryptedNetwork))
+    }
+    rows = [
+        [
+            name,
+            *(
+                f"{local_steps * BATCH_SIZE / 1000 * rate:.1f}"
+                for local_steps, rate in zip(LOCAL_STEPS, row, strict=True)
+            ),
+        ]
+        for name, row in rates.items()
+    ]
+    rows.append(["ratio", *(f"{encrypted / opened:.2f}" for opened, encrypted in zip(*rates.values(), strict=True))])
+    return report.make_table(("network", *(f"H = {local_steps}" for local_steps in LOCAL_STEPS)), rows)
+
+
+def measure_rate(local_steps: int, round_trip_secs: float, bits_per_sec: float, kind: type[Network] = Network) -> Rate:
     """Train for a while on one ps and two workers, each on a host of its own."""
-    with tempfile.TemporaryDirectory() as folder, Network(1 + NETWORK_WORKERS) as network:
+    with tempfile.TemporaryDirectory() as folder, kind(1 + NETWORK_WORKERS) as network:
         flags = ["--train_steps=100000000", f"--local_steps={local_steps}", "--log_every_secs=0.1", "--optimizer=sgd"]
         with Cluster(folder, 1, NETWORK_WORKERS, *flags, network=network) as tasks:
             tasks.start()
@@ -211,7 +234,9 @@ MEASUREMENTS: dict[str, Callable[[], str]] = {
     "messages": count_messages,
     "processes": measure_processes,
     "network": measure_network,
+    "encryption": measure_encryption,
 }
+OF_HOSTS = ("network", "encryption")  # these have networks of their own
 
 
 def main() -> None:
@@ -220,12 +245,13 @@ def main() -> None:
     parser.add_argument("what", choices=list(MEASUREMENTS))
     parser.add_argument("--no_isolation", action="store_true", help="run in the machine's own network")
     options = parser.parse_args()
-    if options.what != "network" and not options.no_isolation:
+    if options.what not in OF_HOSTS and not options.no_isolation:
         isolate()
     header = report.run_header()
     text = MEASUREMENTS[options.what]()
     print(text)
-    report.write_section(report.BENCHMARKS, options.what, f"{header}\n\n{text}")
+    document = report.SECURITY if options.what == "encryption" else report.BENCHMARKS
+    report.write_section(document, options.what, f"{header}\n\n{text}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ LANGUAGES = {"sh", "text", "json", "yaml", "python", "mermaid"}
 COMMAND_WORDS = ("./", "python ", ".venv/", "iptables ")  # inline code that begins like this is a command
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)")
-OF_OTHERS = re.compile(r".*(?:iptables|\bpip\b|\buv\b|docker|kubectl).*")  # lines whose flags are not ours
+OF_OTHERS = re.compile(
+    r".*(?:iptables|\bpip\b|\buv\b|docker|kubectl|install --mode).*"
+)  # lines whose flags are not ours
 
 
 class Executed(NamedTuple):
@@ -112,6 +114,7 @@ SEVERAL = (("10.0.0.1:2222",), ("10.0.0.2:2222", "10.0.0.3:2222"))
 SEVERAL_FLAGS = "--ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 --train_dir=/shared/run1"
 RECOMMENDED = "--sync_replicas --local_steps=128 --optimizer=momentum --learning_rate=0.1"
 CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 2 --write"
+ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
 LOCK = "uv pip compile --universal --generate-hashes --python-version 3.10"
 
 # Every command that a document shows, and how it is exercised.
@@ -138,6 +141,9 @@ EXERCISED = {
     "docker build --file deploy/Dockerfile --tag mnist:1 .": RunBy("def test_the_steps_of_the_image_run("),
     "docker compose --file deploy/compose.yaml up --build": RunBy("def test_what_a_file_starts_trains("),
     "kubectl apply --filename deploy/kubernetes/jobs.yaml": RunBy("def test_what_a_file_starts_trains("),
+    "(umask 077 && wg genkey | tee /etc/wireguard/mnist.key) | wg pubkey": ENCRYPTED,
+    "install --mode=600 deploy/wireguard.conf /etc/wireguard/mnist.conf": ENCRYPTED,
+    "wg-quick up mnist": ENCRYPTED,
     "iptables -A INPUT -p tcp --dport 2222 ! -s 10.0.0.0/24 -j DROP": RunBy("def test_the_firewall_rule_"),
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),
     ".venv/bin/python tests/soak.py --seed 1 2 --minutes 30 --write": Offered(),
@@ -154,6 +160,7 @@ EXERCISED = {
     ".venv/bin/python benchmarks/scaling.py messages": Offered(),
     ".venv/bin/python benchmarks/scaling.py processes": Offered(),
     ".venv/bin/python benchmarks/scaling.py network": Offered(),
+    ".venv/bin/python benchmarks/scaling.py encryption": Offered(),
 }
 
 

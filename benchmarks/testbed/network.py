@@ -18,10 +18,14 @@ PRIVATE = ["unshare", "--user", "--map-root-user", "--net"]
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}  # where ip is, for users other than root
 
 
+def find_program(name):
+    return shutil.which(name, path=ENVIRONMENT["PATH"])
+
+
 def missing():
     """Return why there can be no `Network` here, or None."""
     for program in ("ip", "nsenter", "setpriv", "unshare"):
-        if not shutil.which(program, path=ENVIRONMENT["PATH"]):
+        if not find_program(program):
             return f"there is no {program}"
     attempt = subprocess.run(
         [*PRIVATE, "ip", "tuntap", "add", "tun0", "mode", "tun"], env=ENVIRONMENT, capture_output=True, text=True
@@ -42,13 +46,13 @@ class Network:
 
     def __enter__(self):
         with contextlib.ExitStack() as children:
-            self._owner = children.enter_context(_start([*PRIVATE, "cat"]))  # of the user namespace
+            self._owner = children.enter_context(start([*PRIVATE, "cat"]))  # of the user namespace
             in_private = _enter(self._owner)
             self._hosts = [
-                children.enter_context(_start([*in_private, "unshare", "--net", "cat"])) for _ in self._addresses
+                children.enter_context(start([*in_private, "unshare", "--net", "cat"])) for _ in self._addresses
             ]
             command = [*in_private, sys.executable, switch.__file__, *self._addresses]
-            self._switch = children.enter_context(_start(command))
+            self._switch = children.enter_context(start(command))
             for host in range(len(self._hosts)):
                 self._connect(host)
             self._children = children.pop_all()
@@ -90,6 +94,10 @@ class Network:
     def heal(self, host, other):
         self._set(cut=[pair for pair in self._conditions.cut if pair != sorted([host, other])])
 
+    def capture(self, path):
+        """Write everything that any host sends to a file, from now on."""
+        self._set(capture=str(path))
+
     def set_delay(self, secs):
         """Let each packet take so long."""
         self._set(delay_secs=secs)
@@ -106,12 +114,13 @@ class Network:
         _ask(self._switch, json.dumps(dataclasses.asdict(self._conditions)))
 
 
-def _start(command):
+def start(command):
     """Start a child that repeats each line of its input, as `cat` and the switch do, and return it once it does."""
     child = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
         text=True,
         start_new_session=True,  # the terminal's Ctrl-C is for the test
     )

@@ -34,6 +34,7 @@ class Conditions:
     loss: float = 0.0  # the probability that a packet is lost
     bits_per_sec: float = float("inf")  # of each host, each way
     cut: list[list[int]] = dataclasses.field(default_factory=list)  # pairs of hosts, the lower one first
+    capture: str | None = None  # the file that gets a copy of every packet
 
 
 class Packet(NamedTuple):
@@ -59,6 +60,9 @@ class Switch:
     def take(self, source):
         """Take a packet from a host, which has sent one."""
         data = os.read(self.tuns[source], MAX_PACKET_BYTES)
+        if self.conditions.capture:
+            with open(self.conditions.capture, "ab") as file:
+                file.write(data)
         host = self._hosts.get(data[16:20]) if data[0] >> 4 == 4 else None  # an IPv4 packet's destination
         if host is None or sorted([source, host]) in self.conditions.cut:
             return
