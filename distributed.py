@@ -15,8 +15,7 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
 import functools
 import os
 import zlib
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
@@ -38,14 +37,13 @@ from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data import download
 from runtime.errors import UnusableError
 from runtime.flags import define_flags
-from runtime.machine.gpus import choose_gpus
 from runtime.machine.port import check_port_is_free, warn_if_reachable
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_server_config, make_session_config
 from runtime.session import profiling
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.checkpoints import make_saving_hooks, make_train_dir
-from runtime.session.evaluation import Evaluation, EvaluationHook, Measures
+from runtime.session.evaluation import Evaluate, Evaluation, EvaluationHook
 from runtime.session.evaluator import follow_checkpoints
 from runtime.session.export import Serving, check_export_dir, export
 from runtime.session.input import InputHook
@@ -60,17 +58,13 @@ from runtime.updates.packing import Packing
 
 FLAGS = define_flags(model.MODELS)
 
-
-class Training(NamedTuple):
-    """The graph of a worker."""
-
-    batches: mnist_input.Batches
-    updates: Updates
-    evaluation: Evaluation
+Training = tuple[mnist_input.Batches, Updates, Evaluation]  # the graph of a worker
 
 
 def main() -> None:
     """Start the server of this task; then serve as a ps, or train as a worker."""
+    tf.disable_eager_execution()
+    tf.disable_control_flow_v2()  # inside a loop of version 2, an optimizer cannot make its state
     task = choose_task()
     if task.job_name == "evaluator":
         return evaluate_checkpoints(task)
@@ -83,7 +77,7 @@ def main() -> None:
     cluster = tf.train.ClusterSpec(task.jobs)
 
     # The server: through it, sessions anywhere in the cluster use the memory and the processors of this task.
-    config = make_session_config(task, choose_gpus(task, FLAGS.gpus))
+    config = make_session_config(task, FLAGS.gpus)
     server = tf.train.Server(cluster, task.job_name, task.index, config=make_server_config(config))
     connection = Connection(server.target, config)
     watch = Watch(task, Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs))
@@ -157,12 +151,7 @@ def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Con
 
 
 def finish(
-    task: Task,
-    connection: Connection,
-    evaluate: Callable[[tf.Session], Measures],
-    progress: ProgressHook,
-    roll_call: RollCall,
-    train_dir: str,
+    task: Task, connection: Connection, evaluate: Evaluate, progress: ProgressHook, roll_call: RollCall, train_dir: str
 ) -> None:
     """Evaluate the finished model, and say what came of the run. The ps tasks leave when they hear of it."""
     with connection.session() as session:
@@ -203,8 +192,6 @@ def load_examples(task: Task) -> tuple[mnist_input.Examples, mnist_input.Example
 
 def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, examples: mnist_input.Examples) -> Training:
     """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
-    tf.disable_eager_execution()
-    tf.disable_control_flow_v2()  # inside a loop of version 2, an optimizer cannot make its state
     tf.set_random_seed(FLAGS.seed)
 
     # The device setter: it places the variables on the ps tasks, and what computes on this worker.
@@ -233,7 +220,7 @@ def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, exampl
             tf.summary.scalar("accuracy", accuracy)
         evaluation = build_evaluation(packing, task.device)
     placement.log_placement(task)
-    return Training(batches, updates, evaluation)
+    return batches, updates, evaluation
 
 
 def build_evaluation(packing: Packing, device: str) -> Evaluation:
@@ -251,7 +238,6 @@ def evaluate_checkpoints(task: Task) -> None:
     """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
     train_dir = make_train_dir(task, FLAGS.train_dir)
     download.fetch(FLAGS.data_dir)
-    tf.disable_eager_execution()
     tf.train.create_global_step()
     packing = Packing(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
     evaluation, examples = build_evaluation(packing, device=""), mnist_input.load(FLAGS.data_dir, "t10k")

@@ -86,6 +86,8 @@ def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
     servers = [tf.train.Server(cluster, "ps", ps) for ps in range(num_ps)]
     servers.append(tf.train.Server(cluster, "worker", 0))
     examples = mnist_input.load(distributed.FLAGS.data_dir, "train")
+    tf.disable_eager_execution()
+    tf.disable_control_flow_v2()
     with tf.Graph().as_default():
         batches, updates, _ = distributed.build_training(task, cluster, mode, examples)
         with tf.Session(servers[-1].target, config=make_session_config(task)) as session:

@@ -119,11 +119,11 @@ def test_what_computes_is_on_the_worker_and_what_updates_is_on_the_ps(graph, set
 def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, set_flags, local_servers, flags):
     set_flags(*flags)
     servers = local_servers(2, 1)
-    training = build_training(servers.task("worker", 0))
+    batches, updates, _ = build_training(servers.task("worker", 0))
     with servers.worker_session(0, graph) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        session.run(training.batches.initializer, training.batches.feed_dict(0))
-        tensors = tensors_sent(session, training.updates.train_op)
+        session.run(batches.initializer, batches.feed_dict(0))
+        tensors = tensors_sent(session, updates.train_op)
     worker, ps_tasks = ("worker", 0), (("ps", 0), ("ps", 1))
     expected = {way: EXCHANGES_PER_RUN for ps in ps_tasks for way in ((ps, worker), (worker, ps))}
     if "--local_steps=4" in flags:
@@ -157,7 +157,8 @@ def test_the_same_seed_gives_the_same_weights(local_servers, set_flags):
 )
 def test_replicas_in_a_global_step(graph, set_flags, flags, replicas):
     set_flags(*flags)
-    assert build_training(Task("worker", 0, PS_HOSTS, WORKER_HOSTS)).updates.num_replicas == replicas
+    _, updates, _ = build_training(Task("worker", 0, PS_HOSTS, WORKER_HOSTS))
+    assert updates.num_replicas == replicas
 
 
 def test_the_cluster_comes_from_tf_config_unless_a_flag_describes_it(set_flags, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
+from runtime.machine import session_config
 from runtime.machine.gpus import choose_gpus
 from runtime.machine.memory import release_free_memory
 from runtime.machine.port import check_port_is_free, warn_if_reachable
@@ -54,8 +55,9 @@ def test_a_gpu_that_the_host_lacks_is_named():
         choose_gpus(Task("worker", 1, PS, WORKERS), "0,2", lambda: 2)
 
 
-def test_a_worker_uses_its_gpus_and_as_much_of_their_memory_as_it_needs():
-    config = make_session_config(Task("worker", 1, PS, WORKERS), [1, 3])
+def test_a_worker_uses_its_gpus_and_as_much_of_their_memory_as_it_needs(monkeypatch):
+    monkeypatch.setattr(session_config, "choose_gpus", lambda *_: [1, 3])
+    config = make_session_config(Task("worker", 1, PS, WORKERS), "auto")
     assert config.device_count == {"GPU": 2}
     assert config.gpu_options.visible_device_list == "1,3"
     assert config.gpu_options.allow_growth

@@ -1,15 +1,16 @@
 """How many threads, which devices and which peers a task's server and sessions use."""
 
 import os
-from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
+from runtime.machine.gpus import choose_gpus
 
 
-def make_session_config(task: Task, gpus: Sequence[int] = ()) -> tf.ConfigProto:
-    """Return the settings that the sessions of a task and its server share; `gpus` are those that it may use."""
+def make_session_config(task: Task, gpus: str = "none") -> tf.ConfigProto:
+    """Return the settings that the sessions of a task and its server share; `gpus` is the flag of that name."""
+    own_gpus = choose_gpus(task, gpus)
     # A worker talks only to the ps tasks, so its sessions need not wait for the other workers.
     peers = ["/job:ps", task.device] if task.job_name == "worker" else [task.device]
     # By default each process takes as many threads as there are cores, and lets them spin while they wait for work.
@@ -25,8 +26,8 @@ def make_session_config(task: Task, gpus: Sequence[int] = ()) -> tf.ConfigProto:
         experimental=tf.ConfigProto.Experimental(disable_thread_spinning=True),
         graph_options=graph_options,
         # An empty list would mean all GPUs. By default a task would also take all of their memory at once.
-        device_count={"GPU": len(gpus)},
-        gpu_options=tf.GPUOptions(allow_growth=True, visible_device_list=",".join(map(str, gpus))),
+        device_count={"GPU": len(own_gpus)},
+        gpu_options=tf.GPUOptions(allow_growth=True, visible_device_list=",".join(map(str, own_gpus))),
     )
 
 

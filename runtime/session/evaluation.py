@@ -30,6 +30,9 @@ class Measures(NamedTuple):
         return f"test accuracy {self.accuracy:.4f} (test loss {self.loss:.4f})"
 
 
+Evaluate = Callable[[tf.Session], Measures]  # measures the parameters as they are now on all test examples
+
+
 class Evaluation(NamedTuple):
     """The part of the graph that measures the model on the examples that it is fed."""
 
@@ -121,7 +124,7 @@ class EvaluationHook(tf.train.SessionRunHook):
     def __init__(
         self,
         task: Task,
-        evaluate: Callable[[tf.Session], Measures],
+        evaluate: Evaluate,
         train_dir: str,
         roll_call: RollCall,
         every_secs: float | None,

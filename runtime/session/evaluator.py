@@ -1,7 +1,6 @@
 """The evaluator: a process beside the cluster that evaluates each checkpoint of a run."""
 
 import os
-from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -10,13 +9,11 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
 from runtime.errors import UnusableError
 from runtime.session.checkpoints import check_last_checkpoint
-from runtime.session.evaluation import EvaluationLog, Measures
+from runtime.session.evaluation import Evaluate, EvaluationLog
 from runtime.session.result import Goal, is_finished
 
 
-def follow_checkpoints(
-    task: Task, evaluate: Callable[[tf.Session], Measures], train_dir: str, goal: Goal, timeouts: Timeouts
-) -> None:
+def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goal, timeouts: Timeouts) -> None:
     """Evaluate each checkpoint in `train_dir` once, the oldest first, until the run has reached `goal`.
 
     An evaluator that is started again goes on where the last one was: `eval.jsonl` says which checkpoints it had. Those
