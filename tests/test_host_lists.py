@@ -65,8 +65,7 @@ def on_board(address):
 
 @pytest.mark.parametrize("wrong", ["worker 0", "worker 2"])
 def test_a_list_that_differs_ends_every_task_though_not_all_find_each_other(ends, wrong):
-    # By another name than its target's, a server is reached as from another process.
-    ps, *workers = (f"127.0.0.1:{port}" for port in choose_ports(4))
+    ps, *workers = (f"localhost:{port}" for port in choose_ports(4))
     start(wrong, ["localhost:1"], workers)
     right = [name for name in ("worker 2", "worker 1", "worker 0", "ps 0") if name != wrong]
     for name in right:
