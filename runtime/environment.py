@@ -6,10 +6,11 @@ import os
 _DEFAULTS = {
     # A web proxy must not stand between the tasks. gRPC may wait up to 2 minutes between two attempts to reach a peer;
     # here a restarted task is found within 0.4 s. It may have another address now: by default gRPC would look its name
-    # up again after 30 s.
+    # up again after 30 s. TCP would go on sending to a host that is gone for a quarter of an hour; with keepalive, it
+    # gives up after 20 s. Pings themselves are rare, since a server takes frequent ones for an attack.
     "TF_GRPC_DEFAULT_OPTIONS": (
         "grpc.enable_http_proxy=0,grpc.initial_reconnect_backoff_ms=200,grpc.max_reconnect_backoff_ms=400,"
-        "grpc.dns_min_time_between_resolutions_ms=1000"
+        "grpc.dns_min_time_between_resolutions_ms=1000,grpc.keepalive_time_ms=86400000,grpc.keepalive_timeout_ms=20000"
     ),
     # A call to a lost ps fails at once. By default, closing a session would wait until that ps is back.
     "GRPC_FAIL_FAST": "true",

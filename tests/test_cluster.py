@@ -3,9 +3,9 @@ import threading
 
 import pytest
 
-from runtime.cluster import probes
+from runtime.cluster import probes, waiting
 from runtime.cluster.task import Task
-from runtime.cluster.waiting import wait_until_nothing_is_missing
+from runtime.cluster.waiting import Timeouts, Watch, wait_until_nothing_is_missing
 from runtime.launch.ports import choose_ports
 
 PS = ("a:1", "b:2")
@@ -74,3 +74,26 @@ def test_waiting_ends_when_nothing_is_missing_any_more(caplog):
         "worker 1: waiting for a, b",
         "worker 1: waiting for b",
     ], "one line for each change"
+
+
+@pytest.mark.parametrize(
+    ("looks", "ended"),
+    [
+        ([None, None], ""),
+        ([None, "no answer", "no answer", None], ""),  # its link was cut
+        ([None, "connection refused"], "connection refused"),
+        ([None, "connection refused", None, None], "connection refused"),  # a short absence is not overlooked
+        ([None, "no answer", "no answer", "moved"], "its name has moved"),
+        ([None, "name not known", "name not known", "moved", "moved"], "its name has moved"),
+    ],
+)
+def test_a_watch_tells_a_process_that_has_ended_from_a_link_that_is_cut(monkeypatch, looks, ended):
+    monkeypatch.setattr(waiting.threading.Thread, "start", lambda _: None)  # the test looks itself
+    watch = Watch(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
+    (ps,) = watch._sightings
+    for second, found in enumerate(looks):
+        monkeypatch.setattr(probes, "resolve", lambda _, found=found: frozenset({found or "10.0.0.1"}))
+        watch._unreachable = {} if found in (None, "moved") else {ps: found}
+        watch._update(ps, float(second))
+    assert watch.ended_ps(since=0.5) == (ended and f"ps 0 at a:1 ({ended})")
+    assert watch.ended_ps(since=9.0) == ""

@@ -35,6 +35,14 @@ def probe(address: str) -> str | None:
     return None if answer[3:4] == bytes([HTTP2_SETTINGS]) else "something else answers there"
 
 
+def resolve(address: str) -> frozenset[str]:
+    """Return the IP addresses of the host of `host:port`, none if its name is not known."""
+    try:
+        return frozenset(str(info[4][0]) for info in socket.getaddrinfo(host_of(address), None))
+    except socket.gaierror:
+        return frozenset()
+
+
 def unreachable(peers: Sequence[Peer]) -> dict[Peer, str]:
     """Return the peers that do not answer, each with the reason."""
     reasons = {peer: probe(peer.address) for peer in peers}

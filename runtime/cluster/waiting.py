@@ -52,6 +52,7 @@ class _Sighting:
     missed_since: float | None
     was_there: bool = False
     is_lost: bool = False
+    addresses: frozenset[str] = frozenset()  # of its host
 
 
 class Watch:
@@ -67,12 +68,12 @@ class Watch:
         self._task = task
         self._sightings = {peer: _Sighting(missed_since=time.monotonic()) for peer in task.needed}
         self._unreachable: dict[Peer, str] = {}
+        self._ends = dict.fromkeys(task.others("ps"), (-math.inf, ""))  # when a process was last seen to have ended
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
-    def dead_ps(self) -> str:
-        """Return each ps whose process has ended, as of the last look: its variables are gone with it."""
-        dead = {p: reason for p, reason in self._unreachable.items() if p.job_name == "ps" and reason == probes.REFUSED}
-        return probes.describe(dead)
+    def ended_ps(self, since: float) -> str:
+        """Return each ps whose process has ended after `since`, as of the last look: its variables are gone with it."""
+        return probes.describe({ps: reason for ps, (at, reason) in self._ends.items() if at > since})
 
     def _watch(self) -> None:
         while True:
@@ -84,10 +85,17 @@ class Watch:
 
     def _update(self, peer: Peer, now: float) -> None:
         seen = self._sightings[peer]
+        if self._unreachable.get(peer) == probes.REFUSED:
+            self._note_end(peer, now, probes.REFUSED)
         if peer not in self._unreachable:
+            addresses = seen.addresses
+            if seen.is_lost or not seen.was_there:
+                addresses = probes.resolve(peer.address)
             if seen.is_lost:
                 logging.info("%s: %s is back", self._task, peer)
-            self._sightings[peer] = _Sighting(missed_since=None, was_there=True)
+                if addresses.isdisjoint(seen.addresses):
+                    self._note_end(peer, now, "its name has moved")
+            self._sightings[peer] = _Sighting(missed_since=None, was_there=True, addresses=addresses)
         elif seen.missed_since is None:
             seen.missed_since = now  # lost if it is still away at the next look: at the end all tasks leave together
         else:
@@ -97,6 +105,10 @@ class Watch:
             secs = now - seen.missed_since
             if secs > (self.timeouts.recovery_secs if seen.was_there else self.timeouts.startup_secs):
                 self._give_up(secs)
+
+    def _note_end(self, peer: Peer, now: float, reason: str) -> None:
+        if peer in self._ends:
+            self._ends[peer] = (now, reason)
 
     def _give_up(self, secs: float) -> None:
         missing = probes.describe(self._unreachable)

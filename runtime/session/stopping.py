@@ -183,13 +183,14 @@ class AbandonSessionHook(tf.train.SessionRunHook):
         if self._has_lost_session:
             release_free_memory()  # that of the last session
         self._has_lost_session = True  # if there is ever another one
-        threading.Thread(target=self._abandon, args=(session, coord), name="abandon_session", daemon=True).start()
+        arguments = (session, coord, time.monotonic())
+        threading.Thread(target=self._abandon, args=arguments, name="abandon_session", daemon=True).start()
 
-    def _abandon(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+    def _abandon(self, session: tf.Session, coord: tf.train.Coordinator, created_at: float) -> None:
         try:
             with coord.stop_on_exception():
                 while not coord.wait_for_stop(LOOK_SECS):
-                    if dead := self._watch.dead_ps():
+                    if dead := self._watch.ended_ps(since=created_at):
                         raise tf.errors.UnavailableError(None, None, f"{dead} is gone")
             coord.raise_requested_exception()
         except tf.errors.OpError:
