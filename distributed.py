@@ -25,7 +25,7 @@ from absl import logging
 
 import mnist_input
 import model
-from runtime import program
+from runtime import events, program, report
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.connection import Connection
 from runtime.cluster.discovery import discover
@@ -72,6 +72,8 @@ def main() -> None:
     mode.check(num_workers=len(task.worker_hosts))
     check_port_is_free(task)
     warn_if_reachable(task)
+    train_dir = make_train_dir(task, FLAGS.train_dir)
+    events.start_recording(task, train_dir)
 
     # The cluster: the addresses of all tasks, by job. Every task is given the same ones.
     cluster = tf.train.ClusterSpec(task.jobs)
@@ -89,7 +91,7 @@ def main() -> None:
         lower_priority(task)
         server.join()
     else:
-        train(task, cluster, mode, connection, watch)
+        train(task, cluster, mode, connection, watch, train_dir)
 
 
 def choose_task() -> Task:
@@ -105,9 +107,10 @@ def choose_task() -> Task:
     return Task(FLAGS.job_name, FLAGS.task_index or 0, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
 
 
-def train(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Connection, watch: Watch) -> None:
+def train(
+    task: Task, cluster: tf.train.ClusterSpec, mode: Mode, connection: Connection, watch: Watch, train_dir: str
+) -> None:
     """Train the model together with the other workers; the chief evaluates it in the end."""
-    train_dir = make_train_dir(task, FLAGS.train_dir)
     check_export_dir(task, FLAGS.export_dir)
     train_examples, test_examples, data = load_examples(task)
     batches, updates, evaluation = build_training(task, cluster, mode, train_examples)
@@ -163,6 +166,8 @@ def finish(
         export(FLAGS.export_dir, build_serving, measures.parameters)
     finally:
         result.write(train_dir)
+    events.record("tested", **measures.mistakes)
+    report.write(train_dir)
 
 
 def make_scaffold(
@@ -231,7 +236,7 @@ def build_evaluation(packing: Packing, device: str) -> Evaluation:
         labels = tf.placeholder(tf.int32, [None], name="test_labels")
         logits = model.build_logits(parameters, mnist_input.to_float(images))
         loss, accuracy = model.build_loss(logits, labels), model.build_accuracy(logits, labels)
-    return Evaluation(parameters, images, labels, loss, accuracy)
+    return Evaluation(parameters, images, labels, logits, loss, accuracy)
 
 
 def evaluate_checkpoints(task: Task) -> None:

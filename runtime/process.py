@@ -7,6 +7,8 @@ from typing import NoReturn
 
 from absl import logging
 
+from runtime import events
+
 AUTOGROUP = "/proc/self/autogroup"  # of the scheduler; a session, such as a terminal's, is one group
 
 
@@ -28,6 +30,7 @@ def end_process(status: int, message: str = "") -> NoReturn:
     At once, since neither a server nor a session in use can be stopped. A full disk, on which the log may lie, must not
     keep the process alive.
     """
+    events.record("ended", status=status, message=message)
     with contextlib.suppress(OSError):
         if message:
             print(f"error: {message}", file=sys.stderr)

@@ -35,8 +35,9 @@ def run_distributed(flags, folder, output, env):
 
 
 def read_tree(folder):
-    """Return every file's content by its path, but for the lock, which says nothing once its process has ended."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "chief.lock"}
+    """Return every file's content by its path, but for the lock and the events, which are about this process."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in files if path.name != "chief.lock" and path.parent.name != "events"}
 
 
 @pytest.fixture

@@ -147,6 +147,7 @@ EXERCISED = {
     "iptables -A INPUT -p tcp --dport 2222 ! -s 10.0.0.0/24 -j DROP": RunBy("def test_the_firewall_rule_"),
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),
     ".venv/bin/python tests/soak.py --seed 1 2 --minutes 30 --write": Offered(),
+    ".venv/bin/python -m runtime.report TRAIN_DIR": RunBy('"-m", "runtime.report"'),
     ".venv/bin/python tests/documents.py": Loaded(),
     f"{LOCK} requirements.txt -o requirements.lock": Wrote("requirements.lock"),
     f"{LOCK} tests/requirements.txt --constraints requirements.lock -o tests/requirements.lock": Wrote(

@@ -7,6 +7,7 @@ import time
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime import events
 from runtime.cluster import probes, signals
 from runtime.cluster.connection import Connection
 from runtime.cluster.roll_call import EVALUATED, REACHED, TRAINED, TRAINING, RollCall, Word
@@ -30,6 +31,7 @@ class Departure:
         self._received: signal.Signals | None = None
         self._last_words = [Word("", "")] * len(task.worker_hosts)
         signals.listen(self._note_signal)
+        events.record("serving")
         threading.Thread(target=self._watch_and_leave, name="watch_and_leave", daemon=True).start()
 
     def _note_signal(self, number: signal.Signals) -> float:

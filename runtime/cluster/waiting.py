@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from absl import logging
 
+from runtime import events
 from runtime.cluster import probes
 from runtime.cluster.task import Peer, Task
 from runtime.process import end_process
@@ -41,8 +42,11 @@ def wait_until_nothing_is_missing(
             raise TimeoutError(f"{task} waited {timeout_secs:.0f} s for {missing}: {remedy}")
         if missing != last_logged or now > logged_at + REMINDER_SECS:
             logging.info("%s: waiting for %s", task, missing)
+            events.record("waiting", missing=missing)
             last_logged, logged_at = missing, now
         time.sleep(POLL_SECS)
+    if last_logged:
+        events.record("waited")
 
 
 @dataclasses.dataclass
@@ -93,6 +97,7 @@ class Watch:
                 addresses = probes.resolve(peer.address)
             if seen.is_lost:
                 logging.info("%s: %s is back", self._task, peer)
+                events.record("back", task=f"{peer.job_name} {peer.index}")
                 if addresses.isdisjoint(seen.addresses):
                     self._note_end(peer, now, "its name has moved")
             self._sightings[peer] = _Sighting(missed_since=None, was_there=True, addresses=addresses)
@@ -101,6 +106,7 @@ class Watch:
         else:
             if seen.was_there and not seen.is_lost:
                 logging.warning("%s: lost %s (%s)", self._task, peer, self._unreachable[peer])
+                events.record("lost", task=f"{peer.job_name} {peer.index}", reason=self._unreachable[peer])
                 seen.is_lost = True
             secs = now - seen.missed_since
             if secs > (self.timeouts.recovery_secs if seen.was_there else self.timeouts.startup_secs):

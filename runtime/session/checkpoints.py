@@ -8,11 +8,13 @@ import re
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime import events
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError, reason
 
@@ -139,6 +141,17 @@ def recover(saver: tf.train.Saver, train_dir: str) -> str | None:
     return tf.train.latest_checkpoint(train_dir)
 
 
+class _CheckpointListener(tf.train.CheckpointSaverListener):
+    """Records each checkpoint, and how long it took."""
+
+    def before_save(self, session: tf.Session, global_step_value: int) -> None:
+        self._started_at = time.time()
+
+    def after_save(self, session: tf.Session, global_step_value: int) -> None:
+        secs = round(time.time() - self._started_at, 3)
+        events.record("checkpoint", global_step=int(global_step_value), secs_taken=secs)
+
+
 class CheckpointHook(tf.train.CheckpointSaverHook):
     """Saves periodically as TensorFlow's own hook does, but trains on when that fails.
 
@@ -150,7 +163,8 @@ class CheckpointHook(tf.train.CheckpointSaverHook):
         """Save into `train_dir` every `save_secs`, with the saver of `scaffold`."""
         # TensorBoard's events have the graph. Writing it as text too, with each checkpoint, would hold up a restarted
         # chief.
-        super().__init__(train_dir, save_secs=save_secs, scaffold=scaffold, save_graph_def=False)
+        listeners = [_CheckpointListener()]
+        super().__init__(train_dir, save_secs, scaffold=scaffold, save_graph_def=False, listeners=listeners)
         self._train_dir = train_dir
         self._saving = threading.Lock()  # a signal may stop the worker while it saves
 

@@ -13,6 +13,7 @@ from absl import logging
 
 from runtime.cluster.roll_call import REACHED, RollCall
 from runtime.cluster.task import Task
+from runtime.session.mistakes import find_mistakes
 
 EVAL_FILE = "eval.jsonl"
 BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
@@ -25,6 +26,7 @@ class Measures(NamedTuple):
     accuracy: float  # in [0, 1]
     global_step: int  # that the parameters had
     parameters: dict[str, Any]  # their values, arrays by name
+    mistakes: dict[str, Any]  # as `find_mistakes()` returns them
 
     def __str__(self) -> str:
         return f"test accuracy {self.accuracy:.4f} (test loss {self.loss:.4f})"
@@ -39,6 +41,7 @@ class Evaluation(NamedTuple):
     parameters: Mapping[str, tf.Tensor]  # by name, on this task: read once, then fed, so that all batches meet the same
     images: tf.Tensor  # a placeholder, [n, ...]
     labels: tf.Tensor  # a placeholder, [n]
+    logits: tf.Tensor  # float32 [n, classes]
     loss: tf.Tensor  # float32 [], averaged over them
     accuracy: tf.Tensor  # float32 []
 
@@ -47,13 +50,16 @@ class Evaluation(NamedTuple):
         values, global_step = session.run([dict(self.parameters), tf.train.get_global_step(session.graph)])
         feed_dict = {self.parameters[name]: value for name, value in values.items()}
         images, labels = examples
-        sums = np.zeros(2)
+        sums, logits = np.zeros(2), []
         for start in range(0, len(labels), BATCH_SIZE):
             batch = slice(start, start + BATCH_SIZE)
             feed_dict |= {self.images: images[batch], self.labels: labels[batch]}
-            sums += len(labels[batch]) * np.array(session.run([self.loss, self.accuracy], feed_dict))
+            measured, of_batch = session.run([[self.loss, self.accuracy], self.logits], feed_dict)
+            sums += len(labels[batch]) * np.array(measured)
+            logits.append(of_batch)
         loss, accuracy = sums / len(labels)
-        return Measures(float(loss), float(accuracy), int(global_step), values)
+        mistakes = find_mistakes(np.concatenate(logits), images, labels)
+        return Measures(float(loss), float(accuracy), int(global_step), values, mistakes)
 
 
 class EvaluationLog:

@@ -6,6 +6,7 @@ import time
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime import events
 from runtime.cluster.task import Task
 from runtime.updates.exchange import Updates
 
@@ -28,7 +29,7 @@ class ProgressHook(tf.train.SessionRunHook):
         """
         self.train_secs = 0.0  # from the first step to the last
         self.num_examples = 0  # used in that time
-        self._task, self._train_steps = task, train_steps
+        self._task, self._train_steps, self._batch_size = task, train_steps, batch_size
         # Fetch everything in each run: for other fetches TensorFlow would build the graph again.
         self._fetches = [updates.num_steps, updates.loss, updates.global_step]
         self._examples_per_count = batch_size * (updates.num_replicas if task.is_chief else 1)
@@ -41,6 +42,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self._last_global_step = session.run(tf.train.get_global_step(session.graph))
         self._counted = self._count(self._last_global_step)
         self._examples_logged, self._logged_at = self.num_examples, time.monotonic()
+        events.record("training", batch_size=self._batch_size, **self._steps(self._last_global_step))
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         self._started_at = min(self._started_at, time.monotonic())
@@ -64,6 +66,7 @@ class ProgressHook(tf.train.SessionRunHook):
                 (self.num_examples - self._examples_logged) / (now - self._logged_at),
             )
             self._examples_logged, self._logged_at = self.num_examples, now
+            events.record("progress", loss=float(loss_value), **self._steps(global_step))
 
     def end(self, session: tf.Session) -> None:
         self._add_examples(self._last_global_step)  # of the time that was measured: others may still train
@@ -75,11 +78,15 @@ class ProgressHook(tf.train.SessionRunHook):
             self._local_step,
             self.train_secs,
         )
+        events.record("finished", **self._steps(global_step))
 
     def _add_examples(self, global_step: int) -> None:
         count = self._count(global_step)
         self.num_examples += (count - self._counted) * self._examples_per_count
         self._counted = count
+
+    def _steps(self, global_step: int) -> dict[str, int]:
+        return {"global_step": int(global_step), "local_step": self._local_step}
 
     def _count(self, global_step: int) -> int:
         return int(global_step) if self._task.is_chief else self._local_step

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime import events
 from runtime.cluster import probes
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.connection import Connection
@@ -139,3 +140,4 @@ class TrainingScaffold(tf.train.Scaffold):
         self._has_trained = True
         self.found_step = int(session.run(self._global_step))
         logging.info("%s: %s, at global step %d", self._task, origin, self.found_step)
+        events.record("model", origin=origin, global_step=self.found_step)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime import events
 from runtime.cluster import signals
 from runtime.cluster.roll_call import REACHED, STOPPED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
@@ -49,6 +50,7 @@ class StopAtStepHook(tf.train.SessionRunHook):
             logging.warning(
                 "%s: global step %d after %d: %d steps are lost", self._task, found_step, self._seen_step, num_lost
             )
+            events.record("steps lost", num_steps=int(num_lost), global_step=int(found_step))
         if step >= self._last_step:
             logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._last_step)
             coord.request_stop()

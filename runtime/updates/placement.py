@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime import events
 from runtime.cluster.task import Task
 
 PS_STRATEGIES = ("round_robin", "greedy")
@@ -55,3 +56,5 @@ def log_placement(task: Task) -> None:
         return
     for ps, variables in enumerate(held_variables(len(task.ps_hosts))):
         logging.info("%s: ps %d holds %d variables, %d bytes", task, ps, len(variables), held_bytes(variables))
+        names = [variable.op.name for variable in variables]
+        events.record("placement", ps=ps, variables=names, num_bytes=held_bytes(variables))

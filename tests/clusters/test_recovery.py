@@ -4,11 +4,13 @@ import contextlib
 import itertools
 import re
 import signal
+import subprocess
 import sys
 
 import pytest
 
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Cluster, Process, poll_for
+from runtime.report import history
 from tests.disturbed import PROGRESS, DisturbedCluster
 
 
@@ -53,7 +55,7 @@ def test_an_asynchronous_worker_does_not_wait_for_a_dead_one(start, dead, other)
             cluster[name].kill()
 
 
-def test_a_restore_says_how_many_steps_are_lost(start):
+def test_a_restore_says_how_many_steps_are_lost_and_so_does_the_report(start, tmp_path):
     with start("--train_steps=1000000", "--save_checkpoint_secs=600") as (cluster, disturbed):
         disturbed.kill("ps 0")
         chief = cluster["worker 0"]
@@ -63,6 +65,14 @@ def test_a_restore_says_how_many_steps_are_lost(start):
         assert before - now == lost > 0
         for task in cluster.tasks.values():
             task.kill()
+    # A run that was killed has a report all the same, if somebody asks for it.
+    made = subprocess.run([sys.executable, "-m", "runtime.report", str(tmp_path / "train")], cwd=PROJECT)
+    assert made.returncode == 0
+    run = history.read(str(tmp_path / "train"))
+    assert [span.state for span in history.find_spans(run, "ps 0")].count("serving") == 2
+    texts = [mark.text for mark in history.find_marks(run, "worker 0")]
+    assert any(text.startswith("restored ") for text in texts)
+    assert f"{lost} steps are lost, going on at global step {now}" in texts
 
 
 def test_tasks_whose_ps_does_not_come_back_end_and_name_it(start):

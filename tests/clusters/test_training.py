@@ -102,6 +102,7 @@ def test_asynchronous_workers_share_the_steps_and_the_model_can_be_served(tmp_pa
         assert 3000 <= int(global_step) <= 3001, "at most one step per other worker after the last"
         assert min(shares) > 0
         assert float(accuracy) > 0.95
+    assert "taken for" in (train_dir / "report.html").read_text(), "the worst mistakes"
     assert_what_was_measured_is_served(train_dir, export_dir, mnist_dir)
     assert_pictures_are_classified(tmp_path, export_dir)
 
@@ -390,7 +391,7 @@ def test_a_failed_export_costs_no_result_and_a_worker_that_comes_after_the_end_e
         output = cluster["worker 0"].output()
         assert f"worker 1 at {cluster.addresses[2]} never came" in output
         line = f"error: the model could not be exported to {export_dir}: No such file or directory; correct that"
-        assert output.index("test accuracy 1.0000") < output.index(line)
+        assert output.index("test accuracy ") < output.index(line)
         assert (tmp_path / "result.json").exists()
         assert cluster.start("worker 1").wait() == 0
         assert "worker 1: nothing is left to do: no ps answers, and" in cluster["worker 1"].output()

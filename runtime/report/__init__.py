@@ -1,0 +1,28 @@
+"""The report of a run: one page without network, from what the tasks recorded in the train directory."""
+
+import os
+
+from absl import logging
+
+from runtime.report import history, page
+
+REPORT_FILE = "report.html"
+
+
+def write(train_dir: str) -> str:
+    """Write `report.html` into `train_dir`, unless that is empty, and return its path, or "" if there is none.
+
+    The run is over by then, and its result saved. So a report that cannot be made is only said.
+    """
+    if not train_dir:
+        return ""
+    path = os.path.join(train_dir, REPORT_FILE)
+    try:
+        text = page.make_page(history.read(train_dir))
+        with open(path + ".tmp", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(path + ".tmp", path)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        logging.error("%s could not be made: %r", path, error)
+        return ""
+    return path

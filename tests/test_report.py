@@ -1,0 +1,205 @@
+"""The report of a run: what the tasks record, what the report makes of it, and that a browser shows it."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.testbed.processes import PROJECT, can_run
+from runtime import events, report
+from runtime.report import charts, history
+from runtime.report.history import Span
+from runtime.session.mistakes import find_mistakes
+
+START = {"command": ["python", "distributed.py"], "host": "here", "versions": {"tensorflow": "2.21.0"}}
+RESULT = {
+    "test_accuracy": 0.75, "test_loss": 0.5, "global_step": 300, "train_secs": 9.5, "examples_per_sec": 6000.0,
+    "model": "mlp", "optimizer": "adam", "sync_replicas": False, "local_steps": 1, "batch_size": 100, "num_ps": 1,
+    "num_workers": 2, "tensorflow_version": "2.21.0",
+}  # fmt: skip
+MISTAKE = {"index": 7, "label": 1, "guess": 0, "probability": 0.9}
+TESTED = {
+    "confusion": [[2, 0], [1, 1]],
+    "mistakes": [{**MISTAKE, "pixels": base64.b64encode(bytes(range(196)) * 4).decode()}],
+}
+
+
+def progress(step, local_step):
+    return {"loss": 1 / step, "global_step": step, "local_step": local_step}
+
+
+# A run of which the ps dies 6 s after the start, and is started again at 8 s. Worker 1 falls silent at 9 s.
+EVENTS = {
+    "ps-0": [
+        (0, "starting", START), (1, "serving", {}), (8, "starting", START), (9, "serving", {}),
+        (30, "ended", {"status": 0, "message": ""}),
+    ],
+    "worker-0": [
+        (0, "starting", START), (0.5, "waiting", {"missing": "ps 0"}), (1, "waited", {}),
+        (1.5, "placement", {"ps": 0, "variables": ["hidden/weights"], "num_bytes": 4000}),
+        (2, "model", {"origin": "initialised a new model", "global_step": 0}),
+        (2, "training", {"batch_size": 100, "global_step": 0, "local_step": 0}), (4, "progress", progress(100, 60)),
+        (5, "checkpoint", {"global_step": 120, "secs_taken": 0.1}), (6, "lost", {"task": "ps 0", "reason": "refused"}),
+        (6.5, "waiting", {"missing": "ps 0"}), (9, "waited", {}), (9, "back", {"task": "ps 0"}),
+        (9, "model", {"origin": "restored model.ckpt-120", "global_step": 120}),
+        (9, "steps lost", {"num_steps": 30, "global_step": 120}),
+        (9, "training", {"batch_size": 100, "global_step": 120, "local_step": 80}),
+        (20, "progress", progress(300, 180)),
+        (25, "finished", {"global_step": 300, "local_step": 180}), (26, "tested", TESTED),
+    ],
+    "worker-1": [
+        (0.25, "starting", START), (2, "training", {"batch_size": 100, "global_step": 0, "local_step": 0}),
+        (9, "progress", progress(130, 60)),
+    ],
+}  # fmt: skip
+
+
+def write(train_dir, tasks, began_at=1e9):
+    (train_dir / "events").mkdir(exist_ok=True)
+    for task, of_task in tasks.items():
+        with open(train_dir / "events" / f"{task}.jsonl", "a") as file:
+            for secs, event, values in of_task:
+                print(json.dumps({"unix_secs": began_at + secs, "event": event, **values}), file=file)
+
+
+@pytest.fixture
+def train_dir(tmp_path):
+    write(tmp_path, EVENTS)
+    (tmp_path / "result.json").write_text(json.dumps(RESULT))
+    return tmp_path
+
+
+def test_the_spans_of_a_task_follow_each_other_and_show_when_it_was_gone(train_dir):
+    run = history.read(str(train_dir))
+    assert history.find_spans(run, "ps 0") == [
+        Span("starting", 0, 1),
+        Span("serving", 1, 6),
+        Span("gone", 6, 8),
+        Span("starting", 8, 9),
+        Span("serving", 9, 30),
+    ]
+    assert history.find_spans(run, "worker 0") == [
+        Span("starting", 0, 0.5),
+        Span("waiting", 0.5, 1, "for ps 0"),
+        Span("starting", 1, 2),
+        Span("training", 2, 6.5),
+        Span("waiting", 6.5, 9, "for ps 0"),
+        Span("training", 9, 25),
+        Span("testing", 25, 30),
+    ]
+    assert history.find_spans(run, "worker 1") == [
+        Span("starting", 0.25, 2),
+        Span("training", 2, 9),
+        Span("gone", 9, 30),
+    ]
+
+
+def test_only_the_last_run_in_a_folder_is_told(train_dir):
+    later = {
+        "worker-0": [(0, "starting", START), (3, "training", {"batch_size": 1, "global_step": 300, "local_step": 0})]
+    }
+    write(train_dir, later, began_at=2e9)
+    run = history.read(str(train_dir))
+    assert list(run.events) == ["worker 0"]
+    assert run.secs == 3
+
+
+def test_a_run_that_was_killed_and_left_half_a_line_has_a_report(tmp_path, capsys):
+    write(tmp_path, {task: of_task[:6] for task, of_task in EVENTS.items()})
+    with open(tmp_path / "events" / "worker-0.jsonl", "a") as file:
+        file.write('{"unix_secs": 10000')
+    command = [sys.executable, "-m", "runtime.report", str(tmp_path)]
+    made = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert (made.returncode, made.stdout) == (0, f"{tmp_path}/report.html\n"), made.stderr
+    assert "The run has no result" in (tmp_path / "report.html").read_text()
+
+
+def test_a_folder_without_a_run_has_no_report(tmp_path):
+    command = [sys.executable, "-m", "runtime.report", str(tmp_path)]
+    made = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert made.returncode == 1
+    assert "no run has recorded anything here" in made.stderr
+
+
+def test_an_old_folder_with_nothing_but_a_result_has_a_report(tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps(RESULT))
+    assert report.write(str(tmp_path))
+    assert "75.00%" in (tmp_path / "report.html").read_text()
+
+
+def test_evaluations_become_the_line_of_the_accuracy(train_dir):
+    lines = [{"unix_secs": 1e9 + at, "global_step": at, "test_accuracy": at / 100, "test_loss": 1.0} for at in (5, 10)]
+    (train_dir / "eval.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    evaluations = history.read(str(train_dir)).evaluations
+    assert [(e["secs"], e["test_accuracy"]) for e in evaluations] == [(5, 0.05), (10, 0.1), (26, 0.75)]
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """Give the recording of this process back as it was."""
+    monkeypatch.setattr(events, "_path", "")
+    yield
+    events._pending.clear()
+
+
+def test_events_are_recorded_in_a_file_of_the_task(tmp_path, recording):
+    events.record("too early")
+    events.start_recording("worker 3", str(tmp_path / "train"))
+    assert list(tmp_path.iterdir()) == [], "the chief makes the folder"
+    (tmp_path / "train").mkdir()
+    events.record("waiting", missing="ps 0")
+    path = tmp_path / "train" / "events" / "worker-3.jsonl"
+    starting, waiting = map(json.loads, path.read_text().splitlines())
+    assert starting["event"] == "starting"
+    assert starting["unix_secs"] < waiting["unix_secs"]
+    assert starting["command"][0] == sys.executable
+    assert (waiting["event"], waiting["missing"]) == ("waiting", "ps 0")
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_events(recording):
+    events.start_recording("ps 0", "/dev/null/train")
+    events.record("serving")
+
+
+def test_the_confusion_matrix_and_the_worst_mistakes():
+    logits = np.log(np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]], np.float32))
+    images = np.arange(8, dtype=np.uint8).reshape(4, 2)
+    found = find_mistakes(logits, images, np.array([0, 1, 1, 1], np.uint8))
+    assert found["confusion"] == [[1, 0], [2, 1]]
+    assert [(m["index"], m["label"], m["guess"], m["probability"]) for m in found["mistakes"]] == [
+        (2, 1, 0, 0.8),
+        (1, 1, 0, 0.6),
+    ]
+    assert base64.b64decode(found["mistakes"][0]["pixels"]) == bytes([4, 5])
+    json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"), [(0, 10, [0, 2, 4, 6, 8, 10]), (0.93, 1, [0.94, 0.96, 0.98, 1.0]), (0, 0, [0])]
+)
+def test_ticks_are_round_numbers(low, high, ticks):
+    assert charts.make_ticks(low, high) == ticks
+
+
+CHROMIUM = shutil.which("chromium") or "chromium"
+
+
+@pytest.mark.skipif(not can_run([CHROMIUM, "--version"]), reason="needs chromium (Debian: apt-get install chromium)")
+def test_a_browser_shows_the_page_without_complaint_and_fetches_nothing(train_dir):
+    path, net_log = report.write(str(train_dir)), train_dir / "net.json"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    files = [f"--user-data-dir={train_dir / 'profile'}", f"--log-net-log={net_log}"]
+    command = [CHROMIUM, *options, *files, "--enable-logging=stderr", "--dump-dom", f"file://{path}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert re.findall(r".*CONSOLE.*", shown.stderr) == []
+    # What the browser itself would like to have, such as an update, has no origin.
+    fetched = re.findall(r'"initiator":"(?!not an origin)[^}]*', net_log.read_text())
+    assert fetched == []
+    assert len(re.findall(r"<section><h2>", shown.stdout)) == 8
+    assert shown.stdout.count('role="img"') == 5 + 3, "the charts, and a lane for each task"
+    assert '<rect class="gone"' in shown.stdout
