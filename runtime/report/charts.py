@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 420, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 42  # margins, which the labels of the axes need
+LEFT, RIGHT, TOP, BOTTOM = 62, 10, 10, 42  # margins, which the labels of the axes need
 MAX_POINTS = 300  # in a line, and 20 in its table
 MAX_ROWS = 20
 NUM_STYLES = 6  # of lines, in page.css

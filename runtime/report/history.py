@@ -4,6 +4,7 @@ import glob
 import itertools
 import json
 import os
+import re
 from typing import Any, NamedTuple
 
 from runtime.events import EVENTS_FOLDER
@@ -170,7 +171,8 @@ def _describe(event: Event) -> tuple[str, bool] | None:
     if kind == "checkpoint":
         return f"saved a checkpoint at global step {event['global_step']}, in {event['secs_taken']:.1f} s", False
     if kind == "model":
-        return f"{event['origin']}, at global step {event['global_step']}", False
+        origin = re.sub(r"/\S*/", "", event["origin"])  # the path of a checkpoint
+        return f"{origin}, at global step {event['global_step']}", False
     if kind == "lost":
         return f"lost {event['task']} ({event['reason']})", True
     if kind == "back":

@@ -100,6 +100,8 @@ def _make_speed(run: History) -> str:
         for event in events:
             if event["event"] == "training":
                 rates += charts.pairwise_rates(counts)
+                if rates:  # nothing was used between the two sessions
+                    rates += [(rates[-1][0], 0.0), (event["secs"], 0.0)]
                 counts, batch_size = [], event["batch_size"]
             if event["event"] in ("training", "progress", "finished") and "local_step" in event:
                 counts.append((event["secs"], event["local_step"] * batch_size))
@@ -126,10 +128,11 @@ def _make_timeline(run: History) -> str:
         for row in rows
         if re.match("lost|gone|restored|started again|.* (is back|are lost)|ended with status [1-9]", row[3])
     ]
-    told = charts.make_table("What went wrong, and was mended", ("task", "from (s)", "to (s)", "what"), troubles)
+    what = [(task, start, text) for task, start, _, text in troubles]
+    told = charts.make_table("What went wrong, and was mended", ("task", "at (s)", "what"), what)
     table = charts.make_table("What each task did", ("task", "from (s)", "to (s)", "what"), rows)
     return (
-        '<svg width="0" height="0" aria-hidden="true"><defs><pattern id="hatch" width="8" height="8"'
+        '<svg class="hidden" aria-hidden="true"><defs><pattern id="hatch" width="8" height="8"'
         ' patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path class="hatch" d="M0 0V8"/></pattern></defs>'
         "</svg>"
         f'{"".join(lanes)}<div class="axis" aria-hidden="true">{ticks}</div>'
