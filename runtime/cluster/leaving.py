@@ -66,6 +66,7 @@ class Departure:
         for worker, word in enumerate(words):
             if word != self._last_words[worker]:
                 logging.info("%s: worker %d: %s", self._task, worker, word.text)
+                events.record("heard", worker=worker, text=word.text)
         self._last_words = words
 
     def _is_needed(self) -> bool:
