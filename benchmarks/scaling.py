@@ -119,7 +119,7 @@ def measure_processes() -> str:
     runs = {
         (*column, num_workers): run_tasks(*column, num_workers) for num_workers in NUM_WORKERS for column in columns
     }
-    rows = [[str(num), *(str(runs[(*column, num)]) for column in columns)] for num in NUM_WORKERS]
+    rows = [[str(num), *(str(run) for key, run in runs.items() if key[-1] == num)] for num in NUM_WORKERS]
     lines = [report.make_table(("workers", *(f"`{model}`, {num_ps} ps" for model, num_ps in columns)), rows), ""]
     for model in MODELS:
         kilobytes = [run.step_bytes / 1000 for key, run in runs.items() if key[0] == model]
