@@ -1,5 +1,6 @@
-"""The resident memory of the tasks of a cluster, sampled over the life of each process, and how much it grows."""
+"""The resident memory of the tasks of a cluster, sampled from when they train, and how much it grows."""
 
+import contextlib
 import dataclasses
 import statistics
 import threading
@@ -11,13 +12,13 @@ import psutil
 from benchmarks.testbed.processes import Cluster
 
 SAMPLE_SECS = 1.0
-WARM_UP_SECS = 120.0  # until a task has used all that it needs, for a recovery too
+WARM_UP_SECS = 120.0  # of training, until a task has used all that it needs, for a recovery too
 WINDOW_SECS = 30.0  # the median of so long counts, at the beginning, after the warm-up, and at the end
 MIN_LIFE_SECS = WARM_UP_SECS + 3 * WINDOW_SECS  # a shorter life says nothing of growth
 
 
 class Sample(NamedTuple):
-    """How much memory a process has at some age."""
+    """How much memory a process has at some age, which begins when the cluster first trains with it."""
 
     age_secs: float
     mebibytes: float
@@ -72,11 +73,15 @@ class Sampler:
         """Return the lives that lasted long enough to say something of their growth."""
         return [life for life in self._lives.values() if life.secs >= MIN_LIFE_SECS]
 
+    def watch_new(self) -> None:
+        """Begin to sample the processes that are not sampled yet, with which the cluster has just come to train."""
+        for name, task in self._cluster.tasks.items():
+            self._lives.setdefault((name, task.pid), Life(name, time.monotonic()))
+
     def _sample(self) -> None:
         while not self._has_ended.wait(SAMPLE_SECS):
             for name, task in list(self._cluster.tasks.items()):
-                now = time.monotonic()
-                life = self._lives.setdefault((name, task.pid), Life(name, now))
-                if task.is_running():
-                    mebibytes = psutil.Process(task.pid).memory_info().rss / 2**20
-                    life.samples.append(Sample(now - life.start, mebibytes))
+                life = self._lives.get((name, task.pid))
+                with contextlib.suppress(psutil.NoSuchProcess):  # it may end at any moment
+                    if life and (num_bytes := psutil.Process(task.pid).memory_info().rss):
+                        life.samples.append(Sample(time.monotonic() - life.start, num_bytes / 2**20))

@@ -10,7 +10,7 @@ to all tasks, the same with other addresses for all, or a task that is stopped, 
 any task waits. What ends with an error is started again, as a cluster manager would do it. The last round has no
 faults. After each fault every worker must train again, and no step may be lost that a checkpoint had. In the end all
 tasks must end with status 0, with a good model, and none of their processes may have grown by more than 5 percent. The
-script prints what it does and, at the end, tables. With --write it also puts them into docs/recovery.md.
+script prints what it does and, at the end, tables. With --write it also puts them into docs/soak.md.
 """
 
 import argparse
@@ -67,7 +67,8 @@ def soak(options: argparse.Namespace, seed: int, mode: str, folder: pathlib.Path
         soaked = ExposedCluster(cluster, train_dir, rng)
         cluster.start()
         soaked.wait_until_all_train()
-        recoveries = disturb(soaked, options, rng)
+        sampler.watch_new()
+        recoveries = disturb(soaked, sampler, options, rng)
         soaked.finish(options.min_steps)
         outputs = [task.output() for task in cluster.tasks.values()]
         assert not any("Traceback" in output for output in outputs), "a task ended with a traceback"
@@ -78,7 +79,9 @@ def soak(options: argparse.Namespace, seed: int, mode: str, folder: pathlib.Path
     )
 
 
-def disturb(soaked: ExposedCluster, options: argparse.Namespace, rng: random.Random) -> list[Recovery]:
+def disturb(
+    soaked: ExposedCluster, sampler: Sampler, options: argparse.Namespace, rng: random.Random
+) -> list[Recovery]:
     """Let faults hit a cluster, in rounds, the last of which has none."""
     small = [fault for name, fault in SMALL_FAULTS.items() if name in options.faults]
     great = [fault for name, fault in GREAT_FAULTS.items() if name in options.faults]
@@ -88,6 +91,7 @@ def disturb(soaked: ExposedCluster, options: argparse.Namespace, rng: random.Ran
 
     def hit(fault: Callable[[ExposedCluster], Recovery]) -> None:
         recoveries.append(recovery := fault(soaked))
+        sampler.watch_new()
         tasks = " and ".join(recovery.tasks) or "all"
         print(f"{time.strftime('%X')}: {recovery.fault} ({tasks}), at global step {recovery.step}", flush=True)
 
@@ -150,7 +154,7 @@ def main() -> None:
     parser.add_argument("--min_steps", type=int, default=5000, help="global steps of each cluster")
     parser.add_argument("--min_accuracy", type=float, default=0.967, help="of each model on the test images")
     parser.add_argument("--disk", help="an empty disk of its own; by default this script mounts one")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/recovery.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/soak.md")
     options, options.flags = parser.parse_known_args()
     options.faults = options.faults or [*SMALL_FAULTS, *GREAT_FAULTS]
     if not options.disk:
@@ -165,7 +169,7 @@ def main() -> None:
         print(make_tables(runs[-1:]), flush=True)
     tables = make_tables(runs)
     if options.write:
-        report.write_section(PROJECT / "docs" / "recovery.md", "soak", f"{report.run_header()}\n\n{tables}")
+        report.write_section(PROJECT / "docs" / "soak.md", "soak", f"{report.run_header()}\n\n{tables}")
     for run in runs:
         check(run, options.min_accuracy)
 

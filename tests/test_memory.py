@@ -1,8 +1,14 @@
 """How the memory of a process is judged: by the end against the time after the warm-up."""
 
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from tests.memory import MIN_LIFE_SECS, WARM_UP_SECS, Life, Sample
+from benchmarks.testbed.processes import poll_for
+from tests import memory
+from tests.memory import MIN_LIFE_SECS, WARM_UP_SECS, Life, Sample, Sampler
 
 
 def life(mebibytes, secs=240):
@@ -23,3 +29,17 @@ def test_a_leak_is_growth():
     assert grown.growth == pytest.approx(475 / 445 - 1)
     assert grown.secs >= MIN_LIFE_SECS
     assert grown.curve() == [410.0, 430.0, 450.0, 470.0]
+
+
+def test_a_process_that_ends_does_not_end_the_sampling(monkeypatch):
+    monkeypatch.setattr(memory, "SAMPLE_SECS", 0.01)
+    monkeypatch.setattr(memory, "MIN_LIFE_SECS", 0.01)
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as ended:
+        pass
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as running:
+        tasks = {"a": SimpleNamespace(pid=ended.pid), "b": SimpleNamespace(pid=running.pid)}
+        with Sampler(SimpleNamespace(tasks=tasks)) as sampler:
+            sampler.watch_new()
+            (life,) = poll_for(sampler.judged_lives, "samples")
+    assert life.task == "b"
