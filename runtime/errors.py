@@ -5,7 +5,7 @@ import re
 import tensorflow.compat.v1 as tf
 
 UNUSABLE_STATUS = 2  # the flags, the input or the environment must change before another attempt can succeed
-HEADING = re.compile(r"=====|\d+ root error|.*From /job:\S*:$")
+HEADING = re.compile(r"\s*$|Graph execution error:$|=====|\d+ root error|.*From /job:\S*:$")
 
 
 class UnusableError(Exception):

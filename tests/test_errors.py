@@ -18,6 +18,7 @@ TRACEBACK = (
         TRACEBACK + TRACEBACK + "From /job:ps/replica:0/task:0:\ndisk full\n\t [[{{node save/SaveV2}}]]",
         TRACEBACK
         + "=====================\nRESOURCE_EXHAUSTED: From /job:worker/replica:0/task:0:\ndisk full\n\t [[save]]",
+        "Graph execution error:\n\ndisk full\n",
         TRACEBACK + "2 root error(s) found.\n  disk full\n\t [[{{node save/SaveV2}}]]",
     ],
 )
