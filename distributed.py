@@ -14,7 +14,6 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
 
 import functools
 import os
-import zlib
 from collections.abc import Sequence
 
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
@@ -103,7 +102,7 @@ def choose_task() -> Task:
     elif "TF_CONFIG" in os.environ:
         logging.info("TF_CONFIG is ignored, since flags describe the cluster")
     if FLAGS.job_name is None or (FLAGS.task_index is None and FLAGS.job_name != "evaluator"):
-        raise UnusableError("--job_name (ps or worker) and --task_index are required")
+        raise UnusableError("--job_name (ps, worker or evaluator) and --task_index are required")
     return Task(FLAGS.job_name, FLAGS.task_index or 0, tuple(FLAGS.ps_hosts), tuple(FLAGS.worker_hosts))
 
 
@@ -191,7 +190,7 @@ def load_examples(task: Task) -> tuple[mnist_input.Examples, mnist_input.Example
     download.fetch(FLAGS.data_dir)
     train_examples = mnist_input.load(FLAGS.data_dir, "train")
     test_examples = mnist_input.load(FLAGS.data_dir, "t10k") if task.is_chief else None
-    data = f"({len(train_examples.labels)} examples, CRC-32 {zlib.crc32(train_examples.images.data):08x})"
+    data = f"({len(train_examples.labels)} examples, CRC-32 {train_examples.checksum:08x})"
     return mnist_input.shard(train_examples, task.index, len(task.worker_hosts)), test_examples, data
 
 

@@ -34,6 +34,11 @@ class Examples(NamedTuple):
     images: npt.NDArray[np.uint8]  # uint8 [n, 784], 0 is paper and 255 is ink
     labels: npt.NDArray[np.uint8]  # uint8 [n], in [0, 10)
 
+    @property
+    def checksum(self) -> int:
+        """The CRC-32 of all bytes."""
+        return zlib.crc32(self.labels.data, zlib.crc32(self.images.data))
+
 
 class Batches(NamedTuple):
     """An endless stream of batches, a few for each run of the graph; run `initializer` first, with `feed_dict()`.

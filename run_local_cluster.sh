@@ -78,6 +78,8 @@ parse_arguments() {
 }
 
 set_option() {
+  # shellcheck disable=SC2088 # it is text here
+  if [[ "$2" == "~"* ]]; then fail "--$1=$2: ~ is only understood by a shell, and only at the start of a word: write \$HOME"; fi
   case "$1" in
     train_dir) train_dir="$2" ;;
     data_dir) data_dir="$2" flags+=("--data_dir=$2") ;;
@@ -144,11 +146,17 @@ start_task() {
   if [[ "$name" == worker-0 ]]; then
     output="$work_dir/chief"
     if [[ -n "$tee_pid" ]]; then wait "$tee_pid"; else mkfifo "$output"; fi
-    tee -a "$log" <"$output" &
+    (
+      trap '' HUP # as below
+      exec tee -a "$log" <"$output"
+    ) &
     tee_pid="$!"
   fi
-  "$python" "$here/distributed.py" --job_name="${name%-*}" --task_index="${name#*-}" --ps_hosts="$ps_hosts" \
-    --worker_hosts="$worker_hosts" --train_dir="$train_dir" ${flags[@]+"${flags[@]}"} </dev/null >>"$output" 2>&1 &
+  (
+    trap '' HUP # when the terminal closes, this script stops the tasks in their order
+    exec "$python" "$here/distributed.py" --job_name="${name%-*}" --task_index="${name#*-}" --ps_hosts="$ps_hosts" \
+      --worker_hosts="$worker_hosts" --train_dir="$train_dir" ${flags[@]+"${flags[@]}"} </dev/null >>"$output" 2>&1
+  ) &
   pids[$1]="$!"
   statuses[$1]=""
 }

@@ -5,7 +5,7 @@
     .venv/bin/python benchmarks/scaling.py network      # each task on a host of its own, with slow links between them
     .venv/bin/python benchmarks/scaling.py encryption   # the same hosts, without and with WireGuard
 
-Each writes a table into `docs/benchmarks.md`, and the last into `docs/security.md`. The last two need Linux, `unshare`,
+Each writes a table into `docs/scaling.md`, and the last into `docs/security.md`. The last two need Linux, `unshare`,
 `ip` and `/dev/net/tun`, and the last also WireGuard.
 """
 
@@ -252,7 +252,7 @@ def main() -> None:
     header = report.run_header()
     text = MEASUREMENTS[options.what]()
     print(text)
-    document = report.SECURITY if options.what == "encryption" else report.BENCHMARKS
+    document = report.SECURITY if options.what == "encryption" else report.SCALING
     report.write_section(document, options.what, f"{header}\n\n{text}")
 
 

@@ -69,8 +69,8 @@ def assert_refused(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--job_name=ps"], "--job_name (ps or worker) and --task_index are required"),
-        (["--task_index=0"], "--job_name (ps or worker) and --task_index are required"),
+        (["--job_name=ps"], "--job_name (ps, worker or evaluator) and --task_index are required"),
+        (["--task_index=0"], "--job_name (ps, worker or evaluator) and --task_index are required"),
         (["--job_name=chief", "--task_index=0"], "flag --job_name=chief: value should be one of <ps|worker|evaluator>"),
         (["--job_name=ps", "--task_index=-1"], "flag --task_index=-1: -1 is not a non-negative integer"),
         (["--job_name=ps", "--task_index=first"], "flag --task_index=first"),
@@ -92,6 +92,11 @@ def assert_refused(tmp_path):
         ([*WORKER, "--stop_at_accuracy=0.9"], "it needs --eval_every_secs"),
         ([*WORKER, "--stop_at_accuracy=97"], "flag --stop_at_accuracy=97"),
         (["--job_name=evaluator"], "the evaluator needs --train_dir"),
+        ([*WORKER, "--train_dir=run[1]"], "--train_dir run[1] has one of the characters * ? [ ] \\ in its path"),
+        (
+            [*WORKER, "--train_dir=~/run"],
+            "~ is only understood by a shell, and only at the start of a word: write $HOME",
+        ),
         ([*WORKER, "--train_steps=0"], "flag --train_steps=0: 0 is not a positive integer"),
         ([*WORKER, "--train_steps=many"], "flag --train_steps=many"),
         ([*WORKER, "--batch_size=0"], "flag --batch_size=0"),

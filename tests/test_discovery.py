@@ -96,6 +96,10 @@ def test_what_cannot_work_is_refused_and_quoted(cluster, others, message):
             "worker has no task 2",
         ),
         (
+            '{"cluster": {"ps": ["a:1"], "chief": ["b:2"], "worker": ["c:3"]}, "task": {"type": "worker", "index":-1}}',
+            "the index is -1",
+        ),
+        (
             '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "chief", "index": 0}}',
             "the job is 'chief', expected ps, worker or evaluator",
         ),

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import tensorflow.compat.v1 as tf
 
+from runtime.cluster.roll_call import REACHED, RollCall
 from runtime.cluster.task import Task
-from runtime.session.evaluation import EvaluationLog, Measures
+from runtime.session.evaluation import EvaluationHook, EvaluationLog, Measures
 from runtime.session.result import Goal, is_finished
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
@@ -44,10 +46,10 @@ def test_a_folder_that_cannot_be_written_costs_only_the_entry(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("result", "finished"),
     [
-        ('{"global_step": 100, "test_accuracy": 0.5}', True),
-        ('{"global_step": 99, "test_accuracy": 0.5}', False),
-        ('{"global_step": 99, "test_accuracy": 0.9}', True),
-        ('{"global_step": 100}', False),
+        ('{"global_step": 100, "reached_accuracy": null}', True),
+        ('{"global_step": 99, "reached_accuracy": 0.8}', False),
+        ('{"global_step": 99, "reached_accuracy": 0.9}', True),
+        ('{"global_step": 99}', False),
         ("", False),
     ],
 )
@@ -55,3 +57,17 @@ def test_a_run_is_finished_when_its_result_has_reached_the_goal(tmp_path, result
     (tmp_path / "result.json").write_text(result)
     assert is_finished(str(tmp_path), Goal(train_steps=100, test_accuracy=0.9)) == finished
     assert not is_finished("", Goal(100, 0.9)), "without a folder, nobody knows"
+
+
+def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers):
+    servers = local_servers(1, 2)
+    with tf.Graph().as_default() as graph:
+        roll_call = RollCall(servers.task("worker", 0))
+    with servers.worker_session(0, graph) as session:
+        hook = EvaluationHook(CHIEF, lambda _: MEASURES, "", roll_call, every_secs=None, stop_at_accuracy=0.9)
+        for is_said in (False, True):
+            if is_said:
+                roll_call.say(session, REACHED)
+            coord = tf.train.Coordinator()
+            hook.after_create_session(session, coord)
+            assert coord.should_stop() == is_said

@@ -164,3 +164,9 @@ def test_a_stream_goes_on_where_earlier_sessions_stopped(first_batch):
     undisturbed = draw(num_examples=100, batch_size=10, num_runs=40)
     resumed = draw(num_examples=100, batch_size=10, num_runs=40 - first_batch, first_batch=first_batch)
     np.testing.assert_array_equal(resumed, undisturbed[10 * first_batch :])
+
+
+def test_the_checksum_tells_other_labels_too():
+    examples = mnist_input.Examples(np.zeros([2, 784], np.uint8), np.array([1, 2], np.uint8))
+    assert examples.checksum == examples._replace(images=examples.images.copy()).checksum
+    assert examples.checksum != examples._replace(labels=np.array([2, 1], np.uint8)).checksum

@@ -97,6 +97,6 @@ def _read_index(task: Mapping[str, Any], hosts: list[str]) -> int:
     index = task["index"] if len(hosts) != 1 else task.get("index", 0)
     if isinstance(index, str):
         index = int(index)
-    if type(index) is not int:
+    if type(index) is not int or index < 0:
         raise TypeError(f"the index is {index!r}")
     return index

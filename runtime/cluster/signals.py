@@ -1,4 +1,4 @@
-"""How a task hears that it shall stop: SIGTERM and SIGINT, while its main thread is inside TensorFlow."""
+"""How a task hears that it shall stop: a signal, while its main thread is inside TensorFlow."""
 
 import os
 import select
@@ -10,6 +10,7 @@ from absl import logging
 
 from runtime.process import end_process
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last one comes when a terminal closes
 STOP_SECS = 8.0  # how long a worker may take to stop in order; Docker kills after 10 s
 
 
@@ -21,8 +22,8 @@ def listen(on_signal: Callable[[signal.Signals], float]) -> None:
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)  # as set_wakeup_fd demands
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT for its background jobs
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell has SIGINT for background jobs
             signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writer)
 

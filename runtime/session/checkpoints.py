@@ -31,6 +31,11 @@ def make_train_dir(task: Task, train_dir: str) -> str:
     """
     if "://" in train_dir:
         raise UnusableError(f"--train_dir {train_dir} is not a folder: {train_dir.split(':')[0]}:// is not supported")
+    if re.search(r"[*?[\]\\]", os.path.abspath(train_dir)):
+        raise UnusableError(
+            f"--train_dir {train_dir} has one of the characters * ? [ ] \\ in its path, which TensorFlow takes for a"
+            " pattern when it looks for checkpoints: use another folder"
+        )
     if task.is_chief and not train_dir:
         logging.warning(
             "%s: nothing is saved, since --train_dir is not given: if a ps is lost, training begins again", task

@@ -1,6 +1,7 @@
 """How good the model is on the test examples: measured at the end, and by the chief while the workers train."""
 
 import json
+import math
 import os
 import threading
 import time
@@ -143,17 +144,23 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._has_reached = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        if self._every_secs is not None:
+        if self._stop_at_accuracy is not None and self._roll_call.listen(session)[0].text == REACHED:
+            self._has_reached = True  # this task said so in its last life, and the others have stopped
+            coord.request_stop()
+        elif self._every_secs is not None:
             arguments = (session, coord, self._every_secs)
             threading.Thread(target=self._keep_evaluating, args=arguments, name="evaluate", daemon=True).start()
 
     def _keep_evaluating(self, session: tf.Session, coord: tf.train.Coordinator, every_secs: float) -> None:
         try:
+            last_step = -1
             while not (self._has_reached or coord.should_stop()):
                 start = time.monotonic()
-                measures = self._evaluate(session)
-                self._log.write(measures)
-                self._has_reached = self._stop_at_accuracy is not None and measures.accuracy >= self._stop_at_accuracy
+                if session.run(tf.train.get_global_step(session.graph)) != last_step:
+                    measures = self._evaluate(session)
+                    self._log.write(measures)
+                    last_step = measures.global_step
+                    self._has_reached = (self._stop_at_accuracy or math.inf) <= measures.accuracy
                 coord.wait_for_stop(max(0.0, start + every_secs - time.monotonic()))
         except (tf.errors.OpError, RuntimeError):
             pass  # the session was closed, at the end or after the loss of a ps; the next one evaluates again

@@ -38,7 +38,10 @@ def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goa
     with tf.Session() as session:
         while True:
             wait_until_nothing_is_missing(
-                task, describe_missing, timeout_secs, "start the chief, or correct --train_dir"
+                task,
+                describe_missing,
+                timeout_secs,
+                "start the chief, or give the --train_dir and the --train_steps of the run",
             )
             was_finished = is_finished(train_dir, goal)  # first: the result comes after the last checkpoint
             for step, path in _new_checkpoints(train_dir, evaluated).items():

@@ -30,6 +30,7 @@ class Result:
     test_accuracy: float  # in [0, 1]
     test_loss: float
     global_step: int  # of the parameters that were evaluated
+    reached_accuracy: float | None  # the --stop_at_accuracy that ended training, if one did
     train_secs: float  # from the chief's first step to its last
     examples_per_sec: float  # used by all workers in that time
     model: str
@@ -79,6 +80,7 @@ def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progre
         test_accuracy=round(measures.accuracy, 6),
         test_loss=round(measures.loss, 6),
         global_step=measures.global_step,
+        reached_accuracy=flags["stop_at_accuracy"] if measures.global_step < flags["train_steps"] else None,
         train_secs=round(progress.train_secs, 3),
         examples_per_sec=round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else 0.0,
         num_ps=len(task.ps_hosts),
@@ -93,7 +95,7 @@ def read_result(train_dir: str) -> dict[str, Any]:
     try:
         with open(os.path.join(train_dir, RESULT_FILE)) as file:
             result = json.load(file)
-        return {"global_step": int(result["global_step"]), "test_accuracy": float(result["test_accuracy"])}
+        return {"global_step": int(result["global_step"]), "reached_accuracy": result.get("reached_accuracy") or 0.0}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -103,5 +105,5 @@ def is_finished(train_dir: str, goal: Goal) -> bool:
     result = read_result(train_dir) if train_dir else {}
     return bool(result) and (
         result["global_step"] >= goal.train_steps
-        or (goal.test_accuracy is not None and result["test_accuracy"] >= goal.test_accuracy)
+        or (goal.test_accuracy is not None and result["reached_accuracy"] >= goal.test_accuracy)
     )

@@ -100,7 +100,7 @@ class TrainingScaffold(tf.train.Scaffold):
     def _describe_missing_ps(self, start: float) -> str:
         unreachable = probes.unreachable(self._task.others("ps"))
         is_late = unreachable and time.monotonic() > start + LATE_SECS
-        if is_late and result.is_finished(self._job.train_dir, self._job.goal):
+        if is_late and not self._task.is_chief and result.is_finished(self._job.train_dir, self._job.goal):
             raise FinishedError(
                 f"{self._task}: nothing is left to do: no ps answers, and {self._job.train_dir} has the result of a"
                 " finished run"

@@ -102,7 +102,7 @@ class StopWithChiefHook(tf.train.SessionRunHook):
 
 
 class StopOnSignalHook(tf.train.SessionRunHook):
-    """Lets SIGTERM or SIGINT stop a worker in order: it finishes its step, the chief saves, the ps tasks hear of it.
+    """Lets a signal stop a worker in order: it finishes its step, the chief saves, the ps tasks hear of it.
 
     A step may wait for others that have stopped already, or take long. So the worker stops without its end after
     `STEP_SECS`. A second signal ends the process at once, and so does the first if there is no session yet.

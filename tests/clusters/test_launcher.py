@@ -108,12 +108,20 @@ def test_what_the_launcher_cannot_use_is_refused_before_anything_starts(launcher
     assert not launcher.train_dir.exists()
 
 
-def test_an_interrupted_run_saves_and_leaves_no_process_behind(launcher, black_and_white_dir):
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 128 + signal.SIGINT), (signal.SIGHUP, 128 + signal.SIGTERM)]
+)
+def test_an_interrupted_run_saves_and_leaves_no_process_behind(launcher, black_and_white_dir, number, status):
+    """A terminal that closes sends SIGHUP to the tasks, too."""
     run = launcher.start("--train_steps=1000000", "--save_checkpoint_secs=600", f"--data_dir={black_and_white_dir}")
     run.wait_for_output("worker 0: global step")
     assert len(launcher.processes()) == 3
-    run.send(signal.SIGINT)
-    assert run.wait() == 128 + signal.SIGINT
+    run.send(number)
+    if number == signal.SIGHUP:
+        for line in running_with(str(launcher.train_dir), columns="pid,command"):
+            if "distributed.py" in line or "tee -a" in line:
+                os.kill(int(line.split()[0]), signal.SIGHUP)
+    assert run.wait() == status
     assert "worker 0 stopped and saved because of SIGTERM" in run.output()
     assert re.search(r"model\.ckpt-[1-9]", (launcher.train_dir / "checkpoint").read_text())
 
