@@ -45,8 +45,10 @@ parse_arguments() {
   local name
   while (($#)); do
     name="${1%%=*}"
-    name="${name#-}"
-    name="${name#-}" # distributed.py takes one dash or two
+    case "$name" in
+      -*) name="${name#-}" && name="${name#-}" ;; # distributed.py takes one dash or two
+      *) name="" ;;                               # the value of the flag before it
+    esac
     case "$name" in
       ps | workers | train_dir | data_dir | max_restarts)
         if [[ "$1" == *=* ]]; then
@@ -81,7 +83,10 @@ set_option() {
   # shellcheck disable=SC2088 # it is text here
   if [[ "$2" == "~"* ]]; then fail "--$1=$2: ~ is only understood by a shell, and only at the start of a word: write \$HOME"; fi
   case "$1" in
-    train_dir) train_dir="$2" ;;
+    train_dir)
+      train_dir="$2"
+      [[ "$2" != -* ]] || train_dir="./$2" # or commands would take it for an option
+      ;;
     data_dir) data_dir="$2" flags+=("--data_dir=$2") ;;
     max_restarts)
       [[ "$2" =~ ^[0-9]{1,6}$ ]] || fail "--max_restarts is '$2', expected a number from 0"

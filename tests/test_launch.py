@@ -59,3 +59,44 @@ def test_locked_and_unlocked_versions_replace_each_other(install):
         assert install("requirements.txt") == ["requirements.txt"]
         assert install("--locked", "requirements.txt") == ["requirements.lock"]
         assert install("--locked", "requirements.txt") == []
+
+
+# Stand in for what sets up a virtual environment, and for its Python, which notes what a task is given.
+FAKE_SETUP = '#!/bin/sh\necho "$@" >setup.log\necho "$PWD/python"\n'
+FAKE_TASK = """#!/bin/sh
+case "$1" in
+  */ports.py) echo 1 2 ;;
+  */distributed.py) for argument; do echo "$argument"; done >"$2.log" ;;
+esac
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Run the launcher with tasks that end at once, and return the arguments of worker 0."""
+    (tmp_path / "runtime" / "launch").mkdir(parents=True)
+    shutil.copy(PROJECT / "run_local_cluster.sh", tmp_path)
+    for name, script in (("runtime/launch/venv.sh", FAKE_SETUP), ("python", FAKE_TASK)):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+
+    def launch(*arguments):
+        command = ["./run_local_cluster.sh", "--no_isolation", "--workers=1", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        return (tmp_path / "--job_name=worker.log").read_text().splitlines()
+
+    launch.project = tmp_path
+    return launch
+
+
+@pytest.mark.parametrize("value", ["ps", "help", "locked", "no_isolation", "job_name"])
+def test_the_value_of_a_flag_may_be_the_name_of_an_option(launch, value):
+    assert launch("--export_dir", value)[-2:] == ["--export_dir", value]
+    assert (launch.project / "setup.log").read_text() == "requirements.txt\n"
+
+
+@pytest.mark.parametrize("arguments", [["--train_dir=-foo"], ["-train_dir", "-foo"]])
+def test_a_train_dir_may_begin_with_a_dash(launch, arguments):
+    assert "--train_dir=./-foo" in launch(*arguments)
+    assert (launch.project / "-foo" / "logs" / "worker-0.log").exists()
