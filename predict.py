@@ -17,7 +17,7 @@ from runtime import environment  # noqa: F401  # first: it sets what TensorFlow 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from PIL import Image, ImageFilter, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFilter, ImageOps
 
 from runtime.errors import UnusableError
 
@@ -38,14 +38,31 @@ def prepare(path: str) -> npt.NDArray[np.uint8]:
     """
     try:
         with Image.open(path) as file:
-            picture = ImageOps.exif_transpose(file).convert("RGBA")
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            picture = _to_8_bits(ImageOps.exif_transpose(file)).convert("RGBA")
+    except Exception as error:  # each format's decoder has errors of its own for a broken file
         raise UnusableError(f"{path} cannot be read as a picture: {error}") from error
-    picture = ImageOps.contain(picture, (WORK_SIZE, WORK_SIZE))
+    picture = picture.resize(_sides(picture.size, WORK_SIZE), Image.Resampling.BICUBIC)
     ink = _find_ink(np.asarray(picture, np.float64))
     if not ink.any():
         raise UnusableError(f"{path} shows no digit: it is empty, or too faint")
     return _center(_fit(_cut_out(_deskew(_cut_out(ink)))))
+
+
+def _to_8_bits(picture: Image.Image) -> Image.Image:
+    """Return a picture whose pixels have 8 bits: those with more are scaled, so that 0 stays 0 as far as it is there.
+
+    Pillow itself would clip them. Such pictures often use a part of their range only, such as 12 of 16 bits.
+    """
+    if picture.mode not in ("I", "F") and not picture.mode.startswith("I;16"):
+        return picture
+    pixels = np.nan_to_num(np.asarray(picture, np.float64), posinf=0, neginf=0)
+    lowest, highest = min(pixels.min(), 0), max(pixels.max(), 0)
+    return Image.fromarray((255 * (pixels - lowest) / ((highest - lowest) or 1)).astype(np.uint8))
+
+
+def _sides(sides: tuple[int, ...], longest: int) -> tuple[int, ...]:
+    """Scale the sides of a rectangle so that the longer one has `longest` pixels, and the other at least one."""
+    return tuple(max(1, round(side * longest / max(sides))) for side in sides)
 
 
 def _find_ink(pixels: npt.NDArray[np.float64]) -> Ink:
@@ -86,8 +103,7 @@ def _deskew(ink: Ink) -> Ink:
 
 def _fit(ink: Ink) -> Ink:
     """Scale a digit so that its longer side has 20 pixels."""
-    scale = DIGIT_SIZE / max(ink.shape)
-    height, width = (max(1, round(side * scale)) for side in ink.shape)
+    height, width = _sides(ink.shape, DIGIT_SIZE)
     picture = Image.fromarray(ink.astype(np.float32)).resize((width, height), Image.Resampling.LANCZOS)
     scaled = np.clip(np.asarray(picture, np.float64), 0, 1)
     return scaled / scaled.max()

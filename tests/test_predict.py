@@ -18,6 +18,10 @@ def draw(digit, size=(200, 200), mode="RGB", paper="white", ink="black", height=
 
 
 VARIANTS = {
+    "16 bits.png": {"mode": "I;16", "paper": 60000, "ink": 20000},
+    "12 of 16 bits.png": {"mode": "I;16", "paper": 4000, "ink": 600},
+    "32 bits.tiff": {"mode": "I", "paper": 0, "ink": 2**31 - 1},
+    "float.tiff": {"mode": "F", "paper": 1.0, "ink": -0.5},
     "inverted.png": {"paper": "black", "ink": "white"},
     "colours of the same brightness.png": {"paper": "#e00000", "ink": "#0066e0"},
     "grey.png": {"mode": "L", "paper": 150, "ink": 90},
@@ -71,13 +75,29 @@ def test_lonely_dots_are_no_part_of_a_digit(tmp_path):
     np.testing.assert_array_equal(*images)
 
 
+@pytest.mark.parametrize("size", [(2000, 3), (3, 2000), (10000, 1)])
+def test_a_picture_may_be_a_thin_strip(tmp_path, size):
+    picture = Image.new("L", size, 255)
+    picture.paste(0, (0, 0, max(1, size[0] // 4), max(1, size[1] // 4)))
+    picture.save(tmp_path / "strip.png")
+    assert predict.prepare(str(tmp_path / "strip.png")).any()
+
+
 def test_what_is_no_picture_of_a_digit_is_refused(tmp_path):
     (tmp_path / "text.png").write_text("no picture")
     Image.new("L", (50, 50), 200).save(tmp_path / "empty.png")
+    Image.new("I;16", (50, 50), 60000).save(tmp_path / "empty 16 bits.png")
+    Image.new("F", (50, 50), 0).save(tmp_path / "empty float.tiff")
+    Image.new("L", (10000, 1), 200).save(tmp_path / "line.png")
+    (tmp_path / "broken.ppm").write_text("P6 4 x 255")
     for name, message in [
         ("missing.png", "missing.png cannot be read as a picture: .*No such file"),
         ("text.png", "text.png cannot be read as a picture"),
+        ("broken.ppm", "broken.ppm cannot be read as a picture"),
         ("empty.png", "empty.png shows no digit"),
+        ("empty 16 bits.png", "empty 16 bits.png shows no digit"),
+        ("empty float.tiff", "empty float.tiff shows no digit"),
+        ("line.png", "line.png shows no digit"),
     ]:
         with pytest.raises(UnusableError, match=message):
             predict.prepare(str(tmp_path / name))
