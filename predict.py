@@ -60,9 +60,10 @@ def _to_8_bits(picture: Image.Image) -> Image.Image:
     return Image.fromarray((255 * (pixels - lowest) / ((highest - lowest) or 1)).astype(np.uint8))
 
 
-def _sides(sides: tuple[int, ...], longest: int) -> tuple[int, ...]:
+def _sides(sides: tuple[int, ...], longest: int) -> tuple[int, int]:
     """Scale the sides of a rectangle so that the longer one has `longest` pixels, and the other at least one."""
-    return tuple(max(1, round(side * longest / max(sides))) for side in sides)
+    first, second = (max(1, round(side * longest / max(sides))) for side in sides)
+    return first, second
 
 
 def _find_ink(pixels: npt.NDArray[np.float64]) -> Ink:
