@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import distributed
 from benchmarks.testbed.processes import PROJECT
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError, UnusableError
-from runtime.session.export import check_export_dir, export
+from runtime.session.export import ABANDONED_SECS, check_export_dir, export
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 CHIEF, WORKER_1 = (Task("worker", index, ("a:1",), ("b:2", "c:3")) for index in range(2))
@@ -104,6 +105,17 @@ def test_only_the_chief_needs_the_folder(tmp_path, values):
         (tmp_path / "file").write_text("")
         with pytest.raises(UnusableError, match="--export_dir"):
             check_export_dir(CHIEF, str(unusable))
+
+
+def test_what_a_killed_export_has_left_is_removed_later(tmp_path):
+    old, new = (tmp_path / f"tmp-{digit * 32}" for digit in "ab")
+    foreign, version = tmp_path / "tmp-notes", tmp_path / "1"
+    for folder in (old, new, foreign, version):
+        (folder / "variables").mkdir(parents=True)
+        if folder != new:
+            os.utime(folder, (0, time.time() - ABANDONED_SECS - 60))
+    check_export_dir(CHIEF, str(tmp_path))
+    assert set(tmp_path.iterdir()) == {new, foreign, version}
 
 
 def test_a_folder_that_has_gone_by_the_end_is_said(tmp_path, values):

@@ -1,6 +1,8 @@
 """The SavedModel of a run: a graph of its own with the values that were measured, for programs that serve it."""
 
+import contextlib
 import errno
+import glob
 import os
 import shutil
 import uuid
@@ -11,6 +13,9 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError, UnusableError, reason
+
+TEMPORARY = "tmp-"  # begins the name of a folder that is being written
+ABANDONED_SECS = 3600.0  # an export, which takes seconds, has ended by then in any case
 
 
 class Serving(NamedTuple):
@@ -24,6 +29,8 @@ class Serving(NamedTuple):
 def check_export_dir(task: Task, export_dir: str) -> None:
     """Make `export_dir`, unless it is empty, and check that the chief can write there.
 
+    What exports that were killed have left there is removed. Other jobs may be exporting into the same folder now.
+
     Raises:
       UnusableError: it cannot.
     """
@@ -35,7 +42,9 @@ def check_export_dir(task: Task, export_dir: str) -> None:
         )
     try:
         os.makedirs(export_dir, exist_ok=True)
-        os.rmdir(_make_temporary_folder(export_dir))
+        temporary = _make_temporary_folder(export_dir)
+        _remove_abandoned(export_dir, now=os.path.getmtime(temporary))
+        os.rmdir(temporary)
     except OSError as error:
         raise UnusableError(f"--export_dir {export_dir} cannot be written: {error.strerror}") from error
 
@@ -68,9 +77,17 @@ def export(export_dir: str, build_serving: Callable[[], Serving], values: Mappin
 
 
 def _make_temporary_folder(export_dir: str) -> str:
-    path = os.path.join(export_dir, f"tmp-{uuid.uuid4().hex}")
+    path = os.path.join(export_dir, f"{TEMPORARY}{uuid.uuid4().hex}")
     os.mkdir(path)
     return path
+
+
+def _remove_abandoned(export_dir: str, now: float) -> None:
+    """Remove the temporary folders that are old at `now`, in s, by the clock of the file system, since hosts differ."""
+    for path in glob.glob(os.path.join(glob.escape(export_dir), f"{TEMPORARY}{'[0-9a-f]' * 32}")):
+        with contextlib.suppress(OSError):  # it has just been renamed or removed
+            if now - os.path.getmtime(path) > ABANDONED_SECS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _save(folder: str, build_serving: Callable[[], Serving], values: Mapping[str, Any]) -> None:
