@@ -105,7 +105,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     """Lets a signal stop a worker in order: it finishes its step, the chief saves, the ps tasks hear of it.
 
     A step may wait for others that have stopped already, or take long. So the worker stops without its end after
-    `STEP_SECS`. A second signal ends the process at once, and so does the first if there is no session yet.
+    `STEP_SECS`, and so does the chief while it tests or exports the model. A second signal ends the process at once. So
+    does the first if there is no session yet.
     """
 
     def __init__(self, task: Task, roll_call: RollCall, saving_hooks: Sequence[tf.train.SessionRunHook]):
@@ -113,7 +114,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self._task, self._roll_call, self._saving_hooks = task, roll_call, saving_hooks
         self._session: tf.Session | None = None
         self._stopping = threading.Lock()  # either the main thread stops the worker, after its step, or another one
-        self._has_stopped = False
+        self._has_stopped = self._has_trained = False
         self._received: signal.Signals | None = None
 
     def begin(self) -> None:
@@ -122,7 +123,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     def _note_signal(self, number: signal.Signals) -> float:
         if not self._session:
             return 0.0
-        logging.info("%s: %s: stopping after this step, or at once at a second signal", self._task, number.name)
+        when = f"within {STEP_SECS:g} s" if self._has_trained else "after this step"
+        logging.info("%s: %s: stopping %s, or at once at a second signal", self._task, number.name, when)
         self._received = number
         arguments = (self._session, number)
         threading.Thread(target=self._stop_without_step, args=arguments, name="stop", daemon=True).start()
@@ -137,11 +139,17 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                 self._has_stopped = True
                 self._stop(run_context.session, self._received)
 
+    def end(self, session: tf.Session) -> None:
+        with self._stopping:
+            self._has_trained = True
+
     def _stop_without_step(self, session: tf.Session, number: signal.Signals) -> None:
         time.sleep(STEP_SECS)
         with self._stopping:
             if self._has_stopped:
                 return  # the main thread ends the process
+            if self._has_trained:
+                end_process(128 + number, self._describe_end_after_training(number))
             try:
                 self._stop(session, number)
             except StoppedError as error:
@@ -150,6 +158,12 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                 end_process(
                     128 + number, f"{self._task} stopped because of {number.name}, and could not save: {error!r}"
                 )
+
+    def _describe_end_after_training(self, number: signal.Signals) -> str:
+        message = f"{self._task} stopped because of {number.name} after training"
+        if not self._saving_hooks:
+            return message
+        return f"{message}; the last checkpoint is saved: start all tasks again to test the model and export it"
 
     def _stop(self, session: tf.Session, number: signal.Signals) -> None:
         if self._saving_hooks:

@@ -1,0 +1,49 @@
+"""How a worker stops at a signal that comes after training."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.testbed.processes import PROJECT
+
+# The chief's process, told to stop while it tests or exports the model: its session is closed by then.
+RUN = """
+import os, signal, time
+from runtime import environment, program
+import tensorflow.compat.v1 as tf
+from runtime.cluster.roll_call import RollCall
+from runtime.cluster.task import Task
+from runtime.session.stopping import StopOnSignalHook
+
+def main():
+    tf.disable_eager_execution()
+    task = Task("worker", 0, ("a:1",), ("b:2",))
+    with tf.Graph().as_default():
+        roll_call = RollCall(task)
+    step = tf.constant(0)
+    with tf.train.SingularMonitoredSession([StopOnSignalHook(task, roll_call, {saving_hooks})]) as session:
+        session.run(step)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+program.start(main, data_errors=())
+"""
+
+
+@pytest.mark.parametrize(
+    ("saving_hooks", "saved"),
+    [
+        (
+            "[tf.train.SessionRunHook()]",
+            "; the last checkpoint is saved: start all tasks again to test the model and export it",
+        ),
+        ("[]", ""),
+    ],
+)
+def test_a_signal_after_training_says_whether_the_last_checkpoint_is_saved(saving_hooks, saved):
+    command = [sys.executable, "-c", RUN.format(saving_hooks=saving_hooks)]
+    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert process.stderr.splitlines()[-1] == f"error: worker 0 stopped because of SIGTERM after training{saved}"
