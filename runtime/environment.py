@@ -14,7 +14,8 @@ _DEFAULTS = {
     ),
     # A call to a lost ps fails at once. By default, closing a session would wait until that ps is back.
     "GRPC_FAIL_FAST": "true",
-    # Hide what the C++ code logs below an error: our own log lines say it better.
+    # Hide what the C++ code logs below an error: our own log lines say it better. No setting hides the few lines that
+    # its libraries log while they are loaded, about oneDNN and CUDA: that is before they read this one.
     "TF_CPP_MIN_LOG_LEVEL": "2",
     # Keras takes a tenth of the import, and nothing here needs it. TensorFlow skips the legacy Keras where it is not
     # installed; it never skips the new one.
