@@ -146,7 +146,7 @@ def train(
     ) as session:
         lower_priority(task)
         while not session.should_stop():
-            session.run(updates.train_op)
+            scaffold.take_step(session, updates.train_op)
 
     if task.is_chief:
         finish(task, connection, evaluate, progress, roll_call, train_dir)

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
 from runtime.cluster.connection import Connection
+from runtime.cluster.host_lists import Board, HostLists
 from runtime.cluster.task import Task
 from runtime.data import download
 from runtime.launch.ports import choose_ports
@@ -84,6 +85,9 @@ def local_servers():
                 spec = tf.train.ClusterSpec(task.jobs)
                 config = make_server_config(make_session_config(task))
                 started.append(tf.train.Server(spec, job_name, index, config=config))
+                if job_name == "ps":
+                    with Board(started[-1].target) as board:
+                        board.put_given(HostLists.of(task))
         return servers
 
     return start

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster import probes
 from runtime.cluster.agreement import Agreement
+from runtime.cluster.host_lists import Board, HostLists
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import FinishedError
 from runtime.session import scaffold, stopping
@@ -95,6 +96,34 @@ def test_a_worker_whose_chief_never_comes_says_so(local_servers):
         TimeoutError, match=r"worker 1 waited 0 s for the chief, worker 0 at localhost:.*start the chief"
     ):
         worker.session()
+
+
+def test_a_worker_makes_no_session_with_a_ps_that_has_other_host_lists(local_servers):
+    servers = local_servers(1, 1)
+    with Board(servers.ps[0].target) as board:
+        board.put_given(HostLists("ps 0", servers.ps_hosts, ("other:1",)))
+    with pytest.raises(TimeoutError, match=r"waited 0 s for the host lists of ps 0 at .* to be those of this task"):
+        Worker(servers, 0, startup_timeout_secs=0.3).session()
+
+
+def test_a_step_that_is_cancelled_from_outside_is_taken_again_but_not_for_ever(local_servers, monkeypatch):
+    worker = Worker(local_servers(1, 1), 0)
+    with worker.session() as session:
+        run, errors = session.run, [tf.errors.CancelledError(None, None, "another process")]
+        monkeypatch.setattr(session, "run", lambda fetches: _raise(errors.pop()) if errors else run(fetches))
+        worker.scaffold.take_step(session, worker.step)
+        assert errors == []
+        assert run(worker.step) == 2
+        worker.scaffold._timeouts = Timeouts(20, recovery_secs=0.3)
+        monkeypatch.setattr(session, "run", lambda _: _raise(tf.errors.CancelledError(None, None, "another process")))
+        with pytest.raises(
+            TimeoutError, match="for a step that nobody cancels: end the other process that is worker 0"
+        ):
+            worker.scaffold.take_step(session, worker.step)
+
+
+def _raise(error):
+    raise error
 
 
 def count_steps(worker, last_step):

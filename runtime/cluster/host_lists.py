@@ -31,6 +31,11 @@ class HostLists(NamedTuple):
     worker_hosts: tuple[str, ...]
     is_settled: bool = False  # whether the cluster has agreed on them for long
 
+    @classmethod
+    def of(cls, task: Task) -> "HostLists":
+        """Return those of this process, which is `task`."""
+        return cls(str(task), task.ps_hosts, task.worker_hosts)
+
     def describe_difference(self, other: "HostLists") -> str:
         """Return the first entry that differs, with both values, or "" if none does."""
         for name in ("ps_hosts", "worker_hosts"):
@@ -89,6 +94,15 @@ class Board:
         self._session.close()
 
 
+def read_board(peer: Peer) -> list[HostLists]:
+    """Return what is on the board of another task: nothing if that cannot be read yet."""
+    with contextlib.suppress(tf.errors.OpError):
+        if probe(peer.address) is None:
+            with Board(f"grpc://{peer.address}") as board:
+                return board.read()
+    return []
+
+
 class HostListsWatch:
     """Ends this process with status 2 when another task was given other host lists, and names the entry that differs.
 
@@ -100,7 +114,7 @@ class HostListsWatch:
     def __init__(self, task: Task, connection: Connection):
         """Start to compare the lists of `task`, in a thread."""
         self._task, self._target = task, connection.target
-        self._given = HostLists(str(task), task.ps_hosts, task.worker_hosts)
+        self._given = HostLists.of(task)
         threading.Thread(target=self._compare, name="host_lists", daemon=True).start()
 
     def _compare(self) -> None:
@@ -109,7 +123,7 @@ class HostListsWatch:
             own.put_given(self._given)
             is_settled = False
             while not is_settled:
-                found = self._read(strangers[0]) if strangers else []
+                found = read_board(strangers[0]) if strangers else []
                 for other in [*found, *own.read()]:
                     if difference := self._given.describe_difference(other):
                         self._refuse(own, other, difference)
@@ -122,15 +136,6 @@ class HostListsWatch:
                     time.sleep(POLL_SECS)
                 is_settled = any(other.is_settled for other in found) or time.monotonic() > agreed_at + SETTLE_SECS
             own.put_given(self._given._replace(is_settled=True))
-
-    @staticmethod
-    def _read(peer: Peer) -> list[HostLists]:
-        """Return what is on the board of another task: nothing if that cannot be read yet."""
-        with contextlib.suppress(tf.errors.OpError):
-            if probe(peer.address) is None:
-                with Board(f"grpc://{peer.address}") as board:
-                    return board.read()
-        return []
 
     def _refuse(self, own: Board, other: HostLists, difference: str) -> NoReturn:
         """Tell the other tasks of this cluster, and end this process."""

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import events
-from runtime.cluster import probes
+from runtime.cluster import place, probes
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.connection import Connection
 from runtime.cluster.task import Task
@@ -79,7 +79,7 @@ class TrainingScaffold(tf.train.Scaffold):
 
         Raises:
           FinishedError: no ps answers, and the job has finished.
-          TimeoutError: the chief did not initialise or restore the model in time.
+          TimeoutError: the chief did not initialise or restore the model in time, or the host lists differ.
           UnusableError: this task and the chief do not agree.
         """
         super().finalize()
@@ -88,14 +88,40 @@ class TrainingScaffold(tf.train.Scaffold):
             time.sleep(POLL_SECS)  # gRPC needs a moment to find a ps that is back
         start = time.monotonic()
         wait_until_nothing_is_missing(self._task, lambda: self._describe_missing_ps(start))
+        timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
+        wait_until_nothing_is_missing(
+            self._task,
+            lambda: place.describe_unconfirmed(self._task),
+            timeout_secs,
+            "give all tasks the same host lists",
+        )
         if not self._task.is_chief:
             chief = f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
-            timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
             wait_until_nothing_is_missing(
                 self._task, lambda: "" if self._is_initialized() else chief, timeout_secs, "start the chief"
             )
         self._was_ready = True
         return self
+
+    def take_step(self, session: tf.train.MonitoredSession, train_op: tf.Operation) -> None:
+        """Run `train_op`, in a new session if another process has ended that of this one.
+
+        `MonitoredTrainingSession` makes a new session after an `AbortedError` or an `UnavailableError`. But the step
+        during which a ps drops the session fails with a `CancelledError`; only the next one is aborted.
+
+        Raises:
+          TimeoutError: the step was still cancelled after the recovery timeout.
+        """
+
+        def describe_cancelled() -> str:
+            try:
+                session.run(train_op)
+            except tf.errors.CancelledError:
+                return "a step that nobody cancels"
+            return ""
+
+        remedy = f"end the other process that is {self._task}"
+        wait_until_nothing_is_missing(self._task, describe_cancelled, self._timeouts.recovery_secs, remedy)
 
     def _describe_missing_ps(self, start: float) -> str:
         unreachable = probes.unreachable(self._task.others("ps"))
