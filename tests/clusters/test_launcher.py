@@ -113,6 +113,7 @@ def test_what_the_launcher_cannot_use_is_refused_before_anything_starts(launcher
 )
 def test_an_interrupted_run_saves_and_leaves_no_process_behind(launcher, black_and_white_dir, number, status):
     """A terminal that closes sends SIGHUP to the tasks, too."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests with nohup ignores it, and so would the launcher
     run = launcher.start("--train_steps=1000000", "--save_checkpoint_secs=600", f"--data_dir={black_and_white_dir}")
     run.wait_for_output("worker 0: global step")
     assert len(launcher.processes()) == 3
