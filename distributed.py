@@ -165,7 +165,7 @@ def finish(
         export(FLAGS.export_dir, build_serving, measures.parameters)
     finally:
         result.write(train_dir)
-    events.record("tested", **measures.mistakes)
+    events.record("tested", **measures.find_mistakes())
     report.write(train_dir)
 
 

@@ -12,7 +12,7 @@ from runtime.session.result import Goal, is_finished
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
 EVALUATOR = Task("evaluator", 0, ("a:1",), ("b:2",))
-MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, mistakes={})
+MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, find_mistakes=dict)
 
 
 def test_each_evaluation_is_a_line_of_a_file_that_several_tasks_write(tmp_path):

@@ -103,6 +103,18 @@ def read_board(peer: Peer) -> list[HostLists]:
     return []
 
 
+def describe_unconfirmed(task: Task) -> str:
+    """Return for which ps to wait until it has the same host lists as `task`, or "" once it has.
+
+    A ps takes two processes of one name for one that was restarted, and drops the session of the first. So a worker
+    asks before it makes a session. The lists may never agree: then a `HostListsWatch` ends this process.
+    """
+    ps = task.others("ps")[0]
+    lists = read_board(ps)
+    is_confirmed = lists and not HostLists.of(task).describe_difference(lists[0])
+    return "" if is_confirmed else f"the host lists of {ps} to be those of this task"
+
+
 class HostListsWatch:
     """Ends this process with status 2 when another task was given other host lists, and names the entry that differs.
 

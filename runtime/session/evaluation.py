@@ -1,5 +1,6 @@
 """How good the model is on the test examples: measured at the end, and by the chief while the workers train."""
 
+import functools
 import json
 import math
 import os
@@ -27,7 +28,7 @@ class Measures(NamedTuple):
     accuracy: float  # in [0, 1]
     global_step: int  # that the parameters had
     parameters: dict[str, Any]  # their values, arrays by name
-    mistakes: dict[str, Any]  # as `find_mistakes()` returns them
+    find_mistakes: Callable[[], dict[str, Any]]  # looks for them only when it is called
 
     def __str__(self) -> str:
         return f"test accuracy {self.accuracy:.4f} (test loss {self.loss:.4f})"
@@ -59,7 +60,7 @@ class Evaluation(NamedTuple):
             sums += len(labels[batch]) * np.array(measured)
             logits.append(of_batch)
         loss, accuracy = sums / len(labels)
-        mistakes = find_mistakes(np.concatenate(logits), images, labels)
+        mistakes = functools.partial(find_mistakes, np.concatenate(logits), images, labels)
         return Measures(float(loss), float(accuracy), int(global_step), values, mistakes)
 
 

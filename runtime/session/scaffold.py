@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import events
-from runtime.cluster import place, probes
+from runtime.cluster import host_lists, probes
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.connection import Connection
 from runtime.cluster.task import Task
@@ -91,7 +91,7 @@ class TrainingScaffold(tf.train.Scaffold):
         timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
         wait_until_nothing_is_missing(
             self._task,
-            lambda: place.describe_unconfirmed(self._task),
+            lambda: host_lists.describe_unconfirmed(self._task),
             timeout_secs,
             "give all tasks the same host lists",
         )
