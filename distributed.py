@@ -142,7 +142,6 @@ def train(
             RollCallHook(roll_call, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
         ],
         config=connection.config,
-        stop_grace_period_secs=0.5,  # the thread that applies synchronous updates never stops by itself
     ) as session:
         lower_priority(task)
         while not session.should_stop():

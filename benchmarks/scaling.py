@@ -98,7 +98,7 @@ def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
                 hook.begin()
                 hook.after_create_session(session, tf.train.Coordinator())
             num_sent = num_tensors_sent(session, updates.train_op)
-    return num_sent, 1 if mode.sync_replicas else EXCHANGES_PER_RUN
+    return num_sent, mode.exchanges_per_run
 
 
 class Run(NamedTuple):

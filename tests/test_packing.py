@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime.updates.packing import Packing
+from runtime.updates.packing import Packing, append_count, remove_count, split_vector
 
 PS_0, PS_1 = "/job:ps/task:0", "/job:ps/task:1"
 MATRIX, VECTOR = np.float32([[0, 1], [2, 3], [4, 5]]), np.float32([6, 7, 8])
@@ -35,11 +35,25 @@ def test_each_ps_packs_what_it_holds_and_unpacks_what_it_gets(run):
     assert [values.tolist() for values in run(vectors)] == [list(range(9)), [9]]
     assert [values.tolist() for values in run(packing.pack(packing.split(vectors)))] == [list(range(9)), [9]]
 
-    parts, variables = zip(*packing.unpack([10 * tensor for tensor in vectors]), strict=True)
-    assert variables == (matrix, vector, scalar)
-    assert [part.device for part in parts] == [PS_0, PS_0, PS_1]
-    for part, expected in zip(run(parts), (10 * MATRIX, 10 * VECTOR, 90), strict=True):
+    assert packing.variables == {PS_0: [matrix, vector], PS_1: [scalar]}
+    parts = split_vector(10 * vectors[0], [matrix, vector])
+    for part, expected in zip(run(parts), (10 * MATRIX, 10 * VECTOR), strict=True):
         np.testing.assert_array_equal(part, expected)
+
+
+def test_a_ps_that_holds_the_global_step_alone_packs_nothing(run):
+    with tf.device(PS_1):
+        tf.train.create_global_step()
+    vectors = Packing({"matrix": get_variable("matrix", MATRIX, PS_0)}).read()
+    assert [tensor.device for tensor in vectors] == [PS_0, PS_1]
+    assert [values.tolist() for values in run(vectors)] == [list(range(6)), []]
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 65535, 65536, 2**24 - 1])
+def test_a_count_travels_with_a_vector_and_bfloat16_has_room_for_it(run, count):
+    message = append_count(tf.constant([1.5, -2.0]), tf.constant(count, tf.int64))
+    vector, received = run(remove_count(tf.cast(tf.cast(message, tf.bfloat16), tf.float32)))
+    assert (vector.tolist(), received) == ([1.5, -2.0], count)
 
 
 def test_whole_parameters_by_name_have_gradients_by_vector(run):

@@ -3,16 +3,23 @@
 Worker i's loss is (i + 1) * w: its gradient is the constant i + 1.
 """
 
+import contextlib
+import itertools
 import threading
+import time
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from benchmarks.testbed.processes import poll_for
 from runtime.cluster import probes
 from runtime.updates import synchronous
+from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder
+from runtime.updates.holding import make_holdings
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
@@ -40,7 +47,18 @@ class Worker:
 
     coordinators: ClassVar[list] = []
 
-    def __init__(self, servers, index, replicas=None, initialize=True, local_steps=1, train_steps=100, loss=None):
+    def __init__(
+        self,
+        servers,
+        index,
+        replicas=None,
+        initialize=True,
+        local_steps=1,
+        train_steps=100,
+        loss=None,
+        exchanges=1,
+        optimizer="sgd",
+    ):
         task = servers.task("worker", index)
         with tf.Graph().as_default() as graph:
             spec = tf.train.ClusterSpec(task.jobs)
@@ -48,7 +66,8 @@ class Worker:
                 self.global_step = tf.train.create_global_step()
                 self.weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
                 packing = Packing({"w": self.weight})
-                optimizer = make_optimizer("sgd", LEARNING_RATE)
+                rate = LEARNING_RATE if local_steps == 1 else 1.0
+                holdings = make_holdings(packing, lambda num_updates: make_optimizer(optimizer, rate, num_updates))
 
                 def build_loss(parameters, _):
                     return loss(parameters[0]) if loss else (index + 1) * parameters[0]
@@ -56,23 +75,26 @@ class Worker:
                 indices = make_indices(N * local_steps)
                 with tf.device(task.device):
                     if local_steps == 1:
-                        builder = GradientExchangeBuilder(packing, build_loss, indices, optimizer)
+                        builder = GradientExchangeBuilder(packing, build_loss, indices)
                     else:
                         length = Length(local_steps, train_steps, num_shares=1)
-                        builder = LocalStepsExchangeBuilder(packing, build_loss, indices, optimizer, length)
+                        optimizer_of_steps = make_optimizer("sgd", LEARNING_RATE)
+                        builder = LocalStepsExchangeBuilder(packing, build_loss, indices, optimizer_of_steps, length)
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
-                    updates = build_async_updates(packing, builder, max_pending, train_steps, task)
+                    updates = build_async_updates(packing, holdings, builder, max_pending, train_steps, task)
                 else:
-                    updates = synchronous.build_sync_updates(packing, builder, replicas, task)
-            initializer = tf.variables_initializer([*updates.unsaved_variables, *tf.global_variables()])
+                    rule = Rule(len(task.worker_hosts), replicas, local_steps, train_steps)
+                    updates = synchronous.build_sync_updates(packing, holdings, builder, rule, exchanges, task)
+            initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
             self.train_op, self.hooks = updates.train_op, updates.hooks
             for hook in updates.hooks:
                 hook.begin()
         self.session = servers.worker_session(index, graph)
         if task.is_chief and initialize:
-            self.session.run(initializer)
+            for initializer in initializers:
+                self.session.run(initializer)
         self.session.run(local_initializer)
         self.coord = tf.train.Coordinator()
         self.coordinators.append(self.coord)
@@ -115,8 +137,9 @@ def test_each_step_computes_on_what_the_one_before_has_made(local_servers):
     assert worker.read() == [1 - 0.5**N, N], "each step halves the way to 1"
 
 
-def test_what_is_left_of_a_run_after_the_last_step_applies_nothing(local_servers):
-    worker = Worker(local_servers(1, 1), 0, train_steps=N + 1)
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_what_is_left_of_a_run_after_the_last_step_applies_nothing(local_servers, num_ps):
+    worker = Worker(local_servers(num_ps, 1), 0, train_steps=N + 1)
     for _ in range(3):
         worker.step()
     assert worker.read() == [0 - 0.5 * (N + 1), N + 1]
@@ -143,15 +166,152 @@ def test_no_synchronous_update_happens_before_every_gradient_is_there(local_serv
 
 
 def test_the_gradients_of_a_backup_worker_are_dropped(local_servers):
-    servers = local_servers(1, 3)
-    fast, slow, slower = workers = [Worker(servers, index, replicas=1) for index in range(3)]
-    fast.step()
-    assert fast.read() == [0 - 0.5 * 1, 1], "one gradient is enough"
-    slow.step()  # its gradient is of step 0, and stale
-    slower.step()
-    assert fast.read() == [0 - 0.5 * 1, 1]
-    slow.step()
-    assert [worker.read() for worker in workers] == 3 * [[0 - 0.5 * (1 + 2), 2]]
+    def make_queue(name):
+        with tf.device("/job:worker/task:1"):
+            return tf.FIFOQueue(1, tf.float32, [()], shared_name=name)
+
+    def loss(weight):
+        with tf.control_dependencies([weight]):
+            has_read = make_queue("has_read").enqueue(1.0)
+        with tf.control_dependencies([has_read]):
+            return 2 * weight * make_queue("may_go_on").dequeue()
+
+    servers = local_servers(1, 2)
+    fast, slow = (Worker(servers, index, replicas=1, loss=loss if index else None) for index in range(2))
+    with tf.Graph().as_default() as graph:
+        has_read, go_on = make_queue("has_read").dequeue(), make_queue("may_go_on").enqueue(1.0)
+    with servers.worker_session(1, graph) as session:
+        late = slow.start_step()
+        session.run(has_read)
+        fast.step()
+        assert fast.read() == [0 - 0.5 * 1, 1], "one gradient is enough"
+        session.run(go_on)
+        late.join(60)
+        assert fast.read() == [0 - 0.5 * 1, 1], "that of step 0 is stale"
+        session.run(go_on)
+        slow.step()
+    assert [worker.read() for worker in (fast, slow)] == 2 * [[0 - 0.5 * (1 + 2), 2]]
+
+
+class ClassicWorker:
+    """A worker whose updates `tf.train.SyncReplicasOptimizer` makes."""
+
+    def __init__(self, servers, index, loss, optimizer):
+        task = servers.task("worker", index)
+        with tf.Graph().as_default() as graph:
+            spec = tf.train.ClusterSpec(task.jobs)
+            with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
+                self.global_step = tf.train.create_global_step()
+                self.weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
+                classic = tf.train.SyncReplicasOptimizer(make_optimizer(optimizer, LEARNING_RATE), 2)
+                self.train_op = classic.minimize(loss(self.weight), self.global_step)
+            initializer = tf.global_variables_initializer()
+        self.session, self.hooks = servers.worker_session(index, graph), []
+        if task.is_chief:
+            self.session.run(initializer)
+        self.session.run(classic.chief_init_op if task.is_chief else classic.local_step_init_op)
+        if task.is_chief:
+            coord = tf.train.Coordinator()
+            Worker.coordinators.append(coord)
+            classic.get_chief_queue_runner().create_threads(self.session, coord=coord, daemon=True, start=True)
+
+    step, start_step, read = Worker.step, Worker.start_step, Worker.read
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_synchronous_updates_do_what_sync_replicas_optimizer_does(local_servers, optimizer):
+    losses = [lambda weight: (weight - 1) ** 2 / 2, lambda weight: (weight - 2) ** 2 / 2]
+    servers = local_servers(2, 2)
+    workers = [Worker(servers, i, 2, loss=losses[i], exchanges=5, optimizer=optimizer) for i in range(2)]
+    step_together(*workers)
+
+    servers = local_servers(2, 2)
+    classic_workers = [ClassicWorker(servers, i, losses[i], optimizer) for i in range(2)]
+    for _ in range(5):
+        step_together(*classic_workers)
+    weight, step = classic_workers[0].read()
+    assert workers[0].read() == [pytest.approx(weight, rel=1e-5), step]
+    if optimizer == "sgd":
+        assert [weight, step] == [1.5 * (1 - 0.5**5), 5], "each update halves the way to the mean"
+
+
+def num_gradients(servers):
+    """Return how many gradients each ps has for the next update."""
+    with tf.Graph().as_default() as graph:
+        counts = []
+        for ps, size in enumerate((0, 1)):
+            with tf.device(f"/job:ps/task:{ps}"):
+                counts.append(tf.ConditionalAccumulator(tf.float32, [size], "gradients").num_accumulated())
+    with servers.worker_session(0, graph) as session:
+        return session.run(counts)
+
+
+def start_step_without_update(servers, worker):
+    """Start a step that is alone in its update, and return its thread once each ps has its gradient."""
+    thread = worker.start_step()
+    poll_for(lambda: num_gradients(servers) == [1, 1], "gradient on each ps")
+    return thread
+
+
+def test_a_fast_worker_waits_for_a_slow_one_in_each_update_of_a_run(local_servers):
+    def slow(weight):
+        return 2 * weight * tf.numpy_function(lambda: np.float32(time.sleep(0.01) is None), [], tf.float32)
+
+    servers = local_servers(2, 2)
+    workers = [Worker(servers, index, 2, exchanges=N, loss=loss) for index, loss in enumerate((None, slow))]
+    for run in range(1, 4):
+        step_together(*workers)
+        assert workers[0].read() == [0 - 0.5 * (1 + 2) / 2 * N * run, N * run]
+
+
+def test_no_update_has_two_gradients_of_one_worker(local_servers):
+    servers = local_servers(2, 2)
+    chief, other = (Worker(servers, index, 2) for index in range(2))
+    early = start_step_without_update(servers, chief)
+    with tf.Graph().as_default() as graph:
+        tokens = []  # such as a dead worker leaves behind
+        for ps, name in itertools.product(range(2), ("even", "odd")):
+            with tf.device(f"/job:ps/task:{ps}"):
+                tokens.append(tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_tokens").enqueue(True))
+    with servers.worker_session(1, graph) as session:
+        session.run(tokens)
+    early.join(0.5)
+    assert early.is_alive()
+    other.step()
+    early.join(60)
+    assert chief.read() == [0 - 0.5 * (1 + 2) / 2, 1]
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_worker_that_dies_and_returns_before_its_update_counts_once(local_servers, dying):
+    servers = local_servers(2, 2)
+    workers = [Worker(servers, index, 2, train_steps=5) for index in range(2)]
+    step_together(*workers)
+
+    def step(worker):
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a session that is closed
+            while worker.read()[1] < 5:
+                worker.step()
+
+    threading.Thread(target=step, args=(workers[dying],), daemon=True).start()
+    poll_for(lambda: num_gradients(servers) == [1, 1], "gradient on each ps")
+    workers[dying].coord.request_stop()
+    workers[dying].session.close()
+    workers[dying] = Worker(servers, dying, 2, initialize=False, train_steps=5)
+    threads = [threading.Thread(target=step, args=(worker,), daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert workers[0].read() == [0 - 0.5 * (1 + 2) / 2 * 5, 5]
+
+
+def test_synchronous_training_ends_at_the_last_step_and_nobody_waits_after_it(local_servers):
+    servers = local_servers(2, 2)
+    workers = [Worker(servers, index, 2, exchanges=N, train_steps=N + 3) for index in range(2)]
+    for _ in range(3):
+        step_together(*workers)
+    assert workers[0].read() == [0 - 0.5 * (1 + 2) / 2 * (N + 3), N + 3]
 
 
 def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, monkeypatch, caplog):
@@ -168,6 +328,21 @@ def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, mo
     workers[0].coord.request_stop()
     gone = f"without worker 1 at {servers.worker_hosts[1]} (connection refused)"
     assert f"after 1 of them, {gone}: going on with the average of 2 gradients of 1 live workers" in caplog.text
+
+
+def test_training_goes_on_when_a_ps_has_lost_a_gradient_and_every_worker_waits(local_servers, monkeypatch):
+    monkeypatch.setattr(synchronous, "LOOK_SECS", 0.1)
+    servers = local_servers(2, 2)
+    workers = [Worker(servers, index, replicas=2) for index in range(2)]
+    waiting = start_step_without_update(servers, workers[0])
+    with tf.Graph().as_default() as graph, tf.device("/job:ps/task:1"):
+        lose = tf.ConditionalAccumulator(tf.float32, [1], "gradients").take_grad(1)
+    with servers.worker_session(0, graph) as session:
+        session.run(lose)
+    step_together(workers[1])
+    waiting.join(60)
+    while workers[0].read()[0] == 0:
+        step_together(*workers)
 
 
 def test_no_token_is_added_while_every_worker_is_there_however_long_an_exchange_takes(
@@ -228,7 +403,7 @@ def test_synchronous_local_steps_are_averaged(local_servers):
 
 @pytest.mark.parametrize("replicas", [None, 1])
 def test_the_last_exchange_has_just_the_steps_that_are_left(local_servers, replicas):
-    worker = Worker(local_servers(1, 1), 0, replicas, local_steps=4, train_steps=6)
+    worker = Worker(local_servers(2, 1), 0, replicas, local_steps=4, train_steps=6)
     worker.step()
     worker.step()
     assert worker.read() == [0 - 6 * 0.5 * 1, 6]

@@ -14,6 +14,7 @@ from absl import app, flags
 import mnist_input
 import model
 from benchmarks.peers import launch, measure, problem
+from runtime.updates.holding import make_holdings
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
@@ -54,7 +55,8 @@ def train(num_cores: int) -> None:
     length = Length(FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1)
     builder = LocalStepsExchangeBuilder(packing, build_loss, batches.indices, optimizer, length)
     exchange = builder.build_exchange(packing.read(), [], 0)
-    train_op = exchange.optimizer.apply_gradients(packing.unpack(exchange.gradients))
+    (holding,) = make_holdings(packing, lambda _: tf.train.GradientDescentOptimizer(1.0))
+    train_op = holding.apply(exchange.gradients[0], exchange.num_steps).op
     config = tf.ConfigProto(
         intra_op_parallelism_threads=1,
         inter_op_parallelism_threads=1,

@@ -24,7 +24,7 @@ class Job(NamedTuple):
     """What the tasks of a job agree on, and where its model is saved."""
 
     agreement: Agreement
-    unsaved_variables: Sequence[tf.Variable]  # on the ps tasks: initialised with a new model, or before it is restored
+    unsaved_variables: Sequence[tf.Variable]  # on the ps tasks: initialised once the model is
     train_dir: str  # the folder of the checkpoints, or empty
     written_by: str  # "ps" or "chief": who writes them
     keep_checkpoints: int
@@ -152,7 +152,6 @@ class TrainingScaffold(tf.train.Scaffold):
         if not session.run(self._uninitialized).size:
             origin = "the ps tasks hold a living model: keeping it"
         else:
-            session.run(self._initialize_unsaved)  # first: other workers train as soon as the rest is initialised
             if checkpoint:
                 self.saver.restore(session, checkpoint)
                 origin = f"restored {checkpoint}"
@@ -163,6 +162,7 @@ class TrainingScaffold(tf.train.Scaffold):
                     logging.warning(
                         "%s: there is no checkpoint, so the model is lost: training begins again", self._task
                     )
+            session.run(self._initialize_unsaved)  # of the model; last: the other workers then train at once
         self._has_trained = True
         self.found_step = int(session.run(self._global_step))
         logging.info("%s: %s, at global step %d", self._task, origin, self.found_step)

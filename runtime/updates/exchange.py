@@ -5,20 +5,27 @@ from typing import NamedTuple, Protocol
 
 import tensorflow.compat.v1 as tf
 
-from runtime.updates.packing import Packing
+from runtime.updates.packing import Packing, append_count, remove_count
 
 # Builds the loss, float32 [], from the parameters, as `Packing.split()` returns them, and the indices of a batch.
 LossFunction = Callable[[Sequence[tf.Tensor], tf.Tensor], tf.Tensor]
 
 
 class Exchange(NamedTuple):
-    """What a worker sends to the ps tasks, and how they apply it."""
+    """What a worker sends to the ps tasks."""
 
-    gradients: list[tf.Tensor]  # packed, float32 [size] for each ps
-    optimizer: tf.train.Optimizer  # that applies them on the ps tasks
-    counter: tf.Variable | None  # which the optimizer must advance by 1; if None, it advances the global step itself
-    num_steps: tf.Tensor  # int64 [], how many local steps the gradients stand for
+    gradients: list[tf.Tensor]  # packed, float32 [size] for each ps, on the worker
+    num_steps: tf.Tensor | None  # int64 [], how many local steps the gradients stand for; None: always 1
     loss: tf.Tensor  # float32 [], of the last of these steps; 0 if there is none
+
+    def receive(self, ps: int, device: str, after: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Build, on a ps, its gradient and the number of steps, as they are once `after` is there."""
+        gradient = self.gradients[ps]
+        message = gradient if self.num_steps is None else append_count(gradient, self.num_steps)
+        with tf.device(device):
+            with tf.control_dependencies([after]):
+                received = tf.identity(message)
+            return (received, tf.constant(1, tf.int64)) if self.num_steps is None else remove_count(received)
 
 
 class ExchangeBuilder(Protocol):
@@ -37,23 +44,17 @@ class ExchangeBuilder(Protocol):
 class GradientExchangeBuilder:
     """Builds exchanges of one batch each."""
 
-    def __init__(
-        self, packing: Packing, build_loss: LossFunction, indices: tf.Tensor, optimizer: tf.train.Optimizer
-    ) -> None:
+    def __init__(self, packing: Packing, build_loss: LossFunction, indices: tf.Tensor) -> None:
         """Prepare to build exchanges.
 
         Args:
           packing: of the parameters.
           build_loss: builds the loss of a batch.
           indices: of the batches of a run, int32 [batches in a run, b]: that of an exchange has the exchange's number.
-          optimizer: applies the gradients on the ps tasks.
         """
-        self._packing, self._build_loss, self._optimizer = packing, build_loss, optimizer
+        self._packing, self._build_loss = packing, build_loss
         # Unstack here, where nothing is waited for: inside an exchange it would run before the gradients are sent.
         self._batches = tf.unstack(indices)
-        self._global_step = tf.train.get_global_step()
-        with tf.device(self._global_step.device):
-            self._num_steps = tf.constant(1, tf.int64)
         self._last_gradients: list[tf.Tensor] = []
 
     def build_exchange(self, vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
@@ -67,22 +68,16 @@ class GradientExchangeBuilder:
         # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape costs nothing, so the gradients
         # leave before the next batch is gathered, which becomes ready at the same moment.
         sent = [tf.reshape(gradient, [-1]) for gradient in self._last_gradients]
-        return Exchange(sent, self._optimizer, self._global_step, self._num_steps, loss)
+        return Exchange(sent, None, loss)
 
 
 class Updates(NamedTuple):
     """What a worker runs to take its steps, and what its sessions need for that."""
 
-    train_op: tf.Operation
+    train_op: list[tf.Operation]  # one for each ps: a common one would cost a message from each
     num_steps: tf.Tensor  # int64 [], local steps in one run of `train_op`
     loss: tf.Tensor  # float32 [], of one of these; 0 if there is none
     global_step: tf.Tensor  # int64 [], as it is after the run
     num_replicas: int  # local steps, of any worker, in one global step
     hooks: list[tf.train.SessionRunHook]
-    unsaved_variables: list[tf.Variable]  # on the ps tasks: initialised before the model is, and never saved
-
-
-def read_global_step_after(train_op: tf.Operation) -> tf.Tensor:
-    """Build the global step as it is after `train_op`; the variable, fetched beside it, may be older."""
-    with tf.control_dependencies([train_op]):
-        return tf.train.get_global_step().read_value()
+    unsaved_variables: list[tf.Variable]  # on the ps tasks: initialised once the model is, and never saved

@@ -4,7 +4,7 @@ Asynchronous, this is Downpour SGD with n_push = n_fetch (Dean et al. 2012). Syn
 federated averaging (McMahan et al. 2017, arXiv:1602.05629).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -83,31 +83,9 @@ class LocalStepsExchangeBuilder:
         with tf.control_dependencies([last_step]):
             ends = self._packing.pack([copy.read_value() for copy in self._copies])
             changes = [start - end for start, end in zip(starts, ends, strict=True)]
-        return Exchange(changes, _ChangeOptimizer(self._num_steps), None, self._num_steps, loss)
+        return Exchange(changes, self._num_steps, loss)
 
 
 def _make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
     """Make a local variable, which is no part of the model: neither shared, nor trained, nor saved."""
     return next_creator(**{**kwargs, "collections": [tf.GraphKeys.LOCAL_VARIABLES], "trainable": False})
-
-
-class _ChangeOptimizer(tf.train.GradientDescentOptimizer):
-    """Applies changes in the place of gradients, and advances the global step by the local steps behind them."""
-
-    def __init__(self, num_steps: tf.Tensor):
-        super().__init__(learning_rate=1.0)
-        self._num_steps = num_steps
-
-    def apply_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[tf.Tensor, tf.Variable]],
-        global_step: tf.Variable | None = None,
-        name: str | None = None,
-    ) -> tf.Operation:
-        """Apply the changes, then advance the graph's global step, then advance `global_step`, if given, by 1."""
-        with tf.control_dependencies([super().apply_gradients(grads_and_vars, name=name)]):
-            count = tf.train.get_global_step().assign_add(self._num_steps, read_value=False)
-        if global_step is None:
-            return count
-        with tf.control_dependencies([count]):
-            return global_step.assign_add(1, read_value=False)

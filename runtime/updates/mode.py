@@ -6,8 +6,11 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
+from runtime.updates.adam import CountedAdamOptimizer
+from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import ExchangeBuilder, GradientExchangeBuilder, LossFunction, Updates
+from runtime.updates.holding import make_holdings
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.packing import Packing
 from runtime.updates.synchronous import build_sync_updates
@@ -28,9 +31,14 @@ class Mode(NamedTuple):
     replicas_to_aggregate: int | None  # None: as many as there are workers
 
     @property
+    def exchanges_per_run(self) -> int:
+        """How many exchanges share the cost of a run: one where the next must know how many local steps are left."""
+        return 1 if self.sync_replicas and self.local_steps > 1 else EXCHANGES_PER_RUN
+
+    @property
     def batches_per_run(self) -> int:
         """How many batches one run of a worker's graph may use."""
-        return self.local_steps * (1 if self.sync_replicas else EXCHANGES_PER_RUN)
+        return self.local_steps * self.exchanges_per_run
 
     def check(self, num_workers: int) -> None:
         """Check that `num_workers` can train in this mode.
@@ -45,8 +53,10 @@ class Mode(NamedTuple):
             )
 
 
-def make_optimizer(name: str, learning_rate: float) -> tf.train.Optimizer:
-    """Return one of `OPTIMIZERS`."""
+def make_optimizer(name: str, learning_rate: float, num_updates: tf.Variable | None = None) -> tf.train.Optimizer:
+    """Return one of `OPTIMIZERS`; `num_updates`, int64 [], may count its updates, so that it need not do so itself."""
+    if name == "adam" and num_updates is not None:
+        return CountedAdamOptimizer(learning_rate, num_updates)
     if name == "adam":
         return tf.train.AdamOptimizer(learning_rate)
     if name == "momentum":
@@ -65,17 +75,25 @@ def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor
       task: this worker.
     """
     num_workers = len(task.worker_hosts)
-    optimizer = make_optimizer(mode.optimizer, mode.learning_rate)
+
+    def make_optimizer_of_ps(num_updates: tf.Variable) -> tf.train.Optimizer:
+        if mode.local_steps > 1:
+            return tf.train.GradientDescentOptimizer(learning_rate=1.0)  # it gets changes in the place of gradients
+        return make_optimizer(mode.optimizer, mode.learning_rate, num_updates)
+
+    holdings = make_holdings(packing, make_optimizer_of_ps)
     builder: ExchangeBuilder
     with tf.device(task.device):
         if mode.local_steps == 1:
-            builder = GradientExchangeBuilder(packing, build_loss, indices, optimizer)
+            builder = GradientExchangeBuilder(packing, build_loss, indices)
         else:
+            optimizer = make_optimizer(mode.optimizer, mode.learning_rate)
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares)
             builder = LocalStepsExchangeBuilder(packing, build_loss, indices, optimizer, length)
     if mode.sync_replicas:
-        return build_sync_updates(packing, builder, mode.replicas_to_aggregate or num_workers, task)
+        rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
+        return build_sync_updates(packing, holdings, builder, rule, mode.exchanges_per_run, task)
     # A classic step must know all that its worker has done before. Local steps are worth computing ahead.
     max_pending = 0 if mode.local_steps == 1 else 1
-    return build_async_updates(packing, builder, max_pending, mode.train_steps, task)
+    return build_async_updates(packing, holdings, builder, max_pending, mode.train_steps, task)

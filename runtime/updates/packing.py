@@ -4,9 +4,12 @@ A step of a small model costs messages, not bytes. Only what travels is packed: 
 place and its entry in the checkpoints.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
+
+BASE = 256  # of the digits of a count
 
 
 class Packing:
@@ -22,45 +25,38 @@ class Packing:
             name: [parameter] if isinstance(parameter, tf.compat.v2.Variable) else list(parameter)
             for name, parameter in parameters.items()
         }
-        self._variables: dict[str, list[tf.Variable]] = {}
+        self.variables: dict[str, list[tf.Variable]] = {}  # by the device of their ps
         for slices in self._slices.values():
             for variable in slices:
-                self._variables.setdefault(variable.device, []).append(variable)
+                self.variables.setdefault(variable.device, []).append(variable)
+        global_step = tf.train.get_global_step()
+        if global_step is not None:  # its ps takes part even if it holds nothing else
+            self.variables.setdefault(global_step.device, [])
 
-    def read(self) -> list[tf.Tensor]:
-        """Build the parameters as they are now: float32 [size] for each ps, on it."""
+    def read(self, after: Sequence[Sequence[tf.Tensor]] = ()) -> list[tf.Tensor]:
+        """Build the parameters as they are now, or after what is given for each ps: float32 [size] for each, on it."""
         vectors = []
-        for device, variables in self._variables.items():
-            with tf.device(device):
-                vectors.append(tf.concat([tf.reshape(v.read_value(), [-1]) for v in variables], axis=0))
+        for variables, device, previous in itertools.zip_longest(self.variables.values(), self.variables, after):
+            with tf.device(device), tf.control_dependencies(previous):
+                vectors.append(_join([variable.read_value() for variable in variables]))
         return vectors
 
     def split(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Build the parts of `vectors`, each in the shape of its variable."""
         return [
             part
-            for vector, variables in zip(vectors, self._variables.values(), strict=True)
-            for part in _split(vector, variables)
+            for vector, variables in zip(vectors, self.variables.values(), strict=True)
+            for part in split_vector(vector, variables)
         ]
 
     def pack(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Build vectors, float32 [size] for each ps, of `parts`."""
-        vectors, remaining = [], iter(parts)
-        for variables in self._variables.values():
-            vectors.append(tf.concat([tf.reshape(next(remaining), [-1]) for _ in variables], axis=0))
-        return vectors
-
-    def unpack(self, vectors: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, tf.Variable]]:
-        """Build the parts of `vectors`, such as gradients, each with its variable and on its ps."""
-        pairs: list[tuple[tf.Tensor, tf.Variable]] = []
-        for vector, (device, variables) in zip(vectors, self._variables.items(), strict=True):
-            with tf.device(device):
-                pairs += zip(_split(vector, variables), variables, strict=True)
-        return pairs
+        remaining = iter(parts)
+        return [_join([next(remaining) for _ in variables]) for variables in self.variables.values()]
 
     def by_name(self, parts: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         """Build whole parameters of `parts`, under the names of the parameters that were packed."""
-        variables = [variable for of_ps in self._variables.values() for variable in of_ps]
+        variables = [variable for of_ps in self.variables.values() for variable in of_ps]
         of_variable = {variable.ref(): part for variable, part in zip(variables, parts, strict=True)}
         return {
             name: tf.concat([of_variable[v.ref()] for v in slices], axis=0)
@@ -70,7 +66,29 @@ class Packing:
         }
 
 
-def _split(vector: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+def split_vector(vector: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     """Build the part of `vector`, float32 [size], that belongs to each of the variables, in its shape."""
+    if not variables:
+        return []
     parts = tf.split(vector, [variable.shape.num_elements() for variable in variables])
     return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)]
+
+
+def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Build a vector, float32 [size], of `parts`."""
+    return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0) if parts else tf.zeros([0])
+
+
+def append_count(vector: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Build `vector`, float32 [size], with `count`, int64 [] below 2**24, at its end: float32 [size + 3].
+
+    The count takes three digits of base 256, since bfloat16 too has a place for each of these.
+    """
+    digits = tf.stack([count // BASE**2, count // BASE % BASE, count % BASE])
+    return tf.concat([vector, tf.cast(digits, tf.float32)], axis=0)
+
+
+def remove_count(vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Build the vector and the count that `append_count()` has joined."""
+    high, middle, low = tf.unstack(tf.cast(vector[-3:], tf.int64))
+    return vector[:-3], (high * BASE + middle) * BASE + low

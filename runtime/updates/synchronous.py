@@ -1,119 +1,140 @@
 """Synchronous updates: each averages the gradients of several exchanges (Chen et al. 2016, arXiv:1604.00981)."""
 
 import time
+from collections.abc import Sequence
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster import probes
 from runtime.cluster.task import Peer, Task
-from runtime.updates.exchange import ExchangeBuilder, Updates, read_global_step_after
+from runtime.updates.aggregation import Aggregation, Rule
+from runtime.updates.exchange import ExchangeBuilder, Updates
+from runtime.updates.holding import Holding, make_updates
 from runtime.updates.packing import Packing
 
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
 RESTART_SECS = 2.0  # how long to wait for an update after the restart of a task, which may have had a token
 
 
-def build_sync_updates(packing: Packing, builder: ExchangeBuilder, replicas_to_aggregate: int, task: Task) -> Updates:
-    """Build a run of one exchange, which waits for the update that it is a part of.
+def build_sync_updates(
+    packing: Packing,
+    holdings: Sequence[Holding],
+    builder: ExchangeBuilder,
+    rule: Rule,
+    num_exchanges: int,
+    task: Task,
+) -> Updates:
+    """Build a run of `num_exchanges`, each of which waits for the update that it is a part of.
 
-    With fewer replicas than workers, each update drops the slowest gradients: these come from the backup workers.
+    With fewer gradients in an update than there are workers, the slowest ones are dropped: these come from the backup
+    workers.
     """
-    with tf.device(task.device):
-        exchange = builder.build_exchange(packing.read(), [], 0)
-    counter, unsaved_variables = exchange.counter, []
-    if counter is None:  # SyncReplicasOptimizer needs one: it drops gradients that come with an older count
-        counter = tf.get_variable("num_updates", [], tf.int64, tf.zeros_initializer(), trainable=False, collections=[])
-        unsaved_variables = [counter]
-    optimizer = tf.train.SyncReplicasOptimizer(
-        exchange.optimizer, replicas_to_aggregate, total_num_replicas=len(task.worker_hosts)
+    aggregations = [Aggregation(holding, rule) for holding in holdings]
+    losses: list[tf.Tensor] = []
+    taken: list[list[tf.Tensor]] = [[] for _ in holdings]  # the steps that each exchange has taken, on each ps
+    for number in range(num_exchanges):
+        nums_updates = [a.read_num_updates(after=of_ps[-1:]) for a, of_ps in zip(aggregations, taken, strict=True)]
+        vectors = packing.read(after=[[num_updates] for num_updates in nums_updates])
+        with tf.device(task.device):
+            exchange = builder.build_exchange(vectors, [], number)
+        losses.append(exchange.loss)
+        for ps, aggregation in enumerate(aggregations):
+            taken[ps].append(aggregation.add(exchange.gradients[ps], nums_updates[ps], task.index))
+    updates = make_updates(holdings, taken, losses[0])
+    if not rule.is_strict:  # each ps has dropped other gradients, so each may reach the end at another time
+        with tf.device(task.device):
+            steps = [holding.read_steps(after=of_ps) for holding, of_ps in zip(holdings, taken, strict=True)]
+            updates = updates._replace(global_step=tf.reduce_min(tf.stack(steps)))
+    return updates._replace(
+        num_replicas=rule.num_gradients,
+        hooks=[ReplaceLostSharesHook(aggregations, rule, task)] if task.is_chief else [],
+        unsaved_variables=[*updates.unsaved_variables, *(v for a in aggregations for v in a.variables)],
     )
-    train_op = optimizer.apply_gradients(packing.unpack(exchange.gradients), counter)
-    optimizer.ready_for_local_init_op.mark_used()  # the scaffold has a check of its own
-    return Updates(
-        train_op=train_op,
-        num_steps=exchange.num_steps,
-        loss=exchange.loss,
-        global_step=read_global_step_after(train_op),
-        num_replicas=replicas_to_aggregate,
-        hooks=[SyncReplicasHook(optimizer, counter, replicas_to_aggregate, task)],
-        unsaved_variables=unsaved_variables,
-    )
 
 
-class SyncReplicasHook(tf.train.SessionRunHook):
-    """Serves a `SyncReplicasOptimizer` as its own `make_session_run_hook()` does, except for three things.
+class ReplaceLostSharesHook(tf.train.SessionRunHook):
+    """Lets the other workers take the share of one that is lost; else they would wait for ever. For the chief.
 
-    * It hands out no spare tokens at the start: with those, a fast worker would do the share of a slow one.
-    * It leaves the token queue open when the chief stops: the queue lives on the ps, and the next chief needs it.
-    * It replaces tokens that died with their tasks: without them, the other workers would wait for ever.
+    While every worker answers, an exchange may take as long as it takes. But if no update happens after a task was
+    lost, spare tokens let workers add a second gradient to an update. They end when every worker answers again.
     """
 
-    def __init__(
-        self,
-        optimizer: tf.train.SyncReplicasOptimizer,
-        counter: tf.Variable,
-        replicas_to_aggregate: int,
-        task: Task,
-    ):
-        """Serve an `optimizer` that counts its updates with `counter`."""
-        self._optimizer, self._counter = optimizer, counter
-        self._replicas_to_aggregate, self._task = replicas_to_aggregate, task
-        self._stall_watch: tf.train.LooperThread | None = None  # of the chief
+    def __init__(self, aggregations: Sequence[Aggregation], rule: Rule, task: Task):
+        self._aggregations, self._rule, self._task = aggregations, rule, task
 
     def begin(self) -> None:
-        self._init_op = self._optimizer.chief_init_op if self._task.is_chief else self._optimizer.local_step_init_op
-        update = self._optimizer.get_chief_queue_runner()
-        with tf.device(self._counter.device):
-            self._add_token = update.queue.enqueue(self._counter)
-        self._updater = tf.train.QueueRunner(
-            update.queue,
-            update.enqueue_ops,
-            close_op=tf.no_op(),
-            cancel_op=tf.no_op(),
-            queue_closed_exception_types=(tf.errors.OutOfRangeError, tf.errors.CancelledError),  # the session's end
-        )
+        self._num_updates = [aggregation.num_updates for aggregation in self._aggregations]
+        self._last_added = [aggregation.last_added for aggregation in self._aggregations]
+        self._num_spares = tf.placeholder(tf.int64, [], name="num_spares")
+        self._set_num_spares = [
+            aggregation.build_set_num_spares(self._num_spares) for aggregation in self._aggregations
+        ]
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        session.run(self._init_op)
-        if self._task.is_chief:
-            self._updater.create_threads(session, coord=coord, daemon=True, start=True)
-            self._last_count = session.run(self._counter)
-            self._lost, self._is_restart = dict[Peer, str](), self._last_count > 0
-            self._patience_secs = RESTART_SECS
-            self._stall_watch = tf.train.LooperThread(coord, LOOK_SECS, self._end_stall, args=(session,))
+        self._last_counts = session.run(self._num_updates)
+        self._last_num_spares = session.run(self._aggregations[0].num_spares)
+        self._lost, self._is_restart = dict[Peer, str](), max(self._last_counts) > 0
+        self._patience_secs = RESTART_SECS
+        self._watch = tf.train.LooperThread(coord, LOOK_SECS, self._look, args=(session,))
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> None:
-        if self._stall_watch and self._stall_watch.ident is None:  # until now the workers have waited for each other
+        if self._watch.ident is None:  # until now the workers have waited for each other
             self._moved_at = time.monotonic()
-            self._stall_watch.start()
+            self._watch.start()
 
-    def _end_stall(self, session: tf.Session) -> None:
-        """Add a token if no update happens since a task was lost, which may have had one.
+    def _look(self, session: tf.Session) -> None:
+        """Replace the shares of lost workers while no update happens, and end that when they are back.
 
-        While every worker is there, an exchange may take as long as it takes. One token too many makes a fast worker do
-        the share of a slow one, so the chief waits twice as long for the effect of each.
+        A spare token too many makes a fast worker do the share of a slow one, so the chief waits twice as long for the
+        effect of each.
         """
-        count, now = session.run(self._counter), time.monotonic()
-        if count != self._last_count:
-            self._last_count, self._moved_at, self._is_restart = count, now, False
+        counts, now = session.run(self._num_updates), time.monotonic()
+        if counts != self._last_counts:
+            self._last_counts, self._moved_at, self._is_restart = counts, now, False
             self._lost, self._patience_secs = {}, RESTART_SECS
+            if self._last_num_spares and (num_spares := self._count_missing(self._find_lost())) < self._last_num_spares:
+                self._replace(session, num_spares)
             return
-        unreachable = probes.unreachable(self._task.others("worker"))
+        unreachable = self._find_lost()
         is_news = not unreachable.keys() <= self._lost.keys()
         self._lost |= unreachable
-        if not (self._lost or self._is_restart) or (not is_news and now < self._moved_at + self._patience_secs):
+        if not (self._lost or self._is_restart):
+            if self._is_deadlocked(session, counts):
+                self._replace(session, self._last_num_spares)
             return
-        session.run(self._add_token)
+        if not is_news and now < self._moved_at + self._patience_secs:
+            return
+        self._replace(session, max(1, self._count_missing(unreachable)))
         self._patience_secs *= 2
         logging.warning(
             "%s: no synchronous update for %.0f s after %d of them%s: going on with the average of %d gradients of %d"
             " live workers",
             self._task,
             now - self._moved_at,
-            count,
+            counts[0],
             f", without {probes.describe(unreachable)}" if unreachable else "",
-            self._replicas_to_aggregate,
-            len(self._task.worker_hosts) - len(unreachable),
+            self._rule.num_gradients,
+            self._rule.num_workers - len(unreachable),
         )
         self._moved_at = now
+
+    def _is_deadlocked(self, session: tf.Session, counts: Sequence[int]) -> bool:
+        """Return whether every worker waits for an update.
+
+        After a fault, a ps may have lost gradients, or the updates of one ps lack other workers than those of another.
+        """
+        waits_for = [last == count for last, count in zip(session.run(self._last_added), counts, strict=True)]
+        return self._rule.is_strict and bool(np.any(waits_for, axis=0).all())
+
+    def _find_lost(self) -> dict[Peer, str]:
+        return probes.unreachable(self._task.others("worker"))
+
+    def _count_missing(self, lost: dict[Peer, str]) -> int:
+        """Return how many gradients of an update the workers that are left cannot give, with one each."""
+        return max(0, self._rule.num_gradients - (self._rule.num_workers - len(lost)))
+
+    def _replace(self, session: tf.Session, num_spares: int) -> None:
+        session.run(self._set_num_spares, {self._num_spares: num_spares})
+        self._last_num_spares = num_spares

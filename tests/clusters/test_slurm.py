@@ -79,7 +79,7 @@ class Slurm:
     def state(self, job):
         return re.search(r"JobState=(\w+)", self.run("scontrol", "show", "job", job))[1]
 
-    def __exit__(self, error_type, *_):
+    def __exit__(self, *_):
         jobs = self.run("squeue", "--noheader", "--format=%i").split()
         for job in jobs:
             self.run("scancel", "--signal=KILL", "--full", job)
@@ -88,9 +88,8 @@ class Slurm:
         for daemon in reversed(self._daemons):
             daemon.send(signal.SIGTERM)
             daemon.wait()
-        if error_type:
-            for path in self.folder.glob("*.log"):
-                print(f"--- {path}, at its end:", *path.read_text().splitlines()[-60:], sep="\n")
+        for path in self.folder.glob("*.log"):  # pytest shows this when the test failed
+            print(f"--- {path}, at its end:", *path.read_text().splitlines()[-60:], sep="\n")
 
 
 @pytest.fixture
@@ -133,7 +132,9 @@ def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
     stopped_at = len(log.read_text())
     assert "worker 0 stopped and saved because of SIGTERM" in log.read_text()
     poll_for(lambda: slurm.state(job) == "PENDING", "end of the tasks")
-    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # otherwise it waits for two minutes
+    # Otherwise the job waits for two minutes. A node refuses it in the second in which it ended there: "Job credential
+    # revoked", since Slurm compares whole seconds.
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+3seconds")
     poll_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), "end of the job")
     assert slurm.state(job) == "COMPLETED"
     assert re.search(r"restored \S+model\.ckpt-[1-9]\d*, at global step [1-9]", log.read_text()[stopped_at:])
