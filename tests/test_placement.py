@@ -17,16 +17,11 @@ def bytes_by_ps(num_ps, *flags):
         return [placement.held_bytes(variables) for variables in placement.held_variables(num_ps)]
 
 
-@pytest.mark.parametrize(
-    ("num_ps", "flags", "expected"),
-    [
-        (2, ["--ps_strategy=round_robin"], [1912, 2052000]),
-        (2, ["--ps_strategy=greedy"], [167128, 1886784]),
-        (2, ["--ps_strategy=greedy", "--partition_bytes=100000"], [1094608, 959304]),
-        (4, ["--ps_strategy=round_robin"], [512, 1886400, 1400, 165600]),
-        (4, ["--ps_strategy=greedy"], [13592, 4920, 1881800, 153600]),
-        (4, ["--ps_strategy=greedy", "--partition_bytes=100000"], [482792, 475200, 471920, 624000]),
-    ],
-)
-def test_the_balance_of_the_cnn(num_ps, flags, expected):
-    assert bytes_by_ps(num_ps, "--model=cnn", *flags) == expected
+@pytest.mark.parametrize("num_ps", [2, 4])
+def test_only_partitions_balance_the_cnn(num_ps):
+    round_robin = bytes_by_ps(num_ps, "--model=cnn", "--ps_strategy=round_robin")
+    greedy = bytes_by_ps(num_ps, "--model=cnn", "--ps_strategy=greedy")
+    partitioned = bytes_by_ps(num_ps, "--model=cnn", "--ps_strategy=greedy", "--partition_bytes=100000")
+    assert sum(round_robin) == sum(greedy) == sum(partitioned)
+    assert max(round_robin) >= max(greedy) > 1.5 * max(partitioned)  # one weight is most of the model
+    assert max(partitioned) < 1.25 * sum(partitioned) / num_ps
