@@ -12,6 +12,7 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
+import contextlib
 import functools
 import os
 from collections.abc import Sequence
@@ -145,7 +146,8 @@ def train(
     ) as session:
         lower_priority(task)
         while not session.should_stop():
-            scaffold.take_step(session, updates.train_op)
+            with scaffold.repeating_cancelled_steps():
+                session.run(updates.train_op)
 
     if task.is_chief:
         finish(task, connection, evaluate, progress, roll_call, train_dir)
@@ -160,12 +162,11 @@ def finish(
         result = make_result(task, agreed_flags(), measures, progress)
         print(result, flush=True)
         roll_call.say(session, EVALUATED)
-    try:
-        export(FLAGS.export_dir, build_serving, measures.parameters)
-    finally:
-        result.write(train_dir)
-    events.record("tested", **measures.find_mistakes())
-    report.write(train_dir)
+    with contextlib.ExitStack() as last:  # from the last to the first, each whatever becomes of the others
+        last.callback(report.write, train_dir)
+        last.callback(result.write, train_dir)
+        last.callback(export, FLAGS.export_dir, build_serving, measures.parameters)
+        events.record("tested", **measures.find_mistakes())
 
 
 def make_scaffold(

@@ -95,6 +95,25 @@ def test_what_a_failed_attempt_leaves_behind_is_removed(tmp_path):
     assert tf.train.list_variables(path)
 
 
+def test_a_checkpoint_that_fails_is_known_until_one_succeeds(graph, tmp_path):
+    train = tf.train.create_global_step().assign_add(1)
+    train_dir = tmp_path / "train"
+    train_dir.mkdir()
+    scaffold = tf.train.Scaffold(saver=tf.train.Saver())
+    hook = checkpoints.CheckpointHook(str(train_dir), scaffold, save_secs=1e-6)
+    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
+        session.run(train)
+        assert not hook.failure
+        train_dir.rename(tmp_path / "away")
+        train_dir.touch()  # a file, in which nothing can be written
+        session.run(train)
+        assert "train" in hook.failure
+        train_dir.unlink()
+        (tmp_path / "away").rename(train_dir)
+        session.run(train)
+        assert not hook.failure
+
+
 @pytest.mark.parametrize(("task", "train_dir"), [(CHIEF, ""), (OTHER, "a")])
 def test_nothing_is_saved_without_a_train_dir_or_by_another_worker_than_the_chief(graph, task, train_dir):
     assert checkpoints.make_saving_hooks(task, train_dir, tf.train.Scaffold(), 60, 2) == []

@@ -106,24 +106,20 @@ def test_a_worker_makes_no_session_with_a_ps_that_has_other_host_lists(local_ser
         Worker(servers, 0, startup_timeout_secs=0.3).session()
 
 
-def test_a_step_that_is_cancelled_from_outside_is_taken_again_but_not_for_ever(local_servers, monkeypatch):
+def test_steps_that_are_cancelled_from_outside_are_taken_again_but_not_for_ever(local_servers):
     worker = Worker(local_servers(1, 1), 0)
+    cancelled = tf.errors.CancelledError(None, None, "another process")
     with worker.session() as session:
-        run, errors = session.run, [tf.errors.CancelledError(None, None, "another process")]
-        monkeypatch.setattr(session, "run", lambda fetches: _raise(errors.pop()) if errors else run(fetches))
-        worker.scaffold.take_step(session, worker.step)
-        assert errors == []
-        assert run(worker.step) == 2
+        with worker.scaffold.repeating_cancelled_steps():
+            raise cancelled
+        with worker.scaffold.repeating_cancelled_steps():
+            assert session.run(worker.step) == 1
         worker.scaffold._timeouts = Timeouts(20, recovery_secs=0.3)
-        monkeypatch.setattr(session, "run", lambda _: _raise(tf.errors.CancelledError(None, None, "another process")))
-        with pytest.raises(
-            TimeoutError, match="for a step that nobody cancels: end the other process that is worker 0"
-        ):
-            worker.scaffold.take_step(session, worker.step)
-
-
-def _raise(error):
-    raise error
+        message = "every step for 0.3 s, as it does when two processes are worker 0: end the other one"
+        with pytest.raises(TimeoutError, match=message):
+            for _ in range(10):
+                with worker.scaffold.repeating_cancelled_steps():
+                    raise cancelled
 
 
 def count_steps(worker, last_step):

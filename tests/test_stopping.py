@@ -15,7 +15,12 @@ from runtime import environment, program
 import tensorflow.compat.v1 as tf
 from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Task
+from runtime.session.checkpoints import CheckpointHook
 from runtime.session.stopping import StopOnSignalHook
+
+class FailedHook(CheckpointHook):
+    failure = "no space"
+    __init__ = begin = after_create_session = end = lambda *_: None
 
 def main():
     tf.disable_eager_execution()
@@ -39,6 +44,7 @@ program.start(main, data_errors=())
             "[tf.train.SessionRunHook()]",
             "; the last checkpoint is saved: start all tasks again to test the model and export it",
         ),
+        ("[FailedHook()]", "; the last checkpoint could not be written (no space): the last steps are lost"),
         ("[]", ""),
     ],
 )

@@ -147,12 +147,15 @@ def recover(saver: tf.train.Saver, train_dir: str) -> str | None:
 
 
 class _CheckpointListener(tf.train.CheckpointSaverListener):
-    """Records each checkpoint, and how long it took."""
+    """Records each checkpoint, how long it took, and why the last one failed."""
+
+    failure = ""  # of the last one
 
     def before_save(self, session: tf.Session, global_step_value: int) -> None:
         self._started_at = time.time()
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
+        self.failure = ""
         secs = round(time.time() - self._started_at, 3)
         events.record("checkpoint", global_step=int(global_step_value), secs_taken=secs)
 
@@ -168,10 +171,15 @@ class CheckpointHook(tf.train.CheckpointSaverHook):
         """Save into `train_dir` every `save_secs`, with the saver of `scaffold`."""
         # TensorBoard's events have the graph. Writing it as text too, with each checkpoint, would hold up a restarted
         # chief.
-        listeners = [_CheckpointListener()]
-        super().__init__(train_dir, save_secs, scaffold=scaffold, save_graph_def=False, listeners=listeners)
+        self._listener = _CheckpointListener()
+        super().__init__(train_dir, save_secs, scaffold=scaffold, save_graph_def=False, listeners=[self._listener])
         self._train_dir = train_dir
         self._saving = threading.Lock()  # a signal may stop the worker while it saves
+
+    @property
+    def failure(self) -> str:
+        """Why the last checkpoint could not be written, or ""."""
+        return self._listener.failure
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         is_new = session.run(tf.train.get_global_step(session.graph)) == 0
@@ -195,12 +203,13 @@ class CheckpointHook(tf.train.CheckpointSaverHook):
                 yield
         except (tf.errors.AbortedError, tf.errors.UnavailableError):  # a ps is lost, and the session with it
             raise
-        except tf.errors.OpError as error:
+        except (tf.errors.OpError, ValueError) as error:  # a ValueError: the folder is gone
             remove_unfinished(self._train_dir)
+            self._listener.failure = reason(error) if isinstance(error, tf.errors.OpError) else str(error)
             if is_new:
                 where = f"--train_dir {self._train_dir}"
-                raise UnusableError(f"no checkpoint can be written to {where}: {reason(error)}") from error
-            logging.error("no checkpoint could be written (%s): make that possible; training goes on", reason(error))
+                raise UnusableError(f"no checkpoint can be written to {where}: {self.failure}") from error
+            logging.error("no checkpoint could be written (%s): make that possible; training goes on", self.failure)
 
 
 class SummaryHook(tf.train.SummarySaverHook):

@@ -1,7 +1,9 @@
 """How a worker's sessions become ready: wait for the ps tasks, then for the model, or make or restore it."""
 
+import contextlib
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -68,6 +70,7 @@ class TrainingScaffold(tf.train.Scaffold):
         must_share = task.is_chief and job.train_dir and job.written_by == "ps"
         self._shared_folder = SharedFolder(task, job.train_dir) if must_share else None
         self._was_ready = self._has_trained = False
+        self._cancelled_since = math.inf  # a time of `time.monotonic()`
         self._global_step = tf.train.get_global_step()
         self._uninitialized = tf.report_uninitialized_variables([*job.unsaved_variables, *tf.global_variables()])
         self._uninitialized.mark_used()  # or TensorFlow prints a stack trace when a wait ends before its first use
@@ -103,25 +106,29 @@ class TrainingScaffold(tf.train.Scaffold):
         self._was_ready = True
         return self
 
-    def take_step(self, session: tf.train.MonitoredSession, train_op: tf.Operation) -> None:
-        """Run `train_op`, in a new session if another process has ended that of this one.
+    @contextlib.contextmanager
+    def repeating_cancelled_steps(self) -> Iterator[None]:
+        """Suppress the error of a step that was cancelled, so that the training loop takes another one.
 
         `MonitoredTrainingSession` makes a new session after an `AbortedError` or an `UnavailableError`. But the step
         during which a ps drops the session fails with a `CancelledError`; only the next one is aborted.
 
         Raises:
-          TimeoutError: the step was still cancelled after the recovery timeout.
+          TimeoutError: all steps within the recovery timeout were cancelled.
         """
-
-        def describe_cancelled() -> str:
-            try:
-                session.run(train_op)
-            except tf.errors.CancelledError:
-                return "a step that nobody cancels"
-            return ""
-
-        remedy = f"end the other process that is {self._task}"
-        wait_until_nothing_is_missing(self._task, describe_cancelled, self._timeouts.recovery_secs, remedy)
+        try:
+            yield
+            self._cancelled_since = math.inf
+        except tf.errors.CancelledError as error:
+            now = time.monotonic()
+            self._cancelled_since = min(self._cancelled_since, now)
+            if now - self._cancelled_since > self._timeouts.recovery_secs:
+                raise TimeoutError(
+                    f"{self._task}: a ps has cancelled every step for {self._timeouts.recovery_secs:g} s, as it does when"
+                    f" two processes are {self._task}: end the other one"
+                ) from error
+            logging.warning("%s: a ps has cancelled a step: taking another one", self._task)
+            time.sleep(POLL_SECS)
 
     def _describe_missing_ps(self, start: float) -> str:
         unreachable = probes.unreachable(self._task.others("ps"))

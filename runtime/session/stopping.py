@@ -15,6 +15,7 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch
 from runtime.machine.memory import release_free_memory
 from runtime.process import end_process
+from runtime.session.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
 
 STEP_SECS = 1.0  # how long a worker that shall stop may take to finish its step
@@ -163,7 +164,13 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         message = f"{self._task} stopped because of {number.name} after training"
         if not self._saving_hooks:
             return message
+        if failure := self._save_failure():
+            return f"{message}; the last checkpoint could not be written ({failure}): the last steps are lost"
         return f"{message}; the last checkpoint is saved: start all tasks again to test the model and export it"
+
+    def _save_failure(self) -> str:
+        hooks = (hook for hook in self._saving_hooks if isinstance(hook, CheckpointHook))
+        return next((hook.failure for hook in hooks), "")
 
     def _stop(self, session: tf.Session, number: signal.Signals) -> None:
         if self._saving_hooks:
@@ -171,8 +178,10 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         for hook in self._saving_hooks:
             hook.end(session)
         self._roll_call.say(session, STOPPED)
-        saved = "and saved " if self._saving_hooks else ""
-        message = f"{self._task} stopped {saved}because of {number.name}; start it again to go on"
+        failure = self._save_failure()
+        saved = "and saved " if self._saving_hooks and not failure else ""
+        lost = f", and could not save the last steps ({failure}): make that possible" if failure else ""
+        message = f"{self._task} stopped {saved}because of {number.name}{lost}; start it again to go on"
         raise StoppedError(message, number)
 
     def _wait_for_others(self, session: tf.Session) -> None:

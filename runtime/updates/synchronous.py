@@ -1,5 +1,6 @@
 """Synchronous updates: each averages the gradients of several exchanges (Chen et al. 2016, arXiv:1604.00981)."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -76,7 +77,7 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         self._last_counts = session.run(self._num_updates)
         self._last_num_spares = session.run(self._aggregations[0].num_spares)
         self._lost, self._is_restart = dict[Peer, str](), max(self._last_counts) > 0
-        self._patience_secs = RESTART_SECS
+        self._patience_secs, self._deadlocked_at = RESTART_SECS, math.inf
         self._watch = tf.train.LooperThread(coord, LOOK_SECS, self._look, args=(session,))
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> None:
@@ -93,7 +94,7 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         counts, now = session.run(self._num_updates), time.monotonic()
         if counts != self._last_counts:
             self._last_counts, self._moved_at, self._is_restart = counts, now, False
-            self._lost, self._patience_secs = {}, RESTART_SECS
+            self._lost, self._patience_secs, self._deadlocked_at = {}, RESTART_SECS, math.inf
             if self._last_num_spares and (num_spares := self._count_missing(self._find_lost())) < self._last_num_spares:
                 self._replace(session, num_spares)
             return
@@ -101,8 +102,10 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         is_news = not unreachable.keys() <= self._lost.keys()
         self._lost |= unreachable
         if not (self._lost or self._is_restart):
-            if self._is_deadlocked(session, counts):
+            self._deadlocked_at = min(self._deadlocked_at, now) if self._is_deadlocked(session, counts) else math.inf
+            if now > self._deadlocked_at + self._patience_secs:
                 self._replace(session, self._last_num_spares)
+                self._deadlocked_at, self._patience_secs = math.inf, 2 * self._patience_secs
             return
         if not is_news and now < self._moved_at + self._patience_secs:
             return
@@ -124,6 +127,7 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         """Return whether every worker waits for an update.
 
         After a fault, a ps may have lost gradients, or the updates of one ps lack other workers than those of another.
+        A healthy cluster looks like that for a moment, while an update is made or gradients are on their way.
         """
         waits_for = [last == count for last, count in zip(session.run(self._last_added), counts, strict=True)]
         return self._rule.is_strict and bool(np.any(waits_for, axis=0).all())
