@@ -37,7 +37,7 @@ from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data import download
 from runtime.errors import UnusableError
 from runtime.flags import define_flags
-from runtime.machine.port import check_port_is_free, warn_if_reachable
+from runtime.machine.port import check_port_is_free, wait_until_address_leads_here, warn_if_reachable
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_server_config, make_session_config
 from runtime.session import profiling
@@ -81,6 +81,7 @@ def main() -> None:
     # The server: through it, sessions anywhere in the cluster use the memory and the processors of this task.
     config = make_session_config(task, FLAGS.gpus)
     server = tf.train.Server(cluster, task.job_name, task.index, config=make_server_config(config))
+    wait_until_address_leads_here(task, FLAGS.startup_timeout_secs)
     connection = Connection(server.target, config)
     watch = Watch(task, Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs))
     HostListsWatch(task, connection)

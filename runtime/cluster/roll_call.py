@@ -63,6 +63,7 @@ def life_of(worker: Peer) -> str:
     """Return the life of the process that answers at the address of `worker`, or "" if none does in time."""
     device = f"/job:{worker.job_name}/task:{worker.index}"
     config = tf.ConfigProto(device_filters=[device], operation_timeout_in_ms=PROBE_MS)
+    config.rpc_options.use_rpc_for_inprocess_master = True  # or its own address always leads a process to itself
     try:
         with tf.Session(f"grpc://{worker.address}", config=config) as session:
             return _life(session, device)

@@ -1,4 +1,4 @@
-"""The port of a task: can it listen there, and who can reach it?"""
+"""The port of a task: can it listen there, does its address lead there, and who can reach it?"""
 
 import ipaddress
 import shlex
@@ -7,7 +7,10 @@ import socket
 import psutil
 from absl import logging
 
-from runtime.cluster.task import Task, host_of, port_of
+from runtime.cluster.probes import probe
+from runtime.cluster.roll_call import life_of
+from runtime.cluster.task import Peer, Task, host_of, port_of
+from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import UnusableError
 
 
@@ -38,6 +41,27 @@ def _describe_listeners(port: int) -> str:
     except psutil.Error:
         return ""
     return f" ({', '.join(processes)})" if processes else ""
+
+
+def wait_until_address_leads_here(task: Task, timeout_secs: float) -> None:
+    """Wait until the address of `task` leads to its server in this process, since the others reach it there.
+
+    Raises:
+      TimeoutError: it led to another process, or nowhere, for `timeout_secs`.
+    """
+    here = Peer(task.job_name, task.index, f"localhost:{port_of(task.address)}")
+    own = Peer(task.job_name, task.index, task.address)
+
+    def describe_elsewhere() -> str:
+        life = life_of(own)
+        if life and life == life_of(here):
+            return ""
+        if life:
+            return f"{own} to be this process, since another one is {task} too"
+        return f"{own} to be on this host, since it is not ({probe(task.address) or 'another task answers there'})"
+
+    remedy = "run each task once, on the host of its address, or correct --task_index or the host lists"
+    wait_until_nothing_is_missing(task, describe_elsewhere, timeout_secs, remedy)
 
 
 def warn_if_reachable(task: Task) -> None:

@@ -124,8 +124,8 @@ class TrainingScaffold(tf.train.Scaffold):
             self._cancelled_since = min(self._cancelled_since, now)
             if now - self._cancelled_since > self._timeouts.recovery_secs:
                 raise TimeoutError(
-                    f"{self._task}: a ps has cancelled every step for {self._timeouts.recovery_secs:g} s, as it does when"
-                    f" two processes are {self._task}: end the other one"
+                    f"{self._task}: a ps has cancelled every step for {self._timeouts.recovery_secs:g} s, as it does"
+                    f" when two processes are {self._task}: end the other one"
                 ) from error
             logging.warning("%s: a ps has cancelled a step: taking another one", self._task)
             time.sleep(POLL_SECS)

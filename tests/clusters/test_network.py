@@ -157,6 +157,28 @@ def test_every_task_names_an_entry_in_which_the_list_of_one_differs(
         assert re.search(differs, cluster[wrong].output())
 
 
+def test_a_task_on_another_host_than_that_of_its_address_says_so_and_disturbs_nobody(
+    hosts, tmp_path, black_and_white_dir
+):
+    flags = ["--train_steps=1000000", "--log_every_secs=0.1", f"--data_dir={black_and_white_dir}"]
+    with Cluster(tmp_path, 1, 2, *flags, network=hosts) as cluster:
+        command = [*hosts.command(SPARE), sys.executable, str(PROJECT / "distributed.py"), *cluster.flags]
+        misplaced = Process([*command, *cluster.role("ps 0")], tmp_path / "misplaced")
+        address = re.escape(cluster.address["ps 0"])
+        misplaced.wait_for_output(rf"ps 0 at {address} to be on this host, since it is not \(connection refused\)")
+        misplaced.kill()
+        cluster.start()
+        wait_for_steps(cluster["worker 1"], 5)
+        second = Process([*command, *cluster.role("worker 1")], tmp_path / "second")
+        second.wait_for_output("to be this process, since another one is worker 1 too")
+        wait_for_steps(cluster["worker 1"], 5)
+        second.kill()
+        wait_for_steps(cluster["worker 1"], 5)
+        assert "session is lost" not in cluster["worker 1"].output()
+        for task in cluster.tasks.values():
+            task.kill()
+
+
 BIND_HOSTS = 'mount --bind "$0" /etc/hosts && exec "$@"'  # the file of names of one process
 
 
