@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from runtime.cluster.task import Task
+from runtime.errors import UnusableError, reason
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -32,8 +34,19 @@ def can_trace(flags: Mapping[str, Any]) -> bool:
 def make_profiling_hooks(
     task: Task, global_step: tf.Tensor, steps: str | None, train_dir: str
 ) -> list[tf.train.SessionRunHook]:
-    """Return the hook that traces `steps`, `A:B`, if that is given."""
-    return [ProfileHook(task, global_step, *parse_steps(steps), train_dir)] if steps else []
+    """Return the hook that traces `steps`, `A:B`, if that is given.
+
+    Raises:
+      UnusableError: no trace can be written to `train_dir`.
+    """
+    if not steps:
+        return []
+    folder = os.path.join(train_dir, "profile", f"worker-{task.index}")
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UnusableError(f"no trace can be written to --train_dir {train_dir}: {error.strerror}") from error
+    return [ProfileHook(global_step, *parse_steps(steps), folder)]
 
 
 class ProfileHook(tf.train.SessionRunHook):
@@ -43,14 +56,12 @@ class ProfileHook(tf.train.SessionRunHook):
     writes it. That hook reads the step while the run advances it, and so may name the next run.
     """
 
-    def __init__(self, task: Task, global_step: tf.Tensor, first_step: int, last_step: int, train_dir: str):
+    def __init__(self, global_step: tf.Tensor, first_step: int, last_step: int, folder: str):
         """Trace from `first_step` to `last_step`; `global_step`, int64 [], is as it is after a run."""
         self._global_step, self._first_step, self._last_step = global_step, first_step, last_step
-        self._folder = os.path.join(train_dir, "profile", f"worker-{task.index}")
-        self._profiler = tf.train.ProfilerHook(save_steps=1, output_dir=self._folder)
+        self._profiler = tf.train.ProfilerHook(save_steps=1, output_dir=folder)
 
     def begin(self) -> None:
-        os.makedirs(self._folder, exist_ok=True)
         self._profiler.begin()
         self._step = self._steps_per_run = 0  # after the last run, and by it
 
@@ -66,4 +77,7 @@ class ProfileHook(tf.train.SessionRunHook):
         step, *traced = run_values.results
         self._step, self._steps_per_run = step, step - self._step
         if self._is_tracing:
-            self._profiler.after_run(run_context, run_values._replace(results=traced[0]))
+            try:
+                self._profiler.after_run(run_context, run_values._replace(results=traced[0]))
+            except tf.errors.OpError as error:  # a full disk, say, costs the trace and nothing else
+                logging.error("no trace could be written (%s): make that possible", reason(error))
