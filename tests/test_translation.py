@@ -1,0 +1,65 @@
+"""README.zh-CN.md says what README.md says: the same commands, code, links and figures, section by section."""
+
+import collections
+import re
+
+import pytest
+
+from tests.test_links import FENCE, LINK, PROJECT, README
+
+CHINESE = PROJECT / "README.zh-CN.md"
+LANGUAGE_LINKS = {README.name, CHINESE.name}
+FRACTIONS = {
+    "two thirds": "三分之二",
+    "a quarter": "四分之一",
+    "a third": "三分之一",
+    "two fifths": "五分之二",
+    "a ninth": "九分之一",
+}
+
+
+def sections(path):
+    """Return the text of each section, in order."""
+    return re.split(r"^## .*\n", path.read_text(), flags=re.MULTILINE)
+
+
+def in_pairs(find):
+    """Return what `find` returns of each section in English and in Chinese."""
+    english, chinese = sections(README), sections(CHINESE)
+    assert len(english) == len(chinese)
+    return [(find(one), find(other)) for one, other in zip(english, chinese, strict=True)]
+
+
+def find_commands(text):
+    return [code for language, code in FENCE.findall(text) if language == "sh" or code.startswith("$")]
+
+
+def find_names(text):
+    """Return the names in the blocks that explain files, which the first word of each line is."""
+    blocks = [code for language, code in FENCE.findall(text) if language == "text" and not code.startswith("$")]
+    return [line.split()[0] for code in blocks for line in code.splitlines()]
+
+
+def find_code(text):
+    return collections.Counter(re.findall(r"`([^`\n]+)`", FENCE.sub("", text)))
+
+
+def find_links(text):
+    return collections.Counter(link for link in LINK.findall(text) if link not in LANGUAGE_LINKS)
+
+
+def find_numbers(text):
+    return collections.Counter(re.findall(r"\d[\d.]*\b", re.sub(r"`[^`\n]+`", "", FENCE.sub("", text))))
+
+
+@pytest.mark.parametrize("find", [find_commands, find_names, find_code, find_links, find_numbers])
+def test_both_have_the_same(find):
+    for english, chinese in in_pairs(find):
+        assert english == chinese
+
+
+def test_the_table_of_results_has_the_same_fractions():
+    rows = [[line for line in path.read_text().splitlines() if line.startswith("| ")] for path in (README, CHINESE)]
+    for english, chinese in zip(*rows, strict=True):
+        fraction = english.split("|")[-2].strip()
+        assert chinese.split("|")[-2].strip() == FRACTIONS.get(fraction, fraction) or "%" in fraction
