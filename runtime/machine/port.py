@@ -49,12 +49,12 @@ def wait_until_address_leads_here(task: Task, timeout_secs: float) -> None:
     Raises:
       TimeoutError: it led to another process, or nowhere, for `timeout_secs`.
     """
-    here = Peer(task.job_name, task.index, f"localhost:{port_of(task.address)}")
+    here = Peer(task.job_name, task.index, f"127.0.0.1:{port_of(task.address)}")
     own = Peer(task.job_name, task.index, task.address)
 
     def describe_elsewhere() -> str:
         life = life_of(own)
-        if life and life == life_of(here):
+        if life and life == (life_of(here) or life):
             return ""
         if life:
             return f"{own} to be this process, since another one is {task} too"
