@@ -197,7 +197,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 class AbandonSessionHook(tf.train.SessionRunHook):
     """Closes a session that has lost a ps or one of its threads, so that the worker makes a new one.
 
-    Without it a step may wait for ever: for a token on another ps, say, from a chief that waits for this very step.
+    Without it a step may wait for ever: for an update on another ps, say, which lacks a gradient that was lost.
     """
 
     def __init__(self, watch: Watch):
