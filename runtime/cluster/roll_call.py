@@ -1,5 +1,6 @@
 """The roll call: what each worker last said of itself, kept on every ps."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -37,9 +38,8 @@ class RollCall:
         ps_indices = [task.index] if task.job_name == "ps" else range(len(task.ps_hosts))
         workers = range(len(task.worker_hosts))
         entries = [[build_entry(ps, f"worker_{worker}") for ps in ps_indices] for worker in workers]
-        self._entries = [of_worker[0] for of_worker in entries]
         with tf.device(task.device):
-            self._is_heard = [tf.reduce_all([e.is_initialized() for e in of_worker]) for of_worker in entries]
+            self._said = tf.stack([_read(of_worker) for of_worker in entries])
         self._task = task
         self._word = tf.placeholder(tf.string, [], name="roll_call/word")
         if task.job_name == "worker":
@@ -54,9 +54,13 @@ class RollCall:
 
         A ps that was restarted has forgotten everything. What a worker said before that counts as not said.
         """
-        is_heard = session.run(self._is_heard)
-        said = [session.run(entry).decode() if is_heard[i] else " " for i, entry in enumerate(self._entries)]
-        return [Word(*text.split(" ")) for text in said]
+        return [Word(*text.decode().split(" ")) for text in session.run(self._said)]
+
+
+def _read(entries: Sequence[tf.Variable]) -> tf.Tensor:
+    """Build what a worker has said on each ps, string [], or " " if one has not heard it."""
+    is_heard = tf.reduce_all(tf.stack([entry.is_initialized() for entry in entries]))
+    return tf.cond(is_heard, entries[0].read_value, lambda: tf.constant(" "))
 
 
 def life_of(worker: Peer) -> str:
