@@ -13,7 +13,6 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
 """
 
 import contextlib
-import functools
 import os
 from collections.abc import Sequence
 
@@ -40,10 +39,10 @@ from runtime.flags import define_flags
 from runtime.machine.port import check_port_is_free, wait_until_address_leads_here, warn_if_reachable
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_server_config, make_session_config
-from runtime.session import profiling
+from runtime.session import profiling, summaries
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.checkpoints import make_saving_hooks, make_train_dir
-from runtime.session.evaluation import Evaluate, Evaluation, EvaluationHook
+from runtime.session.evaluation import Evaluate, Evaluation, EvaluationHook, record_test
 from runtime.session.evaluator import follow_checkpoints
 from runtime.session.export import Serving, check_export_dir, export
 from runtime.session.input import InputHook
@@ -115,14 +114,14 @@ def train(
     check_export_dir(task, FLAGS.export_dir)
     train_examples, test_examples, data = load_examples(task)
     batches, updates, evaluation = build_training(task, cluster, mode, train_examples)
-    evaluate = functools.partial(evaluation.run, examples=test_examples or ())
+    evaluate = evaluation.on(test_examples or ())
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps. Its hooks run
     # around every step, in this order; at the end, those of the chief alone run before the others.
     roll_call = RollCall(task)
     scaffold = make_scaffold(task, connection, updates, data, train_dir, watch.timeouts)
-    saving_hooks = make_saving_hooks(task, train_dir, scaffold, FLAGS.save_checkpoint_secs, FLAGS.log_every_secs)
-    progress = ProgressHook(task, updates, FLAGS.train_steps, FLAGS.batch_size, FLAGS.log_every_secs)
+    saving_hooks = make_saving_hooks(task, train_dir, scaffold, FLAGS.save_checkpoint_secs)
+    progress = ProgressHook(task, updates, FLAGS.train_steps, FLAGS.batch_size, FLAGS.log_every_secs, train_dir)
     with tf.train.MonitoredTrainingSession(
         master=connection.target,
         is_chief=task.is_chief,
@@ -139,6 +138,7 @@ def train(
             StopAtStepHook(task, scaffold, updates.global_step, FLAGS.train_steps),
             StopWithChiefHook(task, roll_call, FLAGS.stop_at_accuracy),
             progress,
+            summaries.SummaryHook(task, updates, train_dir, FLAGS.log_every_secs),
             AbandonSessionHook(watch),
             StopOnSignalHook(task, roll_call, saving_hooks),
             RollCallHook(roll_call, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
@@ -167,7 +167,7 @@ def finish(
         last.callback(report.write, train_dir)
         last.callback(result.write, train_dir)
         last.callback(export, FLAGS.export_dir, build_serving, measures.parameters)
-        events.record("tested", **measures.find_mistakes())
+        record_test(measures, train_dir)
 
 
 def make_scaffold(
@@ -207,30 +207,27 @@ def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, exampl
         tf.train.create_global_step()
         parameters = model.build_parameters(FLAGS.model, FLAGS.hidden_units)
         packing = Packing(parameters)
-        with tf.device(task.device):
+        with tf.device(task.device), tf.name_scope("input"):
             num_batches, stream = mode.batches_per_run, task.index
             batches = mnist_input.build_batches(examples, num_batches, FLAGS.batch_size, FLAGS.seed, stream)
 
-        def build_logits(parts: Sequence[tf.Tensor], indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            images, labels = batches.batch(indices)
-            return model.build_logits(packing.by_name(parts), images), labels
-
         def build_loss(parts: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
-            return model.build_loss(*build_logits(parts, indices))
+            images, labels = batches.batch(indices)
+            return model.build_loss(model.build_logits(packing.by_name(parts), images), labels)
 
         updates = build_updates(packing, build_loss, batches.indices, mode, task)
-        with tf.device(task.device):
-            accuracy = model.build_accuracy(*build_logits(packing.split(packing.read()), batches.indices[-1]))
-            tf.summary.scalar("loss", updates.loss)
-            tf.summary.scalar("accuracy", accuracy)
         evaluation = build_evaluation(packing, task.device)
+        with tf.device(task.device), tf.name_scope("evaluation_of_batch"):
+            images, labels = batches.batch(batches.indices[-1])
+            accuracy = model.build_accuracy(model.build_logits(evaluation.parameters, images), labels)
+        summaries.build(task, updates, packing, evaluation.parameters, accuracy, FLAGS.learning_rate)
     placement.log_placement(task)
     return batches, updates, evaluation
 
 
 def build_evaluation(packing: Packing, device: str) -> Evaluation:
     """Build the part of the graph that measures the model on the examples that it is fed."""
-    with tf.device(device):
+    with tf.device(device), tf.name_scope("evaluation"):
         parameters = packing.by_name(packing.split(packing.read()))
         images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
         labels = tf.placeholder(tf.int32, [None], name="test_labels")
@@ -248,7 +245,7 @@ def evaluate_checkpoints(task: Task) -> None:
     evaluation, examples = build_evaluation(packing, device=""), mnist_input.load(FLAGS.data_dir, "t10k")
     timeouts = Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs + FLAGS.save_checkpoint_secs)
     goal = Goal(FLAGS.train_steps, FLAGS.stop_at_accuracy)
-    follow_checkpoints(task, functools.partial(evaluation.run, examples=examples), train_dir, goal, timeouts)
+    follow_checkpoints(task, evaluation.on(examples), train_dir, goal, timeouts)
 
 
 def build_serving() -> Serving:

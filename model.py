@@ -43,25 +43,28 @@ def build_logits(parameters: Mapping[str, tf.Tensor], images: tf.Tensor) -> tf.T
     Returns:
       Unnormalised log-probabilities of the classes, float32 [b, 10].
     """
-    inputs = images
-    if "conv1/weights" in parameters:
-        maps = tf.reshape(images, [-1, 28, 28, 1])
-        maps = _build_conv("conv1", parameters, maps)  # [b, 14, 14, 16]
-        maps = _build_conv("conv2", parameters, maps)  # [b, 7, 7, 32]
-        inputs = tf.reshape(maps, [-1, 7 * 7 * 32])
-    hidden = tf.nn.relu(_build_dense("hidden", parameters, inputs))  # [b, hidden_units]
-    return _build_dense("logits", parameters, hidden)
+    with tf.name_scope("model"):
+        inputs = images
+        if "conv1/weights" in parameters:
+            maps = tf.reshape(images, [-1, 28, 28, 1])
+            maps = _build_conv("conv1", parameters, maps)  # [b, 14, 14, 16]
+            maps = _build_conv("conv2", parameters, maps)  # [b, 7, 7, 32]
+            inputs = tf.reshape(maps, [-1, 7 * 7 * 32])
+        hidden = tf.nn.relu(_build_dense("hidden", parameters, inputs))  # [b, hidden_units]
+        return _build_dense("logits", parameters, hidden)
 
 
 def build_loss(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Build the cross-entropy, averaged over the batch: float32 [], from float32 [b, 10] and int32 [b]."""
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=labels))
+    with tf.name_scope("loss"):
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=labels))
 
 
 def build_accuracy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Build the fraction of examples whose largest logit is that of their label: float32 [], in [0, 1]."""
-    predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
-    return tf.reduce_mean(tf.cast(tf.equal(predictions, labels), tf.float32))
+    with tf.name_scope("accuracy"):
+        predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
+        return tf.reduce_mean(tf.cast(tf.equal(predictions, labels), tf.float32))
 
 
 def _build_dense(name: str, parameters: Mapping[str, tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:

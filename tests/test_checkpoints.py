@@ -116,7 +116,7 @@ def test_a_checkpoint_that_fails_is_known_until_one_succeeds(graph, tmp_path):
 
 @pytest.mark.parametrize(("task", "train_dir"), [(CHIEF, ""), (OTHER, "a")])
 def test_nothing_is_saved_without_a_train_dir_or_by_another_worker_than_the_chief(graph, task, train_dir):
-    assert checkpoints.make_saving_hooks(task, train_dir, tf.train.Scaffold(), 60, 2) == []
+    assert checkpoints.make_saving_hooks(task, train_dir, tf.train.Scaffold(), 60) == []
 
 
 def test_the_chief_makes_the_train_dir_and_the_others_do_not(tmp_path, monkeypatch):

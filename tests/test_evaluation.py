@@ -16,7 +16,7 @@ MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, f
 
 
 def test_each_evaluation_is_a_line_of_a_file_that_several_tasks_write(tmp_path):
-    chief, evaluator = (EvaluationLog(task, str(tmp_path), str(tmp_path / "events")) for task in (CHIEF, EVALUATOR))
+    chief, evaluator = (EvaluationLog(task, str(tmp_path)) for task in (CHIEF, EVALUATOR))
     assert evaluator.read_steps() == set(), "there is no file yet"
     chief.write(MEASURES)
     evaluator.write(MEASURES._replace(global_step=50))
@@ -25,11 +25,10 @@ def test_each_evaluation_is_a_line_of_a_file_that_several_tasks_write(tmp_path):
     assert entries[0]["test_accuracy"] == 0.9375
     assert entries[0]["test_loss"] == 0.25
     assert evaluator.read_steps() == {50}
-    assert len(list((tmp_path / "events").iterdir())) == 1, "the events of TensorBoard"
 
 
 def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
-    log = EvaluationLog(EVALUATOR, str(tmp_path), str(tmp_path))
+    log = EvaluationLog(EVALUATOR, str(tmp_path))
     log.write(MEASURES)
     with open(tmp_path / "eval.jsonl", "a") as file:
         file.write('{"global_step": 50, "te')
@@ -39,7 +38,7 @@ def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
 
 def test_a_folder_that_cannot_be_written_costs_only_the_entry(tmp_path, caplog):
     (tmp_path / "eval.jsonl").mkdir()
-    EvaluationLog(CHIEF, str(tmp_path), str(tmp_path)).write(MEASURES)
+    EvaluationLog(CHIEF, str(tmp_path)).write(MEASURES)
     assert "the evaluation cannot be written" in caplog.text
 
 

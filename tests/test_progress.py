@@ -16,7 +16,7 @@ from runtime.updates.exchange import Updates
     ],
 )
 def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
-    graph, monkeypatch, caplog, index, line, examples
+    graph, monkeypatch, caplog, tmp_path, index, line, examples
 ):
     """Five runs of a second, each of two local and four global steps, each global step of three batches of ten."""
     now = 0
@@ -31,8 +31,10 @@ def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
         num_replicas=3,
         hooks=[],
         unsaved_variables=[],
+        gradients=[],
+        staleness=None,
     )
-    hook = progress.ProgressHook(task, updates, train_steps=100, batch_size=10, log_every_secs=4)
+    hook = progress.ProgressHook(task, updates, 100, batch_size=10, log_every_secs=4, train_dir=str(tmp_path))
     with tf.Session() as session, caplog.at_level(logging.INFO):
         session.run(tf.global_variables_initializer())
         hook.after_create_session(session, tf.train.Coordinator())

@@ -18,10 +18,11 @@ class Agreement:
         self._task = task
         self._settings = {name: str(value) for name, value in settings.items()}
         self._entries = [build_entry(ps, "settings") for ps in range(len(task.ps_hosts))]
-        with tf.device(task.device):
+        with tf.device(task.device), tf.name_scope("roll_call/"):
             self._is_published = [entry.is_initialized() for entry in self._entries]
-        self._text = tf.placeholder(tf.string, [], name="roll_call/settings")
-        self._publish = [entry.assign(self._text, read_value=False) for entry in self._entries]
+        with tf.name_scope("roll_call/"):
+            self._text = tf.placeholder(tf.string, [], name="settings")
+            self._publish = [entry.assign(self._text, read_value=False) for entry in self._entries]
 
     def publish(self, session: tf.Session) -> None:
         """Publish the settings of this task, the chief, on every ps."""

@@ -38,12 +38,13 @@ class RollCall:
         ps_indices = [task.index] if task.job_name == "ps" else range(len(task.ps_hosts))
         workers = range(len(task.worker_hosts))
         entries = [[build_entry(ps, f"worker_{worker}") for ps in ps_indices] for worker in workers]
-        with tf.device(task.device):
+        with tf.device(task.device), tf.name_scope("roll_call/"):
             self._said = tf.stack([_read(of_worker) for of_worker in entries])
         self._task = task
-        self._word = tf.placeholder(tf.string, [], name="roll_call/word")
-        if task.job_name == "worker":
-            self._say = [entry.assign(self._word, read_value=False) for entry in entries[task.index]]
+        with tf.name_scope("roll_call/"):
+            self._word = tf.placeholder(tf.string, [], name="word")
+            if task.job_name == "worker":
+                self._say = [entry.assign(self._word, read_value=False) for entry in entries[task.index]]
 
     def say(self, session: tf.Session, text: str) -> None:
         """Tell every ps what this worker is doing."""

@@ -212,28 +212,9 @@ class CheckpointHook(tf.train.CheckpointSaverHook):
             logging.error("no checkpoint could be written (%s): make that possible; training goes on", self.failure)
 
 
-class SummaryHook(tf.train.SummarySaverHook):
-    """Writes summaries as TensorFlow's own hook does, but trains on when that fails.
-
-    The writer raises a `RuntimeError` then. Checkpoints fail too, and say so.
-    """
-
-    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        with contextlib.suppress(RuntimeError):
-            super().after_run(run_context, run_values)
-
-    def end(self, session: tf.Session) -> None:
-        with contextlib.suppress(RuntimeError):
-            super().end(session)
-
-
 def make_saving_hooks(
-    task: Task, train_dir: str, scaffold: tf.train.Scaffold, save_checkpoint_secs: float, save_summaries_secs: float
+    task: Task, train_dir: str, scaffold: tf.train.Scaffold, save_checkpoint_secs: float
 ) -> list[tf.train.SessionRunHook]:
-    """Return the chief's hooks that write checkpoints and all summaries of the graph, unless `train_dir` is empty."""
-    if not (task.is_chief and train_dir):
-        return []
-    return [
-        CheckpointHook(train_dir, scaffold, save_checkpoint_secs),
-        SummaryHook(save_secs=save_summaries_secs, output_dir=train_dir, summary_op=tf.summary.merge_all()),
-    ]
+    """Return the chief's hook that writes checkpoints, unless `train_dir` is empty."""
+    is_needed = task.is_chief and train_dir
+    return [CheckpointHook(train_dir, scaffold, save_checkpoint_secs)] if is_needed else []

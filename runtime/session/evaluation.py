@@ -13,9 +13,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime import events
 from runtime.cluster.roll_call import REACHED, RollCall
 from runtime.cluster.task import Task
-from runtime.session.mistakes import find_mistakes
+from runtime.session import summaries
+from runtime.session.mistakes import draw_mistakes, find_mistakes
 
 EVAL_FILE = "eval.jsonl"
 BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
@@ -47,6 +49,10 @@ class Evaluation(NamedTuple):
     loss: tf.Tensor  # float32 [], averaged over them
     accuracy: tf.Tensor  # float32 []
 
+    def on(self, examples: Sequence[Any]) -> Evaluate:
+        """Return what measures the parameters on all `examples`, images and labels."""
+        return functools.partial(self.run, examples=examples)
+
     def run(self, session: tf.Session, examples: Sequence[Any]) -> Measures:
         """Measure the parameters as they are now on all `examples`, images and labels."""
         values, global_step = session.run([dict(self.parameters), tf.train.get_global_step(session.graph)])
@@ -67,9 +73,9 @@ class Evaluation(NamedTuple):
 class EvaluationLog:
     """Where evaluations go: a log line each, a line of `eval.jsonl`, and a summary for TensorBoard."""
 
-    def __init__(self, task: Task, train_dir: str, summary_dir: str):
-        """Write as `task` into `train_dir`, and summaries into `summary_dir`; only log if these are empty."""
-        self._task, self._train_dir, self._summary_dir = task, train_dir, summary_dir
+    def __init__(self, task: Task, train_dir: str):
+        """Write as `task` into `train_dir`; only log if it is empty."""
+        self._task, self._train_dir = task, train_dir
 
     def read_steps(self) -> set[int]:
         """Return the global steps whose evaluations by this task `eval.jsonl` has."""
@@ -101,15 +107,25 @@ class EvaluationLog:
         }
         try:
             _append_line(os.path.join(self._train_dir, EVAL_FILE), json.dumps(entry))
-            writer = tf.summary.FileWriterCache.get(self._summary_dir)
-            values = [
-                tf.Summary.Value(tag="test_accuracy", simple_value=measures.accuracy),
-                tf.Summary.Value(tag="test_loss", simple_value=measures.loss),
-            ]
-            writer.add_summary(tf.Summary(value=values), measures.global_step)
-            writer.flush()
-        except (OSError, RuntimeError, tf.errors.OpError) as error:  # all of these say that the disk is full
+        except OSError as error:
             logging.error("%s: the evaluation cannot be written (%s): make that possible", self._task, error)
+        _write_summary(summaries.folder_of(self._task, self._train_dir), measures)
+
+
+def record_test(measures: Measures, train_dir: str) -> None:
+    """Record the last evaluation of a run, with the worst mistakes: as an event, and for TensorBoard."""
+    found = measures.find_mistakes()
+    events.record("tested", **found)
+    if train_dir:
+        _write_summary(train_dir, measures)
+        picture = tf.Summary.Image(encoded_image_string=draw_mistakes(found["mistakes"]))
+        summary = tf.Summary(value=[tf.Summary.Value(tag="mistakes", image=picture)])
+        summaries.write(train_dir, measures.global_step, summary)
+
+
+def _write_summary(folder: str, measures: Measures) -> None:
+    values = {"test_accuracy": measures.accuracy, "test_loss": measures.loss}
+    summaries.write_scalars(folder, measures.global_step, values)
 
 
 def _append_line(path: str, line: str) -> None:
@@ -140,7 +156,7 @@ class EvaluationHook(tf.train.SessionRunHook):
     ):
         """Evaluate every `every_secs`, or never, and stop all workers at `stop_at_accuracy`, or never."""
         self._evaluate, self._roll_call = evaluate, roll_call
-        self._log = EvaluationLog(task, train_dir, summary_dir=train_dir)
+        self._log = EvaluationLog(task, train_dir)
         self._every_secs, self._stop_at_accuracy = every_secs, stop_at_accuracy
         self._has_reached = False
 

@@ -1,7 +1,5 @@
 """The evaluator: a process beside the cluster that evaluates each checkpoint of a run."""
 
-import os
-
 import tensorflow.compat.v1 as tf
 from absl import logging
 
@@ -25,7 +23,7 @@ def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goa
     """
     if not train_dir:
         raise UnusableError("the evaluator needs --train_dir, the folder of the run that it shall evaluate")
-    log = EvaluationLog(task, train_dir, os.path.join(train_dir, "evaluator"))
+    log = EvaluationLog(task, train_dir)
     evaluated = log.read_steps()
     saver = tf.train.Saver()
     timeout_secs = timeouts.startup_secs

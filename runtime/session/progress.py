@@ -8,16 +8,19 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster.task import Task
+from runtime.session import summaries
 from runtime.updates.exchange import Updates
 
 
 class ProgressHook(tf.train.SessionRunHook):
-    """Logs a progress line every `log_every_secs`, and keeps account of time and examples.
+    """Logs a progress line every `log_every_secs`, with summaries of it, and keeps account of time and examples.
 
     The chief counts the examples of the whole cluster, by the global step; another worker counts its own.
     """
 
-    def __init__(self, task: Task, updates: Updates, train_steps: int, batch_size: int, log_every_secs: float):
+    def __init__(
+        self, task: Task, updates: Updates, train_steps: int, batch_size: int, log_every_secs: float, train_dir: str
+    ):
         """Prepare to count.
 
         Args:
@@ -26,6 +29,7 @@ class ProgressHook(tf.train.SessionRunHook):
           train_steps: the global step at which training ends.
           batch_size: examples in one local step.
           log_every_secs: the period of the line.
+          train_dir: where summaries are written; empty: nowhere.
         """
         self.train_secs = 0.0  # from the first step to the last
         self.num_examples = 0  # used in that time
@@ -34,6 +38,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self._fetches = [updates.num_steps, updates.loss, updates.global_step]
         self._examples_per_count = batch_size * (updates.num_replicas if task.is_chief else 1)
         self._log_every_secs = log_every_secs
+        self._summary_dir = summaries.folder_of(task, train_dir)
         self._local_step = 0
         self._started_at = math.inf
 
@@ -41,7 +46,7 @@ class ProgressHook(tf.train.SessionRunHook):
         # Count from here, not from where the last session was: a restored model may have lost steps.
         self._last_global_step = session.run(tf.train.get_global_step(session.graph))
         self._counted = self._count(self._last_global_step)
-        self._examples_logged, self._logged_at = self.num_examples, time.monotonic()
+        self._note_logged(time.monotonic())
         events.record("training", batch_size=self._batch_size, **self._steps(self._last_global_step))
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
@@ -56,6 +61,9 @@ class ProgressHook(tf.train.SessionRunHook):
         self._last_global_step = int(global_step)
         if num_steps and now >= self._logged_at + self._log_every_secs:
             self._add_examples(global_step)
+            secs = now - self._logged_at
+            examples_per_sec = (self.num_examples - self._examples_logged) / secs
+            own_examples_per_sec = (self._local_step - self._local_step_logged) * self._batch_size / secs
             logging.info(
                 "%s: global step %d/%d, local step %d, loss %.4f, %.0f examples/s",
                 self._task,
@@ -63,9 +71,13 @@ class ProgressHook(tf.train.SessionRunHook):
                 self._train_steps,
                 self._local_step,
                 loss_value,
-                (self.num_examples - self._examples_logged) / (now - self._logged_at),
+                examples_per_sec,
             )
-            self._examples_logged, self._logged_at = self.num_examples, now
+            self._note_logged(now)
+            values = {"loss": float(loss_value), "worker/examples_per_sec": own_examples_per_sec}
+            if self._task.is_chief:
+                values["cluster/examples_per_sec"] = examples_per_sec
+            summaries.write_scalars(self._summary_dir, int(global_step), values)
             events.record("progress", loss=float(loss_value), **self._steps(global_step))
 
     def end(self, session: tf.Session) -> None:
@@ -79,6 +91,9 @@ class ProgressHook(tf.train.SessionRunHook):
             self.train_secs,
         )
         events.record("finished", **self._steps(global_step))
+
+    def _note_logged(self, now: float) -> None:
+        self._examples_logged, self._local_step_logged, self._logged_at = self.num_examples, self._local_step, now
 
     def _add_examples(self, global_step: int) -> None:
         count = self._count(global_step)

@@ -72,10 +72,11 @@ class TrainingScaffold(tf.train.Scaffold):
         self._was_ready = self._has_trained = False
         self._cancelled_since = math.inf  # a time of `time.monotonic()`
         self._global_step = tf.train.get_global_step()
-        self._uninitialized = tf.report_uninitialized_variables([*job.unsaved_variables, *tf.global_variables()])
-        self._uninitialized.mark_used()  # or TensorFlow prints a stack trace when a wait ends before its first use
-        self._initialize_unsaved = tf.variables_initializer(job.unsaved_variables)
-        self._initializer = tf.global_variables_initializer()
+        with tf.name_scope("session"):
+            self._uninitialized = tf.report_uninitialized_variables([*job.unsaved_variables, *tf.global_variables()])
+            self._uninitialized.mark_used()  # or TensorFlow prints a stack trace when a wait ends before its first use
+            self._initialize_unsaved = tf.variables_initializer(job.unsaved_variables)
+            self._initializer = tf.global_variables_initializer()
 
     def finalize(self) -> "TrainingScaffold":
         """Wait until a session can be made and used.
@@ -85,7 +86,8 @@ class TrainingScaffold(tf.train.Scaffold):
           TimeoutError: the chief did not initialise or restore the model in time, or the host lists differ.
           UnusableError: this task and the chief do not agree.
         """
-        super().finalize()
+        with tf.name_scope("session"):
+            super().finalize()
         if self._was_ready:
             logging.info("%s: the last session is lost: making a new one", self._task)
             time.sleep(POLL_SECS)  # gRPC needs a moment to find a ps that is back

@@ -38,7 +38,7 @@ class Aggregation:
     def __init__(self, holding: Holding, rule: Rule):
         """Average gradients of what `holding` has, on its ps."""
         self._holding, self._rule = holding, rule
-        with tf.device(holding.device):
+        with tf.device(holding.device), tf.name_scope("aggregation"):
             self._gradients = tf.ConditionalAccumulator(tf.float32, [holding.size], shared_name="gradients")
             self._tokens = [tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_tokens") for name in ("even", "odd")]
             self._mutex = tf.raw_ops.MutexV2(container="", shared_name="aggregation")

@@ -8,6 +8,7 @@ from runtime.cluster.task import Task
 from runtime.updates.exchange import Exchange, ExchangeBuilder, Updates
 from runtime.updates.holding import Holding, make_updates
 from runtime.updates.packing import Packing
+from runtime.updates.staleness import Staleness
 
 EXCHANGES_PER_RUN = 8  # they share the cost of a run, and within a run no exchange waits for Python
 
@@ -27,34 +28,39 @@ def build_async_updates(
     exchange that has more steps than are left of `train_steps` there when it arrives.
     """
     pending: list[Exchange] = []
-    losses: list[tf.Tensor] = []
+    exchanges: list[Exchange] = []
     added: list[list[tf.Tensor]] = [[] for _ in holdings]  # the steps that each exchange has added, on each ps
+    staleness = Staleness(holdings, added)
 
     def apply(exchange: Exchange, vectors: Sequence[tf.Tensor]) -> None:
         # The next exchange takes this one for pending, so `vectors`, which it computes on, must be read before.
         for ps, (holding, vector) in enumerate(zip(holdings, vectors, strict=True)):
-            gradient, num_steps = exchange.receive(ps, holding.device, vector)
-            added[ps].append(_apply_if_it_fits(holding, gradient, num_steps, added[ps][-1:], train_steps))
+            with tf.name_scope("apply"):
+                gradient, num_steps = exchange.receive(ps, holding.device, vector)
+                steps = holding.read_steps(after=[*added[ps][-1:], gradient])
+                staleness.note_write(ps, steps)
+                added[ps].append(_apply_if_it_fits(holding, gradient, num_steps, steps, train_steps))
 
     for number in range(EXCHANGES_PER_RUN):
-        vectors = packing.read([of_ps[-1:] for of_ps in added])
-        with tf.device(task.device):
-            exchange = builder.build_exchange(vectors, pending, number)
-            losses.append(exchange.loss)
-            pending.append(exchange)
-            if len(pending) > max_pending:
-                apply(pending.pop(0), vectors)
-    with tf.device(task.device):
+        with tf.name_scope("exchange"):
+            vectors = packing.read([of_ps[-1:] for of_ps in added])
+            staleness.note_read()
+            with tf.device(task.device):
+                exchanges.append(builder.build_exchange(vectors, pending, number))
+                pending.append(exchanges[-1])
+                if len(pending) > max_pending:
+                    apply(pending.pop(0), vectors)
+    with tf.name_scope("exchange"), tf.device(task.device):
         for exchange in pending:
             apply(exchange, vectors)
-    return make_updates(holdings, added, losses[0])  # the last exchange may have no steps
+    # The first exchange is shown, since the last one may have no steps.
+    return make_updates(holdings, added, exchanges[0])._replace(staleness=staleness.build_mean())
 
 
 def _apply_if_it_fits(
-    holding: Holding, gradient: tf.Tensor, num_steps: tf.Tensor, previous: list[tf.Tensor], train_steps: int
+    holding: Holding, gradient: tf.Tensor, num_steps: tf.Tensor, steps: tf.Tensor, train_steps: int
 ) -> tf.Tensor:
-    """Apply a gradient on its ps, after the `previous` one, if it fits there; return the number of steps added."""
+    """Apply a gradient on its ps, which has `steps`, if it fits there; return the number of steps added."""
     with tf.device(holding.device):
-        with tf.control_dependencies([*previous, gradient]):
-            fits = holding.steps.read_value() + num_steps <= train_steps
+        fits = steps + num_steps <= train_steps
         return tf.cond(fits, lambda: holding.apply(gradient, num_steps), lambda: tf.zeros([], tf.int64))

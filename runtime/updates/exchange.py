@@ -81,3 +81,5 @@ class Updates(NamedTuple):
     num_replicas: int  # local steps, of any worker, in one global step
     hooks: list[tf.train.SessionRunHook]
     unsaved_variables: list[tf.Variable]  # on the ps tasks: initialised once the model is, and never saved
+    gradients: list[tf.Tensor]  # of one exchange of the run, packed, float32 [size] for each ps, on the worker
+    staleness: tf.Tensor | None  # float32 [], global steps of others between a read and its write; None: synchronous

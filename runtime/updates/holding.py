@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from runtime.updates.exchange import Updates
+from runtime.updates.exchange import Exchange, Updates
 from runtime.updates.packing import Packing, split_vector
 
 # Returns the optimizer of a ps, given the variable, int64 [], that counts the steps that this ps has applied.
@@ -47,8 +47,7 @@ class Holding:
     def apply(self, vector: tf.Tensor, num_steps: tf.Tensor) -> tf.Tensor:
         """Apply a packed gradient, float32 [size] on this ps, and count its steps; return `num_steps` after that."""
         pairs = list(zip(split_vector(vector, self._variables), self._variables, strict=True))
-        with tf.name_scope(None):  # the optimizer's own variables must not be named after a condition
-            changes = [self._optimizer.apply_gradients(pairs)] if pairs else []
+        changes = [self._optimizer.apply_gradients(pairs)] if pairs else []
         with tf.control_dependencies([vector, *changes]):
             count = self.steps.assign_add(num_steps, read_value=False)
         with tf.control_dependencies([count]):
@@ -60,21 +59,26 @@ def make_holdings(packing: Packing, make_optimizer: OptimizerMaker) -> list[Hold
     return [Holding(device, variables, make_optimizer) for device, variables in packing.variables.items()]
 
 
-def make_updates(holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor]], loss: tf.Tensor) -> Updates:
-    """Return a run in which each ps does what `added` needs: the steps, int64 [], that each exchange adds there."""
+def make_updates(holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor]], exchange: Exchange) -> Updates:
+    """Return a run in which each ps does what `added` needs: the steps, int64 [], that each exchange adds there.
+
+    The loss and the gradients that are shown are those of one `exchange`.
+    """
     sums = []
     for holding, of_ps in zip(holdings, added, strict=True):
-        with tf.device(holding.device):
+        with tf.device(holding.device), tf.name_scope("steps"):
             sums.append(tf.add_n(of_ps))
-        if holding.steps is tf.train.get_global_step():
-            num_steps = sums[-1]
-            global_step = holding.read_steps(after=[num_steps])  # the variable, fetched beside the run, may be older
+            if holding.steps is tf.train.get_global_step():
+                num_steps = sums[-1]
+                global_step = holding.read_steps(after=[num_steps])  # the variable, fetched beside, may be older
     return Updates(
         train_op=[tensor.op for tensor in sums],
         num_steps=num_steps,
-        loss=loss,
+        loss=exchange.loss,
         global_step=global_step,
         num_replicas=1,
         hooks=[],
         unsaved_variables=[variable for holding in holdings for variable in holding.unsaved_variables],
+        gradients=exchange.gradients,
+        staleness=None,
     )

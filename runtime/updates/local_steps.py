@@ -28,7 +28,7 @@ class Length(NamedTuple):
     def build(self) -> tf.Tensor:
         """Build the number of local steps, int64 [], on the device of the global step, which advances by it."""
         global_step = tf.train.get_global_step()
-        with tf.device(global_step.device):
+        with tf.device(global_step.device), tf.name_scope("num_local_steps"):
             share = -((global_step.read_value() - self.train_steps) // self.num_shares)  # rounded up
             return tf.clip_by_value(share, 0, self.max_steps)
 
@@ -55,7 +55,7 @@ class LocalStepsExchangeBuilder:
         """
         self._packing, self._build_loss, self._indices = packing, build_loss, indices
         self._optimizer, self._max_steps, self._num_steps = optimizer, length.max_steps, length.build()
-        with tf.variable_creator_scope(_make_local):
+        with tf.variable_creator_scope(_make_local), tf.name_scope("copies"):
             self._copies = [tf.Variable(tf.zeros(part.shape), name="copy") for part in packing.split(packing.read())]
 
     def build_exchange(self, vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
@@ -78,7 +78,11 @@ class LocalStepsExchangeBuilder:
                 return step + 1, loss
 
         last_step, loss = tf.while_loop(
-            lambda step, _: step < self._num_steps, take_step, (first_step, tf.zeros([])), parallel_iterations=1
+            lambda step, _: step < self._num_steps,
+            take_step,
+            (first_step, tf.zeros([])),
+            parallel_iterations=1,
+            name="local_steps",
         )
         with tf.control_dependencies([last_step]):
             ends = self._packing.pack([copy.read_value() for copy in self._copies])

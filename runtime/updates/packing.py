@@ -37,7 +37,7 @@ class Packing:
         """Build the parameters as they are now, or after what is given for each ps: float32 [size] for each, on it."""
         vectors = []
         for variables, device, previous in itertools.zip_longest(self.variables.values(), self.variables, after):
-            with tf.device(device), tf.control_dependencies(previous):
+            with tf.device(device), tf.control_dependencies(previous), tf.name_scope("read"):
                 vectors.append(_join([variable.read_value() for variable in variables]))
         return vectors
 
@@ -70,13 +70,15 @@ def split_vector(vector: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf
     """Build the part of `vector`, float32 [size], that belongs to each of the variables, in its shape."""
     if not variables:
         return []
-    parts = tf.split(vector, [variable.shape.num_elements() for variable in variables])
-    return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)]
+    with tf.name_scope("split"):
+        parts = tf.split(vector, [variable.shape.num_elements() for variable in variables])
+        return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)]
 
 
 def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """Build a vector, float32 [size], of `parts`."""
-    return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0) if parts else tf.zeros([0])
+    with tf.name_scope("join"):
+        return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0) if parts else tf.zeros([0])
 
 
 def append_count(vector: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

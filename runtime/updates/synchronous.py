@@ -11,7 +11,7 @@ from absl import logging
 from runtime.cluster import probes
 from runtime.cluster.task import Peer, Task
 from runtime.updates.aggregation import Aggregation, Rule
-from runtime.updates.exchange import ExchangeBuilder, Updates
+from runtime.updates.exchange import Exchange, ExchangeBuilder, Updates
 from runtime.updates.holding import Holding, make_updates
 from runtime.updates.packing import Packing
 
@@ -33,17 +33,18 @@ def build_sync_updates(
     workers.
     """
     aggregations = [Aggregation(holding, rule) for holding in holdings]
-    losses: list[tf.Tensor] = []
+    exchanges: list[Exchange] = []
     taken: list[list[tf.Tensor]] = [[] for _ in holdings]  # the steps that each exchange has taken, on each ps
     for number in range(num_exchanges):
-        nums_updates = [a.read_num_updates(after=of_ps[-1:]) for a, of_ps in zip(aggregations, taken, strict=True)]
-        vectors = packing.read(after=[[num_updates] for num_updates in nums_updates])
-        with tf.device(task.device):
-            exchange = builder.build_exchange(vectors, [], number)
-        losses.append(exchange.loss)
-        for ps, aggregation in enumerate(aggregations):
-            taken[ps].append(aggregation.add(exchange.gradients[ps], nums_updates[ps], task.index))
-    updates = make_updates(holdings, taken, losses[0])
+        with tf.name_scope("exchange"):
+            nums_updates = [a.read_num_updates(after=of_ps[-1:]) for a, of_ps in zip(aggregations, taken, strict=True)]
+            vectors = packing.read(after=[[num_updates] for num_updates in nums_updates])
+            with tf.device(task.device):
+                exchanges.append(builder.build_exchange(vectors, [], number))
+            for ps, aggregation in enumerate(aggregations):
+                with tf.name_scope("aggregate"):
+                    taken[ps].append(aggregation.add(exchanges[-1].gradients[ps], nums_updates[ps], task.index))
+    updates = make_updates(holdings, taken, exchanges[0])
     if not rule.is_strict:  # each ps has dropped other gradients, so each may reach the end at another time
         with tf.device(task.device):
             steps = [holding.read_steps(after=of_ps) for holding, of_ps in zip(holdings, taken, strict=True)]
