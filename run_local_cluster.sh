@@ -3,13 +3,14 @@
 # Train on a cluster of processes on this machine:
 #
 #   ./run_local_cluster.sh [--ps N] [--workers N] [--train_dir DIR] [--max_restarts N] [--no_isolation] [--locked]
-#                          [any flag of distributed.py]
+#                          [--tensorboard] [any flag of distributed.py]
 #
 # Sets up .venv if needed, fetches MNIST, runs 1 ps and 2 workers by default, and shows the chief's output. PYTHON names
 # the interpreter for .venv; --locked installs exactly the versions in requirements.lock. The output of each task is kept
 # in TRAIN_DIR/logs; TRAIN_DIR is a new folder under runs/ by default. A task that dies is started again, 3 times at most
 # by default. The exit status is 0 only if every task's was in the end. Ctrl-C ends them all. Where the system allows it,
 # the cluster runs in a network of its own, which nothing outside can reach; --no_isolation turns that off.
+# --tensorboard installs TensorBoard and shows the run with it, on localhost, for as long as this script runs.
 
 # It runs on bash 3.2, which macOS has: no `wait -n`, no associative arrays, "${array[@]}" of an empty one is an error.
 
@@ -25,7 +26,8 @@ train_dir=""
 data_dir=""
 max_restarts=3
 isolation=1
-requirements=(requirements.txt)
+locked=""
+tensorboard=""
 flags=()
 names=()    # of the tasks, such as worker-0
 pids=()     # of the same, and so on
@@ -63,9 +65,11 @@ parse_arguments() {
         fail "--$name is for this script to choose: say with --ps and --workers how many tasks there are"
         ;;
       no_isolation) isolation="" ;;
-      locked) requirements=(--locked requirements.txt) ;;
+      locked) locked=1 ;;
+      tensorboard) tensorboard=1 ;;
+      no_tensorboard) tensorboard="" ;;
       help | h)
-        sed -n '3,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        sed -n '3,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 0
         ;;
       helpfull | helpshort | helpxml) # those of distributed.py
@@ -115,6 +119,16 @@ make_train_dir() {
   mkdir -p "$train_dir/logs" || fail "--train_dir $train_dir cannot be made"
 }
 
+# TensorBoard only reads files. So it runs outside of the cluster's network, where a browser finds it. It ends by itself
+# when this process does, which keeps its number whatever it becomes.
+start_tensorboard() {
+  if "$here/runtime/launch/venv.sh" ${locked:+--locked} runtime/launch/tensorboard.txt >/dev/null; then
+    "$python" "$here/runtime/launch/board.py" "$train_dir" "$$" </dev/null 2>"$train_dir/logs/tensorboard.log" &
+  else
+    say "TensorBoard cannot be installed: this run goes on without"
+  fi
+}
+
 # A server of TensorFlow listens on every interface and runs whatever it is sent. So become this script again, but in a
 # network that has nothing except a loopback interface of its own.
 isolate() {
@@ -123,7 +137,7 @@ isolate() {
   if "${unshare[@]}" ip link set lo up 2>/dev/null; then
     # shellcheck disable=SC2016 # the inner shell expands these
     exec "${unshare[@]}" sh -c 'ip link set lo up && exec "$0" "$@"' \
-      "${BASH_SOURCE[0]}" "$@" --train_dir "$train_dir" --no_isolation
+      "${BASH_SOURCE[0]}" "$@" --train_dir "$train_dir" --no_isolation --no_tensorboard
   fi
   say "no private network here (it takes unshare and ip): whoever reaches this machine's ports can use the cluster"
 }
@@ -270,9 +284,10 @@ clean_up() {
 }
 
 parse_arguments "$@"
-python="$("$here/runtime/launch/venv.sh" "${requirements[@]}")" || exit
+python="$("$here/runtime/launch/venv.sh" ${locked:+--locked} requirements.txt)" || exit
 "$python" "$here/runtime/data/download.py" ${data_dir:+"$data_dir"} || exit
 make_train_dir
+[[ -z "$tensorboard" ]] || start_tensorboard
 [[ -z "$isolation" ]] || isolate "$@"
 work_dir="$(mktemp -d)" || exit
 trap clean_up EXIT

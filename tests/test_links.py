@@ -115,6 +115,7 @@ SEVERAL_FLAGS = "--ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:
 RECOMMENDED = "--sync_replicas --local_steps=128 --optimizer=momentum --learning_rate=0.1"
 CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 2 --write"
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
+BOARD = "runtime/launch/tensorboard"
 LOCK = "uv pip compile --universal --generate-hashes --python-version 3.10"
 
 # Every command that a document shows, and how it is exercised.
@@ -153,6 +154,7 @@ EXERCISED = {
     f"{LOCK} tests/requirements.txt --constraints requirements.lock -o tests/requirements.lock": Wrote(
         "tests/requirements.lock"
     ),
+    f"{LOCK} {BOARD}.txt --constraints requirements.lock -o {BOARD}.lock": Wrote(f"{BOARD}.lock"),
     ".venv/bin/python -m pip install -r benchmarks/requirements.txt": Installed(),
     ".venv/bin/python benchmarks/compare.py": Offered(),
     ".venv/bin/python benchmarks/compare.py --tune": Offered(),

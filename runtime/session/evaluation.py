@@ -116,11 +116,9 @@ def record_test(measures: Measures, train_dir: str) -> None:
     """Record the last evaluation of a run, with the worst mistakes: as an event, and for TensorBoard."""
     found = measures.find_mistakes()
     events.record("tested", **found)
-    if train_dir:
-        _write_summary(train_dir, measures)
-        picture = tf.Summary.Image(encoded_image_string=draw_mistakes(found["mistakes"]))
-        summary = tf.Summary(value=[tf.Summary.Value(tag="mistakes", image=picture)])
-        summaries.write(train_dir, measures.global_step, summary)
+    _write_summary(train_dir, measures)
+    if train_dir and found["mistakes"]:
+        summaries.write_picture(train_dir, measures.global_step, "mistakes", draw_mistakes(found["mistakes"]))
 
 
 def _write_summary(folder: str, measures: Measures) -> None:

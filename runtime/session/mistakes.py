@@ -1,13 +1,15 @@
 """What a model takes for what: the confusion matrix, and its worst mistakes."""
 
 import base64
-import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 NUM_MISTAKES = 24
 
@@ -49,24 +51,23 @@ def find_mistakes(
     return {"confusion": confusion.tolist(), "mistakes": mistakes}
 
 
-def draw_mistakes(mistakes: Sequence[dict[str, Any]]) -> bytes:
-    """Return a picture of `mistakes`, as `find_mistakes()` returns them, each with its label and guess: a PNG file."""
+def draw_mistakes(mistakes: Sequence[dict[str, Any]]) -> "Image.Image":
+    """Return a picture of `mistakes`, one at least, as `find_mistakes()` returns them: each with its label and guess."""
     from PIL import Image, ImageDraw, ImageFont  # here, since only the chief draws, and only at the end
 
     images = [np.frombuffer(base64.b64decode(mistake["pixels"]), np.uint8) for mistake in mistakes]
-    size = SCALE * math.isqrt(len(images[0])) if images else 0
+    side = math.isqrt(len(images[0]))
+    size = SCALE * side
     width, height = size + GAP, size + CAPTION_SIZE + 2 * GAP
     rows = math.ceil(len(images) / COLUMNS)
-    picture = Image.new("L", (max(1, COLUMNS * width + GAP), max(1, rows * height + GAP)), 255)
+    picture = Image.new("L", (COLUMNS * width + GAP, rows * height + GAP), color=255)
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(CAPTION_SIZE)
     for number, (mistake, pixels) in enumerate(zip(mistakes, images, strict=True)):
         row, column = divmod(number, COLUMNS)
         left, top = GAP + column * width, GAP + row * height
-        digit = Image.fromarray(255 - pixels.reshape(size // SCALE, -1)).resize((size, size))
-        picture.paste(digit, (left, top))
+        digit = Image.fromarray(255 - pixels.reshape(side, side))  # ink is black
+        picture.paste(digit.resize((size, size)), (left, top))
         draw.rectangle((left, top, left + size - 1, top + size - 1), outline=192)
         caption = f"{mistake['label']}, taken for {mistake['guess']}"
         draw.text((left + size // 2, top + size + 2), caption, fill=0, font=font, anchor="ma")
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return file.getvalue()
+    return picture
