@@ -62,11 +62,12 @@ def test_locked_and_unlocked_versions_replace_each_other(install):
 
 
 # Stand in for what sets up a virtual environment, and for its Python, which notes what a task is given.
-FAKE_SETUP = '#!/bin/sh\necho "$@" >setup.log\necho "$PWD/python"\n'
+FAKE_SETUP = '#!/bin/sh\n[ "$1" != "${FAILS_FOR:-}" ] || exit 2\necho "$@" >>setup.log\necho "$PWD/python"\n'
 FAKE_TASK = """#!/bin/sh
 case "$1" in
   */ports.py) echo 1 2 ;;
   */distributed.py) for argument; do echo "$argument"; done >"$2.log" ;;
+  */board.py) echo "showing $2" ;;
 esac
 """
 
@@ -80,10 +81,12 @@ def launch(tmp_path):
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
 
-    def launch(*arguments):
+    def launch(*arguments, **environment):
         command = ["./run_local_cluster.sh", "--no_isolation", "--workers=1", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        environment = {**os.environ, **environment}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
+        launch.output = done.stdout
         return (tmp_path / "--job_name=worker.log").read_text().splitlines()
 
     launch.project = tmp_path
@@ -100,3 +103,12 @@ def test_the_value_of_a_flag_may_be_the_name_of_an_option(launch, value):
 def test_a_train_dir_may_begin_with_a_dash(launch, arguments):
     assert "--train_dir=./-foo" in launch(*arguments)
     assert (launch.project / "-foo" / "logs" / "worker-0.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("fails_for", "message"),
+    [("", "showing train"), ("runtime/launch/tensorboard.txt", "TensorBoard cannot be installed: this run goes on")],
+)
+def test_a_run_does_not_need_the_tensorboard_that_it_is_asked_for(launch, fails_for, message):
+    assert launch("--train_dir=train", "--tensorboard", FAILS_FOR=fails_for), "a worker has run"
+    assert message in launch.output

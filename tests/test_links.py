@@ -27,7 +27,7 @@ COMMAND_WORDS = ("./", "python ", ".venv/", "iptables ")  # inline code that beg
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)")
 OF_OTHERS = re.compile(
-    r".*(?:iptables|\bpip\b|\buv\b|docker|kubectl|install --mode).*"
+    r".*(?:iptables|tensorboard\.main|\bpip\b|\buv\b|docker|kubectl|install --mode).*"
 )  # lines whose flags are not ours
 
 
@@ -57,8 +57,9 @@ class Offered(NamedTuple):
     """A command too long to run whose arguments must stand in its `--help`."""
 
     def check(self, command, _):
-        _, script, *arguments = command.split()
-        text = run_python(script, "--help").stdout
+        words = command.split()
+        start = 3 if words[1] == "-m" else 2
+        text, arguments = run_python(*words[1:start], "--help").stdout, words[start:]
         assert [argument for argument in arguments if argument not in text] == []
 
 
@@ -149,6 +150,9 @@ EXERCISED = {
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),
     ".venv/bin/python tests/soak.py --seed 1 2 --minutes 30 --write": Offered(),
     ".venv/bin/python -m runtime.report TRAIN_DIR": RunBy('"-m", "runtime.report"'),
+    "./run_local_cluster.sh --tensorboard --eval_every_secs=2": RunBy("def test_tensorboard_shows_the_run_"),
+    f".venv/bin/python -m pip install -r {BOARD}.txt": Installed(),
+    ".venv/bin/python -m tensorboard.main --logdir runs": Offered(),
     ".venv/bin/python tests/documents.py": Loaded(),
     f"{LOCK} requirements.txt -o requirements.lock": Wrote("requirements.lock"),
     f"{LOCK} tests/requirements.txt --constraints requirements.lock -o tests/requirements.lock": Wrote(

@@ -88,7 +88,7 @@ class Worker:
                     updates = synchronous.build_sync_updates(packing, holdings, builder, rule, exchanges, task)
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
-            self.train_op, self.hooks = updates.train_op, updates.hooks
+            self.updates, self.train_op, self.hooks = updates, updates.train_op, updates.hooks
             for hook in updates.hooks:
                 hook.begin()
         self.session = servers.worker_session(index, graph)

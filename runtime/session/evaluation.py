@@ -17,7 +17,7 @@ from runtime import events
 from runtime.cluster.roll_call import REACHED, RollCall
 from runtime.cluster.task import Task
 from runtime.session import summaries
-from runtime.session.mistakes import draw_mistakes, find_mistakes
+from runtime.session.mistakes import find_mistakes
 
 EVAL_FILE = "eval.jsonl"
 BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
@@ -118,7 +118,10 @@ def record_test(measures: Measures, train_dir: str) -> None:
     events.record("tested", **found)
     _write_summary(train_dir, measures)
     if train_dir and found["mistakes"]:
-        summaries.write_picture(train_dir, measures.global_step, "mistakes", draw_mistakes(found["mistakes"]))
+        from runtime.session.pictures import draw_mistakes  # here: no other task draws, and the chief only at the end
+
+        picture = tf.Summary.Value(tag="mistakes", image=draw_mistakes(found["mistakes"]))
+        summaries.write(train_dir, measures.global_step, tf.Summary(value=[picture]))
 
 
 def _write_summary(folder: str, measures: Measures) -> None:

@@ -1,20 +1,15 @@
 """What TensorBoard shows of a run: each task that knows something writes it into a folder of its own."""
 
 import contextlib
-import io
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 HISTOGRAMS = "histograms"  # the collection of the summaries that are seldom written
 HISTOGRAM_PERIOD = 200  # summaries from one with histograms to the next
@@ -43,16 +38,6 @@ def write_scalars(folder: str, global_step: int, values: Mapping[str, float]) ->
     """Write numbers by tag: see `write()`."""
     entries = [tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
     write(folder, global_step, tf.Summary(value=entries))
-
-
-def write_picture(folder: str, global_step: int, tag: str, picture: "Image.Image") -> None:
-    """Write a grey picture: see `write()`."""
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    image = tf.Summary.Image(
-        width=picture.width, height=picture.height, colorspace=1, encoded_image_string=file.getvalue()
-    )
-    write(folder, global_step, tf.Summary(value=[tf.Summary.Value(tag=tag, image=image)]))
 
 
 def build(

@@ -1,12 +1,17 @@
 """The promises of `run_local_cluster.sh`, and of the README's first command."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 
+import psutil
 import pytest
 
 from benchmarks.testbed.processes import PROJECT, Process, answers, can_run, poll_for, running_with
@@ -189,6 +194,44 @@ def test_without_isolation_the_ports_are_open(launcher, black_and_white_dir):
     run.wait()
 
 
+def ask(url):
+    """Return what TensorBoard answers, or nothing before it has read the run; no proxy is asked."""
+    with contextlib.suppress(urllib.error.HTTPError):
+        return json.load(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=60))
+    return {}
+
+
+def test_tensorboard_shows_the_run_and_ends_with_the_launcher(launcher, black_and_white_dir):
+    flags = ["--train_steps=100000000", "--log_every_secs=0.2", "--eval_every_secs=0.5"]
+    with socket.socket() as other:
+        with contextlib.suppress(OSError):  # it is taken already
+            other.bind(("localhost", 6006))
+            other.listen()
+        run = launcher.start("--tensorboard", *flags, f"--data_dir={black_and_white_dir}")
+        url = run.wait_for_output(r"TensorBoard at (http://localhost:(\d+)/)")
+    assert int(url[2]) > 6006, "the usual port is taken"
+    tags = {"loss", "accuracy", "test_accuracy", "worker/staleness", "worker/examples_per_sec"}
+    scalars = f"{url[1]}data/plugin/scalars"
+    poll_for(lambda: tags <= ask(f"{scalars}/tags").get(".", {}).keys(), "summaries of the chief")
+    poll_for(lambda: "worker/staleness" in ask(f"{scalars}/tags").get("worker-1", {}), "summaries of worker 1")
+    evaluation = json.loads((launcher.train_dir / "eval.jsonl").read_text().splitlines()[0])
+    _, step, accuracy = ask(f"{scalars}/scalars?run=.&tag=test_accuracy")[0]
+    assert (step, accuracy) == (evaluation["global_step"], pytest.approx(evaluation["test_accuracy"]))
+    assert ask(f"{scalars}/scalars?run=.&tag=loss")[0][2] > 0
+
+    (line,) = [line for line in running_with(str(launcher.train_dir), columns="pid,command") if "board.py" in line]
+    board = psutil.Process(int(line.split()[0]))
+    listening = [
+        c for p in (board, *board.children(recursive=True)) for c in p.net_connections() if c.status == "LISTEN"
+    ]
+    assert {connection.laddr.ip for connection in listening} <= {"127.0.0.1", "::1"}, "nobody else can ask it"
+    run.kill()
+    for line in running_with(str(launcher.train_dir), columns="pid,command"):
+        if "distributed.py" in line:
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+    poll_for(lambda: not answers(f"localhost:{url[2]}"), "end of TensorBoard")
+
+
 def test_help_says_how_to_use_it(launcher):
     run = launcher.start("--help")
     assert run.wait() == 0
@@ -196,7 +239,7 @@ def test_help_says_how_to_use_it(launcher):
     assert lines[0] == "Train on a cluster of processes on this machine:"
     assert "--max_restarts N" in lines[2]
     assert "--locked installs exactly the versions in requirements.lock" in run.output()
-    assert lines[-1].endswith("--no_isolation turns that off.")
+    assert lines[-1].endswith("for as long as this script runs.")
 
 
 def test_the_flags_are_listed_on_demand(launcher):

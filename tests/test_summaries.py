@@ -1,0 +1,190 @@
+"""What TensorBoard is shown: who writes which summaries, their values, and how stale asynchronous exchanges are."""
+
+import glob
+import io
+import math
+import threading
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from PIL import Image
+
+import distributed
+import mnist_input
+from benchmarks.testbed.processes import DEADLINE_SECS
+from runtime.cluster.task import Task
+from runtime.session import summaries
+from runtime.session.evaluation import EvaluationLog, Measures, record_test
+from runtime.session.input import InputHook
+from runtime.session.mistakes import find_mistakes
+from runtime.session.progress import ProgressHook
+from runtime.session.summaries import SummaryHook
+from runtime.updates.asynchronous import EXCHANGES_PER_RUN as N
+from runtime.updates.mode import Mode
+from tests.test_updates import Worker
+
+BATCH_SIZE, NUM_RUNS = 10, 3
+# Paper without ink: nothing but the last biases gets a gradient, and the logits are these biases, zeros at first.
+EXAMPLES = mnist_input.Examples(np.zeros((50, 784), np.uint8), np.zeros(50, np.uint8))
+PARAMETERS = ("hidden/weights", "hidden/biases", "logits/weights", "logits/biases")
+NORM_OF_GRADIENT = math.sqrt(9 * 0.1**2 + 0.9**2)  # of ten equal probabilities, less one for the label
+RATE = 1e-6  # so low that the parameters stay where they are
+
+
+def read(folder):
+    """Return what the event files in a folder have, as TensorFlow reads them: (step, value) by tag."""
+    found = {}
+    for path in sorted(glob.glob(f"{folder}/events.out.*")):
+        for event in tf.train.summary_iterator(path):
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, getattr(value, value.WhichOneof("value"))))
+    return found
+
+
+def train(servers, index, train_dir):
+    """Let a worker take some runs, of which the hooks write every one; return its parameters in the end."""
+    task = servers.task("worker", index)
+    mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
+    with tf.Graph().as_default():
+        spec = tf.train.ClusterSpec(task.jobs)
+        batches, updates, evaluation = distributed.build_training(task, spec, mode, EXAMPLES)
+        initializers = [tf.local_variables_initializer()]
+        if task.is_chief:
+            initializers.append(tf.variables_initializer(updates.unsaved_variables))
+        scaffold = tf.train.Scaffold(local_init_op=tf.group(*initializers))
+        make = tf.train.ChiefSessionCreator if task.is_chief else tf.train.WorkerSessionCreator
+        connection = servers.connection("worker", index)
+        hooks = [
+            InputHook(task, updates, batches.initializer, batches.feed_dict),
+            ProgressHook(task, updates, 10000, BATCH_SIZE, log_every_secs=0, train_dir=train_dir),
+            SummaryHook(task, updates, train_dir, every_secs=0),
+        ]
+        with tf.train.MonitoredSession(make(scaffold, connection.target, connection.config), hooks) as session:
+            for _ in range(NUM_RUNS):
+                session.run(updates.train_op)
+            return session.run_step_fn(lambda step_context: step_context.session.run(dict(evaluation.parameters)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "steps_of_run", "steps_of_gradient"),
+    [
+        ([], N, 1),
+        (["--local_steps=4"], 4 * N, 4 * RATE),
+        (["--sync_replicas"], N, 1),
+        (["--sync_replicas", "--local_steps=4"], 4, 4 * RATE),
+    ],
+)
+def test_the_chief_writes_what_all_share(local_servers, set_flags, tmp_path, flags, steps_of_run, steps_of_gradient):
+    """`steps_of_gradient` is what a worker sends, in gradients: with local steps, the change of its copy."""
+    set_flags("--optimizer=sgd", f"--learning_rate={RATE}", f"--batch_size={BATCH_SIZE}", *flags)
+    parameters = train(local_servers(2, 1), 0, str(tmp_path))
+    found = read(tmp_path)
+    norms = {f"{kind}_norm/{name}" for kind in ("gradient", "parameter") for name in PARAMETERS}
+    histograms = {f"parameters/{name}" for name in PARAMETERS}
+    of_graph = {"accuracy", "learning_rate", *norms, *({"worker/staleness"} if "--sync_replicas" not in flags else ())}
+    assert found.keys() == {"loss", "worker/examples_per_sec", "cluster/examples_per_sec", *of_graph, *histograms}
+
+    steps = [steps_of_run * run for run in range(1, NUM_RUNS + 1)]
+    values = {tag: [value for _, value in entries] for tag, entries in found.items()}
+    for tag in found.keys() - histograms:
+        assert [step for step, _ in found[tag]] == steps, tag
+    assert values["loss"] == pytest.approx([math.log(10)] * NUM_RUNS, rel=1e-3)
+    assert values["accuracy"] == [1] * NUM_RUNS, "equal logits are taken for the first class"
+    assert values["learning_rate"] == pytest.approx([RATE] * NUM_RUNS)
+    sent = pytest.approx([NORM_OF_GRADIENT * steps_of_gradient] * NUM_RUNS, rel=1e-3)
+    assert values["gradient_norm/logits/biases"] == sent
+    assert values["gradient_norm/hidden/weights"] == [0] * NUM_RUNS
+    assert values["cluster/examples_per_sec"] == pytest.approx(values["worker/examples_per_sec"]), "it is alone"
+    assert values.get("worker/staleness", [0] * NUM_RUNS) == [0] * NUM_RUNS, "its own steps do not count"
+
+    weights = parameters["hidden/weights"]
+    assert values["parameter_norm/hidden/weights"] == pytest.approx([np.linalg.norm(weights)] * NUM_RUNS, rel=1e-3)
+    assert [step for step, _ in found["parameters/hidden/weights"]] == [steps[0], steps[-1]], "the first, and the end"
+    histogram = values["parameters/hidden/weights"][-1]
+    assert (histogram.num, histogram.min) == (weights.size, pytest.approx(weights.min(), rel=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("flags", "of_mode"), [([], {"worker/staleness"}), (["--sync_replicas", "--replicas_to_aggregate=1"], set())]
+)
+def test_another_worker_writes_what_it_alone_knows(local_servers, set_flags, tmp_path, flags, of_mode):
+    set_flags(f"--batch_size={BATCH_SIZE}", *flags)
+    servers = local_servers(1, 2)
+    for index in (0, 1):
+        train(servers, index, str(tmp_path))
+    found = read(tmp_path / "worker-1")
+    assert found.keys() == {"loss", "worker/examples_per_sec", *of_mode}
+    for entries in found.values():
+        assert [step for step, _ in entries] == [N * run for run in range(NUM_RUNS + 1, 2 * NUM_RUNS + 1)]
+
+
+def test_staleness_is_what_others_add_between_a_read_and_its_write(local_servers, tmp_path):
+    servers = local_servers(2, 2)
+
+    def make_queue(name):
+        with tf.device(servers.task("worker", 1).device):
+            return tf.FIFOQueue(N, tf.float32, [()], shared_name=name)
+
+    def build_loss(weight):
+        """Say that the weight was read, and wait for permission to go on."""
+        with tf.control_dependencies([make_queue("reads").enqueue(weight)]):
+            return make_queue("permissions").dequeue() * weight
+
+    chief, worker = Worker(servers, 0), Worker(servers, 1, loss=build_loss)
+    task, session = servers.task("worker", 1), worker.session
+    with session.graph.as_default():
+        wait_for_read = make_queue("reads").dequeue()
+        permit_all = make_queue("permissions").enqueue_many([tf.ones([N])])
+        summaries.build(task, worker.updates, None, {}, None, 0.5)
+        hook = SummaryHook(task, worker.updates, str(tmp_path), every_secs=0)
+    hook.after_create_session(session, worker.coord)
+    fetches, results = hook.before_run(None).fetches, []
+    run = threading.Thread(target=lambda: results.extend(session.run([fetches, worker.train_op])), daemon=True)
+    run.start()
+    session.run(wait_for_read)
+    chief.step()
+    chief.step()
+    session.run(permit_all)
+    run.join(DEADLINE_SECS)
+    context = tf.train.SessionRunContext(None, session)
+    hook.after_run(context, tf.train.SessionRunValues(results[0], None, None))
+    # Of N exchanges in a run, the first meets what the chief did meanwhile, and no other meets anything.
+    assert read(tmp_path / "worker-1") == {"worker/staleness": [(3 * N, 2 * N / N)]}
+
+
+LOGITS = np.log(np.array([[0.9, 0.1], [0.8, 0.2]], np.float32))
+INK_IN_A_CORNER = np.zeros((2, 784), np.uint8)
+INK_IN_A_CORNER[1, 0] = 255
+FOUND = find_mistakes(LOGITS, INK_IN_A_CORNER, np.array([0, 1], np.uint8))
+MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, find_mistakes=lambda: FOUND)
+
+
+@pytest.mark.parametrize(
+    ("job_name", "hosts", "folder"), [("worker", ("b:2",), ""), ("evaluator", ("b:2",), "evaluator")]
+)
+def test_an_evaluation_is_written_where_its_task_writes(tmp_path, job_name, hosts, folder):
+    EvaluationLog(Task(job_name, 0, ("a:1",), hosts), str(tmp_path)).write(MEASURES)
+    assert read(tmp_path / folder) == {"test_accuracy": [(40, 0.9375)], "test_loss": [(40, 0.25)]}
+
+
+def test_the_last_evaluation_has_a_picture_of_the_mistakes(tmp_path):
+    record_test(MEASURES, str(tmp_path))
+    found = read(tmp_path)
+    assert found["test_accuracy"] == [(40, 0.9375)]
+    ((step, image),) = found["mistakes"]
+    picture = np.array(Image.open(io.BytesIO(image.encoded_image_string)))
+    assert (step, picture.shape) == (40, (image.height, image.width))
+    inside = picture[9:119, 9:119]  # of the only mistake, four pixels for each of its own, in a frame
+    assert (inside[0, 0], inside[-1, -1]) == (0, 255), "ink is black, and paper white"
+    assert (picture[120:140, 9:119] < 128).any(), "there is a caption"
+
+
+def test_a_perfect_model_has_no_picture(tmp_path):
+    record_test(MEASURES._replace(find_mistakes=lambda: {"confusion": [], "mistakes": []}), str(tmp_path))
+    assert read(tmp_path).keys() == {"test_accuracy", "test_loss"}
+
+
+@pytest.mark.parametrize("folder", ["", "/dev/null/train", "/dev/null/train/worker-1"])
+def test_a_folder_that_is_not_there_costs_nothing_but_summaries(folder):
+    summaries.write_scalars(folder, 1, {"loss": 0.5})
