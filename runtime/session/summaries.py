@@ -108,7 +108,8 @@ class SummaryHook(tf.train.SessionRunHook):
 
     def end(self, session: tf.Session) -> None:
         if self._is_used:
-            self._write_histograms(session, int(session.run(tf.train.get_global_step(session.graph))))
+            with contextlib.suppress(tf.errors.OpError):  # a lost ps: the hooks that need it say so
+                self._write_histograms(session, int(session.run(tf.train.get_global_step(session.graph))))
 
     def _write_histograms(self, session: tf.Session, global_step: int) -> None:
         if self._histograms is not None:

@@ -10,12 +10,14 @@ from runtime.updates.holding import Holding
 class Staleness:
     """How many global steps of others come between what an exchange reads and what it writes.
 
-    The ps of the global step counts, so no exchange sends more for that. A run that does not fetch it does not count.
+    Each ps counts the steps that it has applied. This asks the one with the most parameters: that of the global step
+    may have none, and then it counts before the worker has computed. No exchange sends more for that, and a run that
+    does not fetch it does not count.
     """
 
     def __init__(self, holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor]]):
         """Take `added`, which grows, for the steps of this worker in the order in which they are written."""
-        self._ps = next(ps for ps, holding in enumerate(holdings) if holding.steps is tf.train.get_global_step())
+        self._ps = max(range(len(holdings)), key=lambda ps: holdings[ps].size)
         self._holding, self._own = holdings[self._ps], added[self._ps]
         self._read: list[tf.Tensor] = []  # by exchange, as what follows
         self._written: list[tf.Tensor] = []
