@@ -195,7 +195,7 @@ def load_examples(task: Task) -> tuple[mnist_input.Examples, mnist_input.Example
     return mnist_input.shard(train_examples, task.index, len(task.worker_hosts)), test_examples, data
 
 
-def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, examples: mnist_input.Examples) -> Training:
+def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, shard: mnist_input.Examples) -> Training:
     """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
     tf.set_random_seed(FLAGS.seed)
 
@@ -208,8 +208,7 @@ def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, exampl
         parameters = model.build_parameters(FLAGS.model, FLAGS.hidden_units)
         packing = Packing(parameters)
         with tf.device(task.device), tf.name_scope("input"):
-            num_batches, stream = mode.batches_per_run, task.index
-            batches = mnist_input.build_batches(examples, num_batches, FLAGS.batch_size, FLAGS.seed, stream)
+            batches = mnist_input.build_batches(shard, mode.batches_per_run, FLAGS.batch_size, FLAGS.seed, task.index)
 
         def build_loss(parts: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
             images, labels = batches.batch(indices)
@@ -242,10 +241,9 @@ def evaluate_checkpoints(task: Task) -> None:
     download.fetch(FLAGS.data_dir)
     tf.train.create_global_step()
     packing = Packing(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
-    evaluation, examples = build_evaluation(packing, device=""), mnist_input.load(FLAGS.data_dir, "t10k")
+    evaluate = build_evaluation(packing, device="").on(mnist_input.load(FLAGS.data_dir, "t10k"))
     timeouts = Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs + FLAGS.save_checkpoint_secs)
-    goal = Goal(FLAGS.train_steps, FLAGS.stop_at_accuracy)
-    follow_checkpoints(task, evaluation.on(examples), train_dir, goal, timeouts)
+    follow_checkpoints(task, evaluate, train_dir, Goal(FLAGS.train_steps, FLAGS.stop_at_accuracy), timeouts)
 
 
 def build_serving() -> Serving:
