@@ -1,1 +1,1 @@
-"""What the launcher needs: a Python with the packages, and free ports."""
+"""What the launcher needs: a Python with the packages, free ports, and TensorBoard."""
