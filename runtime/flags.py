@@ -9,6 +9,7 @@ from runtime.machine import gpus
 from runtime.session import profiling
 from runtime.updates import placement
 from runtime.updates.mode import OPTIMIZERS
+from runtime.updates.schedule import LR_SCHEDULES
 
 flags.disclaim_key_flags()  # --help shows them as those of the script
 
@@ -62,7 +63,11 @@ def _define_training(models: Sequence[str]) -> None:
     flags.DEFINE_integer("hidden_units", 100, "width of the hidden layer", lower_bound=1)
     flags.DEFINE_integer("train_steps", 10000, "global step at which training ends", lower_bound=1)
     flags.DEFINE_integer("batch_size", 100, "examples per worker and step", lower_bound=1)
-    flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer")
+    flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer, at its highest")
+    flags.DEFINE_enum("lr_schedule", "constant", LR_SCHEDULES, "one cycle rises from 0, and falls to 0 at the end")
+    flags.DEFINE_integer(
+        "warmup_steps", None, "global steps in which the learning rate rises; default: 0, or 30 % of one cycle", 0
+    )
     flags.DEFINE_enum("optimizer", "adam", OPTIMIZERS, "the optimizer; momentum is 0.9")
     flags.DEFINE_boolean("sync_replicas", False, "average the gradients of the workers in synchronous updates")
     flags.DEFINE_alias("issync", "sync_replicas")
@@ -74,6 +79,11 @@ def _define_training(models: Sequence[str]) -> None:
     flags.DEFINE_integer("local_steps", 1, "steps on a worker's own copy between exchanges with the ps", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples", 0, 2**31 - 1)
     flags.register_validator("learning_rate", lambda rate: 0 < rate < float("inf"), "it must be a number above 0")
+    flags.register_multi_flags_validator(
+        ["warmup_steps", "train_steps"],
+        lambda values: (values["warmup_steps"] or 0) < values["train_steps"],
+        "it must be below --train_steps",
+    )
     flags.register_multi_flags_validator(
         ["replicas_to_aggregate", "sync_replicas"],
         lambda values: values["replicas_to_aggregate"] is None or values["sync_replicas"],

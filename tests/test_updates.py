@@ -4,6 +4,7 @@ Worker i's loss is (i + 1) * w: its gradient is the constant i + 1.
 """
 
 import contextlib
+import functools
 import itertools
 import threading
 import time
@@ -23,6 +24,7 @@ from runtime.updates.holding import make_holdings
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
+from runtime.updates.schedule import Schedule
 
 LEARNING_RATE = 0.5
 N = EXCHANGES_PER_RUN
@@ -58,6 +60,7 @@ class Worker:
         loss=None,
         exchanges=1,
         optimizer="sgd",
+        lr_schedule="constant",
     ):
         task = servers.task("worker", index)
         with tf.Graph().as_default() as graph:
@@ -66,8 +69,13 @@ class Worker:
                 self.global_step = tf.train.create_global_step()
                 self.weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
                 packing = Packing({"w": self.weight})
-                rate = LEARNING_RATE if local_steps == 1 else 1.0
-                holdings = make_holdings(packing, lambda num_updates: make_optimizer(optimizer, rate, num_updates))
+                schedule = Schedule(lr_schedule, LEARNING_RATE, None, train_steps)
+
+                def make_optimizer_of_ps(num_updates):
+                    rates = Schedule("constant", 1.0, None, train_steps) if local_steps > 1 else schedule
+                    return make_optimizer(optimizer, lambda: rates.build(num_updates.read_value()), num_updates)
+
+                holdings = make_holdings(packing, make_optimizer_of_ps)
 
                 def build_loss(parameters, _):
                     return loss(parameters[0]) if loss else (index + 1) * parameters[0]
@@ -77,9 +85,10 @@ class Worker:
                     if local_steps == 1:
                         builder = GradientExchangeBuilder(packing, build_loss, indices)
                     else:
-                        length = Length(local_steps, train_steps, num_shares=1)
-                        optimizer_of_steps = make_optimizer("sgd", LEARNING_RATE)
-                        builder = LocalStepsExchangeBuilder(packing, build_loss, indices, optimizer_of_steps, length)
+                        pace = 1 if replicas else len(task.worker_hosts)
+                        length = Length(local_steps, train_steps, num_shares=1, pace=pace)
+                        make_sgd = functools.partial(make_optimizer, "sgd")
+                        builder = LocalStepsExchangeBuilder(packing, build_loss, indices, make_sgd, schedule, length)
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
                     updates = build_async_updates(packing, holdings, builder, max_pending, train_steps, task)
@@ -203,7 +212,7 @@ class ClassicWorker:
             with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
                 self.global_step = tf.train.create_global_step()
                 self.weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
-                classic = tf.train.SyncReplicasOptimizer(make_optimizer(optimizer, LEARNING_RATE), 2)
+                classic = tf.train.SyncReplicasOptimizer(make_optimizer(optimizer, lambda: LEARNING_RATE), 2)
                 self.train_op = classic.minimize(loss(self.weight), self.global_step)
             initializer = tf.global_variables_initializer()
         self.session, self.hooks = servers.worker_session(index, graph), []
@@ -413,7 +422,7 @@ def test_the_last_exchange_has_just_the_steps_that_are_left(local_servers, repli
 
 def test_the_exchanges_become_shorter_near_the_end(graph):
     global_step = tf.train.create_global_step()
-    num_steps = Length(max_steps=4, train_steps=100, num_shares=8).build()
+    num_steps = Length(max_steps=4, train_steps=100, num_shares=8, pace=1).build(global_step.read_value())
     num_steps_by_left = {}
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -435,6 +444,66 @@ def test_what_does_not_fit_into_the_steps_that_others_have_left_is_not_applied(l
     assert worker.read() == [0 - 2 * 0.5 * 1, 6], "the first exchange has 4 steps, of which 2 are too many"
 
 
+def one_cycle(step, train_steps):
+    """Return the learning rate at a global step, when 3 of 10 steps rise."""
+    warmup_steps = 0.3 * train_steps
+    return LEARNING_RATE * min((step + 1) / warmup_steps, (train_steps - step) / (train_steps - warmup_steps))
+
+
+def test_the_rate_follows_the_global_step_wherever_a_step_is_applied(local_servers):
+    rates = [one_cycle(step, 40) for step in range(40)]
+    for replicas in (None, 1):  # asynchronous, and synchronous
+        servers = local_servers(2, 1)
+        worker = Worker(servers, 0, replicas, exchanges=N, train_steps=40, lr_schedule="one_cycle")
+        worker.step()
+        assert worker.read() == [pytest.approx(-sum(rates[:N])), N]
+        resumed = Worker(servers, 0, replicas, False, exchanges=N, train_steps=40, lr_schedule="one_cycle")
+        for _ in range(5):
+            resumed.step()
+        assert resumed.read() == [pytest.approx(-sum(rates)), 40], "it goes on, and ends near 0"
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_every_optimizer_takes_the_rate_of_its_step(local_servers, optimizer):
+    worker = Worker(local_servers(1, 1), 0, train_steps=10, lr_schedule="one_cycle", optimizer=optimizer)
+    worker.step()
+    speeds = [sum(0.9**k for k in range(step + 1)) if optimizer == "momentum" else 1 for step in range(N)]
+    rates = [one_cycle(step, 10) for step in range(N)]
+    assert worker.read() == [pytest.approx(-np.dot(rates, speeds), rel=1e-4), N]
+
+
+def test_the_rate_of_local_steps_follows_the_global_step(local_servers):
+    servers = local_servers(2, 2)
+    workers = [Worker(servers, i, 2, local_steps=4, train_steps=40, lr_schedule="one_cycle") for i in range(2)]
+    for update in range(1, 11):
+        step_together(*workers)
+        rates = [one_cycle(step, 40) for step in range(4 * update)]
+        assert workers[0].read() == [pytest.approx(-(1 + 2) / 2 * sum(rates), rel=1e-5), 4 * update]
+
+    servers = local_servers(2, 2)
+    workers = [Worker(servers, i, local_steps=2, train_steps=100, lr_schedule="one_cycle") for i in range(2)]
+    workers[0].step()
+    workers[1].step()
+    rates = [one_cycle(2 * step, 100) + 2 * one_cycle(2 * N + 2 * step, 100) for step in range(2 * N)]
+    assert workers[0].read() == [pytest.approx(-sum(rates), rel=1e-5), 4 * N], "as if the other were as fast"
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup_steps", "expected"),
+    [
+        ("constant", None, [0.5, 0.5, 0.5, 0.5, 0.5]),
+        ("constant", 4, [0.125, 0.5, 0.5, 0.5, 0.5]),
+        ("one_cycle", 4, [0.125, 0.5, 0.5 * 2 / 6, 0.5 * 1 / 6, 0]),
+        ("one_cycle", 0, [0.5, 0.5 * 7 / 10, 0.5 * 2 / 10, 0.5 * 1 / 10, 0]),
+        ("one_cycle", None, [0.5 / 3, 0.5, 0.5 * 2 / 7, 0.5 * 1 / 7, 0]),
+    ],
+)
+def test_schedules(graph, name, warmup_steps, expected):
+    rates = Schedule(name, 0.5, warmup_steps, train_steps=10).build(tf.constant([0, 3, 8, 9, 12], tf.int64))
+    with tf.Session() as session:
+        assert session.run(rates) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -446,7 +515,7 @@ def test_what_does_not_fit_into_the_steps_that_others_have_left_is_not_applied(l
 def test_optimizers(graph, name, expected):
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
     tf.train.create_global_step()
-    train_op = make_optimizer(name, LEARNING_RATE).minimize(1 * weight)
+    train_op = make_optimizer(name, lambda: LEARNING_RATE).minimize(1 * weight)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         session.run(train_op)
@@ -466,8 +535,9 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
         packing,
         lambda parameters, _: 1 * parameters[0],
         make_indices(2 * 3),
-        make_optimizer(name, 0.5),
-        Length(max_steps=3, train_steps=100, num_shares=1),
+        functools.partial(make_optimizer, name),
+        Schedule("constant", 0.5, None, train_steps=100),
+        Length(max_steps=3, train_steps=100, num_shares=1, pace=1),
     )
     exchanges = [builder.build_exchange(packing.read(), [], number) for number in range(2)]
     assert tf.global_variables() == [global_step, weight]

@@ -3,6 +3,7 @@
 The examples/s are the sum over the processes. Each trains a model of its own on its shard of the examples.
 """
 
+import functools
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from runtime.updates.holding import make_holdings
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
+from runtime.updates.schedule import Schedule
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("steps_per_run", 512, "local steps in one run of the graph; --train_steps is per process")
@@ -51,9 +53,10 @@ def train(num_cores: int) -> None:
         images, labels = batches.batch(indices)
         return model.build_loss(model.build_logits(packing.by_name(parts), images), labels)
 
-    optimizer = make_optimizer(FLAGS.optimizer, FLAGS.learning_rate)
-    length = Length(FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1)
-    builder = LocalStepsExchangeBuilder(packing, build_loss, batches.indices, optimizer, length)
+    schedule = Schedule("constant", FLAGS.learning_rate, warmup_steps=0, train_steps=sys.maxsize)
+    length = Length(FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1, pace=1)
+    make_local_optimizer = functools.partial(make_optimizer, FLAGS.optimizer)
+    builder = LocalStepsExchangeBuilder(packing, build_loss, batches.indices, make_local_optimizer, schedule, length)
     exchange = builder.build_exchange(packing.read(), [], 0)
     (holding,) = make_holdings(packing, lambda _: tf.train.GradientDescentOptimizer(1.0))
     train_op = holding.apply(exchange.gradients[0], exchange.num_steps).op

@@ -1,5 +1,7 @@
 """Adam whose state is all in its slots: how far its averages have grown follows from the number of updates."""
 
+from collections.abc import Callable
+
 import tensorflow.compat.v1 as tf
 
 
@@ -9,7 +11,7 @@ class CountedAdamOptimizer(tf.train.AdamOptimizer):
     These would lie on one ps, and each step would send them to the others.
     """
 
-    def __init__(self, learning_rate: float, num_updates: tf.Variable):
+    def __init__(self, learning_rate: Callable[[], tf.Tensor], num_updates: tf.Variable):
         """Take `num_updates`, int64 [], for the number of updates so far; whoever applies one then advances it."""
         super().__init__(learning_rate)
         self._num_updates = num_updates

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.updates.exchange import Exchange, LossFunction
 from runtime.updates.packing import Packing
+from runtime.updates.schedule import Schedule
 
 
 class Length(NamedTuple):
@@ -24,13 +25,12 @@ class Length(NamedTuple):
     max_steps: int
     train_steps: int  # the global step at which training ends
     num_shares: int
+    pace: int  # how far the global step gets while each worker takes one step
 
-    def build(self) -> tf.Tensor:
-        """Build the number of local steps, int64 [], on the device of the global step, which advances by it."""
-        global_step = tf.train.get_global_step()
-        with tf.device(global_step.device), tf.name_scope("num_local_steps"):
-            share = -((global_step.read_value() - self.train_steps) // self.num_shares)  # rounded up
-            return tf.clip_by_value(share, 0, self.max_steps)
+    def build(self, global_step: tf.Tensor) -> tf.Tensor:
+        """Build the number of local steps, int64 [], of each exchange of a run that begins at `global_step`."""
+        share = -((global_step - self.train_steps) // self.num_shares)  # rounded up
+        return tf.clip_by_value(share, 0, self.max_steps)
 
 
 class LocalStepsExchangeBuilder:
@@ -41,7 +41,8 @@ class LocalStepsExchangeBuilder:
         packing: Packing,
         build_loss: LossFunction,
         indices: tf.Tensor,
-        optimizer: tf.train.Optimizer,
+        make_optimizer: Callable[[Callable[[], tf.Tensor]], tf.train.Optimizer],
+        schedule: Schedule,
         length: Length,
     ) -> None:
         """Prepare to build exchanges.
@@ -50,11 +51,18 @@ class LocalStepsExchangeBuilder:
           packing: of the parameters.
           build_loss: builds the loss of a batch.
           indices: of the batches of a run, int32 [batches in a run, b]: `length.max_steps` for each exchange.
-          optimizer: takes the local steps.
+          make_optimizer: makes what takes the local steps, given what builds its learning rate.
+          schedule: of the learning rate.
           length: how many local steps an exchange has.
         """
         self._packing, self._build_loss, self._indices = packing, build_loss, indices
-        self._optimizer, self._max_steps, self._num_steps = optimizer, length.max_steps, length.build()
+        self._schedule, self._length = schedule, length
+        self._rate: tf.Tensor  # of the step that is being built
+        self._optimizer = make_optimizer(lambda: self._rate)
+        global_step = tf.train.get_global_step()
+        with tf.device(global_step.device), tf.name_scope("num_local_steps"):
+            self._first_step = global_step.read_value()
+        self._num_steps = length.build(self._first_step)
         with tf.variable_creator_scope(_make_local), tf.name_scope("copies"):
             self._copies = [tf.Variable(tf.zeros(part.shape), name="copy") for part in packing.split(packing.read())]
 
@@ -67,11 +75,13 @@ class LocalStepsExchangeBuilder:
         assignments = [copy.assign(value) for copy, value in zip(self._copies, parameters, strict=True)]
         with tf.control_dependencies(assignments):
             first_step = tf.zeros([], tf.int64)
+        rates = self._build_rates(number)
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             values = [copy.read_value() for copy in self._copies]
-            loss = self._build_loss(values, tf.gather(self._indices, number * self._max_steps + step))
+            loss = self._build_loss(values, tf.gather(self._indices, number * self._length.max_steps + step))
             gradients = tf.gradients(loss, values)
+            self._rate = tf.gather(rates, step)
             with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
                 change = self._optimizer.apply_gradients(zip(gradients, self._copies, strict=True))
             with tf.control_dependencies([change]):
@@ -88,6 +98,14 @@ class LocalStepsExchangeBuilder:
             ends = self._packing.pack([copy.read_value() for copy in self._copies])
             changes = [start - end for start, end in zip(starts, ends, strict=True)]
         return Exchange(changes, self._num_steps, loss)
+
+    def _build_rates(self, number: int) -> tf.Tensor:
+        """Build the learning rates, float32 [max_steps], of the steps of an exchange.
+
+        The worker knows the global step at which its run began. From there it counts as if all workers were as fast.
+        """
+        steps = number * self._num_steps + tf.range(self._length.max_steps, dtype=tf.int64)
+        return self._schedule.build(self._first_step + self._length.pace * steps)
 
 
 def _make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:

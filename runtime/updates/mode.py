@@ -1,5 +1,7 @@
 """The mode of a run: how its workers update the parameters together."""
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -13,6 +15,7 @@ from runtime.updates.exchange import ExchangeBuilder, GradientExchangeBuilder, L
 from runtime.updates.holding import make_holdings
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.packing import Packing
+from runtime.updates.schedule import Schedule
 from runtime.updates.synchronous import build_sync_updates
 
 OPTIMIZERS = ("adam", "momentum", "sgd")
@@ -25,6 +28,8 @@ class Mode(NamedTuple):
 
     optimizer: str
     learning_rate: float
+    lr_schedule: str
+    warmup_steps: int | None  # None: see `Schedule`
     train_steps: int
     local_steps: int
     sync_replicas: bool
@@ -53,8 +58,16 @@ class Mode(NamedTuple):
             )
 
 
-def make_optimizer(name: str, learning_rate: float, num_updates: tf.Variable | None = None) -> tf.train.Optimizer:
-    """Return one of `OPTIMIZERS`; `num_updates`, int64 [], may count its updates, so that it need not do so itself."""
+def make_optimizer(
+    name: str, learning_rate: Callable[[], tf.Tensor], num_updates: tf.Variable | None = None
+) -> tf.train.Optimizer:
+    """Return an optimizer.
+
+    Args:
+      name: one of `OPTIMIZERS`.
+      learning_rate: builds the rate, float32 [], of an update where it is applied.
+      num_updates: int64 [], counts the updates; or None, and Adam counts them itself.
+    """
     if name == "adam" and num_updates is not None:
         return CountedAdamOptimizer(learning_rate, num_updates)
     if name == "adam":
@@ -75,11 +88,12 @@ def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor
       task: this worker.
     """
     num_workers = len(task.worker_hosts)
+    schedule = Schedule(mode.lr_schedule, mode.learning_rate, mode.warmup_steps, mode.train_steps)
 
     def make_optimizer_of_ps(num_updates: tf.Variable) -> tf.train.Optimizer:
         if mode.local_steps > 1:
             return tf.train.GradientDescentOptimizer(learning_rate=1.0)  # it gets changes in the place of gradients
-        return make_optimizer(mode.optimizer, mode.learning_rate, num_updates)
+        return make_optimizer(mode.optimizer, lambda: schedule.build(num_updates.read_value()), num_updates)
 
     holdings = make_holdings(packing, make_optimizer_of_ps)
     builder: ExchangeBuilder
@@ -87,10 +101,11 @@ def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor
         if mode.local_steps == 1:
             builder = GradientExchangeBuilder(packing, build_loss, indices)
         else:
-            optimizer = make_optimizer(mode.optimizer, mode.learning_rate)
+            pace = 1 if mode.sync_replicas else num_workers
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
-            length = Length(mode.local_steps, mode.train_steps, num_shares)
-            builder = LocalStepsExchangeBuilder(packing, build_loss, indices, optimizer, length)
+            length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
+            make_local_optimizer = functools.partial(make_optimizer, mode.optimizer)
+            builder = LocalStepsExchangeBuilder(packing, build_loss, indices, make_local_optimizer, schedule, length)
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
         return build_sync_updates(packing, holdings, builder, rule, mode.exchanges_per_run, task)
