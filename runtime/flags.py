@@ -8,7 +8,7 @@ from runtime.data import download
 from runtime.machine import gpus
 from runtime.session import profiling
 from runtime.updates import placement
-from runtime.updates.mode import OPTIMIZERS
+from runtime.updates.mode import EXCHANGE_DTYPES, OPTIMIZERS
 from runtime.updates.schedule import LR_SCHEDULES
 
 flags.disclaim_key_flags()  # --help shows them as those of the script
@@ -77,6 +77,7 @@ def _define_training(models: Sequence[str]) -> None:
     )
     flags.DEFINE_integer("partition_bytes", None, "split variables larger than this over the ps tasks", lower_bound=1)
     flags.DEFINE_integer("local_steps", 1, "steps on a worker's own copy between exchanges with the ps", lower_bound=1)
+    flags.DEFINE_enum("exchange_dtype", "float32", EXCHANGE_DTYPES, "in what numbers an exchange travels")
     flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples", 0, 2**31 - 1)
     flags.register_validator("learning_rate", lambda rate: 0 < rate < float("inf"), "it must be a number above 0")
     flags.register_multi_flags_validator(

@@ -112,6 +112,7 @@ def assert_refused(tmp_path):
         ([*WORKER, "--replicas_to_aggregate=1"], "replicas_to_aggregate=1, sync_replicas=False: it needs --sync"),
         ([*WORKER, "--issync=1", "--replicas_to_aggregate=3"], "--replicas_to_aggregate is 3, expected at most 2"),
         ([*WORKER, "--issync=1", "--replicas_to_aggregate=0"], "flag --replicas_to_aggregate=0"),
+        ([*WORKER, "--exchange_dtype=float16"], "flag --exchange_dtype=float16: value should be one of <float32|bfl"),
         ([*WORKER, "--local_steps=0"], "flag --local_steps=0"),
         ([*WORKER, "--ps_strategy=random"], "flag --ps_strategy=random: value should be one of <round_robin|greedy>"),
         ([*WORKER, "--partition_bytes=0"], "flag --partition_bytes=0"),

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import distributed
 import mnist_input
-from benchmarks.testbed.messages import tensors_sent
+from benchmarks.testbed.messages import tensors_sent, types_sent
 from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Task
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
@@ -125,6 +125,29 @@ def test_what_computes_is_on_the_worker_and_what_updates_is_on_the_ps(graph, set
     ],
 )
 def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, set_flags, local_servers, flags):
+    tensors = run_once(graph, set_flags, local_servers, tensors_sent, *flags)
+    worker, ps_tasks = ("worker", 0), [("ps", ps) for ps in range(3)]
+    num_exchanges = 1 if len(flags) == 2 else EXCHANGES_PER_RUN
+    expected = {way: num_exchanges for ps in ps_tasks for way in ((ps, worker), (worker, ps))}
+    if "--local_steps=4" in flags:
+        expected[ps_tasks[0], worker] += 1  # the global step, once for the run
+    assert tensors == expected, "nothing goes from ps to ps"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--sync_replicas"], {tf.bfloat16: 3 * 2 * EXCHANGES_PER_RUN}),
+        (["--local_steps=4"], {tf.bfloat16: 3 * 2 * EXCHANGES_PER_RUN, tf.int64: 1}),
+    ],
+)
+def test_bfloat16_halves_every_message_but_the_global_step(graph, set_flags, local_servers, flags, expected):
+    types = run_once(graph, set_flags, local_servers, types_sent, "--exchange_dtype=bfloat16", *flags)
+    assert types == expected, "of 3 ps tasks, each way"
+
+
+def run_once(graph, set_flags, local_servers, count, *flags):
+    """Return what `count` counts in a run of a worker and three ps tasks."""
     set_flags(*flags)
     servers = local_servers(3, 1)
     batches, updates, _ = build_training(servers.task("worker", 0))
@@ -132,13 +155,7 @@ def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, se
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(tf.variables_initializer(updates.unsaved_variables))
         session.run(batches.initializer, batches.feed_dict(0))
-        tensors = tensors_sent(session, updates.train_op)
-    worker, ps_tasks = ("worker", 0), [("ps", ps) for ps in range(3)]
-    num_exchanges = 1 if len(flags) == 2 else EXCHANGES_PER_RUN
-    expected = {way: num_exchanges for ps in ps_tasks for way in ((ps, worker), (worker, ps))}
-    if "--local_steps=4" in flags:
-        expected[ps_tasks[0], worker] += 1  # how many steps an exchange has, once for the run
-    assert tensors == expected, "nothing goes from ps to ps"
+        return count(session, updates.train_op)
 
 
 def test_the_same_seed_gives_the_same_weights(local_servers, set_flags):

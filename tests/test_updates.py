@@ -61,6 +61,7 @@ class Worker:
         exchanges=1,
         optimizer="sgd",
         lr_schedule="constant",
+        dtype=tf.float32,
     ):
         task = servers.task("worker", index)
         with tf.Graph().as_default() as graph:
@@ -83,12 +84,14 @@ class Worker:
                 indices = make_indices(N * local_steps)
                 with tf.device(task.device):
                     if local_steps == 1:
-                        builder = GradientExchangeBuilder(packing, build_loss, indices)
+                        builder = GradientExchangeBuilder(packing, build_loss, indices, dtype)
                     else:
                         pace = 1 if replicas else len(task.worker_hosts)
                         length = Length(local_steps, train_steps, num_shares=1, pace=pace)
                         make_sgd = functools.partial(make_optimizer, "sgd")
-                        builder = LocalStepsExchangeBuilder(packing, build_loss, indices, make_sgd, schedule, length)
+                        builder = LocalStepsExchangeBuilder(
+                            packing, build_loss, indices, make_sgd, schedule, length, dtype
+                        )
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
                     updates = build_async_updates(packing, holdings, builder, max_pending, train_steps, task)
@@ -488,6 +491,44 @@ def test_the_rate_of_local_steps_follows_the_global_step(local_servers):
     assert workers[0].read() == [pytest.approx(-sum(rates), rel=1e-5), 4 * N], "as if the other were as fast"
 
 
+GOAL = np.float32(1.1)  # which bfloat16 does not have
+
+
+def to_bfloat16(value):
+    return np.float32(tf.bfloat16.as_numpy_dtype(value))
+
+
+@pytest.mark.parametrize("replicas", [None, 1])
+def test_parameters_and_gradients_travel_rounded_and_are_kept_exact(local_servers, replicas):
+    servers = local_servers(2, 1)
+    worker = Worker(servers, 0, replicas, exchanges=N, loss=lambda w: (w - GOAL) ** 2 / 2, dtype=tf.bfloat16)
+    worker.step()
+    weight = np.float32(0)
+    for _ in range(N):
+        weight -= np.float32(0.5) * to_bfloat16(to_bfloat16(weight) - GOAL)
+    assert worker.read() == [weight, N]
+    assert weight != to_bfloat16(weight)
+
+
+@pytest.mark.parametrize("replicas", [None, 1])
+def test_the_changes_of_local_steps_travel_rounded_and_add_up_exactly(local_servers, replicas):
+    options = {"local_steps": 2, "train_steps": 10**6, "loss": lambda w: (w - GOAL) ** 2 / 2, "dtype": tf.bfloat16}
+    worker = Worker(local_servers(2, 1), 0, replicas, **options)
+    weight, num_exchanges, num_runs = np.float32(0), 1 if replicas else N, 4
+    for _ in range(num_runs):
+        worker.step()
+        pending = np.float32(0)
+        for _ in range(num_exchanges):
+            start = end = to_bfloat16(weight) - pending
+            for _ in range(2):
+                end -= np.float32(0.5) * (end - GOAL)
+            weight -= pending
+            pending = to_bfloat16(start - end)
+        weight -= pending
+    assert worker.read() == [weight, 2 * num_exchanges * num_runs]
+    assert weight != to_bfloat16(weight)
+
+
 @pytest.mark.parametrize(
     ("name", "warmup_steps", "expected"),
     [
@@ -538,6 +579,7 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
         functools.partial(make_optimizer, name),
         Schedule("constant", 0.5, None, train_steps=100),
         Length(max_steps=3, train_steps=100, num_shares=1, pace=1),
+        tf.float32,
     )
     exchanges = [builder.build_exchange(packing.read(), [], number) for number in range(2)]
     assert tf.global_variables() == [global_step, weight]

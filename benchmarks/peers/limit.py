@@ -56,7 +56,9 @@ def train(num_cores: int) -> None:
     schedule = Schedule("constant", FLAGS.learning_rate, warmup_steps=0, train_steps=sys.maxsize)
     length = Length(FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1, pace=1)
     make_local_optimizer = functools.partial(make_optimizer, FLAGS.optimizer)
-    builder = LocalStepsExchangeBuilder(packing, build_loss, batches.indices, make_local_optimizer, schedule, length)
+    builder = LocalStepsExchangeBuilder(
+        packing, build_loss, batches.indices, make_local_optimizer, schedule, length, tf.float32
+    )
     exchange = builder.build_exchange(packing.read(), [], 0)
     (holding,) = make_holdings(packing, lambda _: tf.train.GradientDescentOptimizer(1.0))
     train_op = holding.apply(exchange.gradients[0], exchange.num_steps).op

@@ -91,7 +91,7 @@ class Aggregation:
         """Add the gradient of a worker, and wait for its update, on the ps.
 
         Args:
-          gradient: packed, float32 [size].
+          gradient: packed, [size], of the type in which it travels.
           num_updates: int64 [], which the parameters had that it was computed with.
           worker: the task index.
 
@@ -99,7 +99,9 @@ class Aggregation:
           int64 [], the steps that the gradient stands for; 0 after the end.
         """
         with tf.device(self._holding.device):
-            gradient = tf.identity(gradient)  # here: the mutex is held only while there is nothing to wait for
+            gradient = tf.cast(
+                tf.identity(gradient), tf.float32
+            )  # here: the mutex is held only while there is nothing to wait for
             with tf.control_dependencies([gradient, num_updates]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):

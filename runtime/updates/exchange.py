@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import tensorflow.compat.v1 as tf
 
-from runtime.updates.packing import Packing, append_count, remove_count
+from runtime.updates.packing import Packing, append_count, receive, remove_count
 
 # Builds the loss, float32 [], from the parameters, as `Packing.split()` returns them, and the indices of a batch.
 LossFunction = Callable[[Sequence[tf.Tensor], tf.Tensor], tf.Tensor]
@@ -14,17 +14,17 @@ LossFunction = Callable[[Sequence[tf.Tensor], tf.Tensor], tf.Tensor]
 class Exchange(NamedTuple):
     """What a worker sends to the ps tasks."""
 
-    gradients: list[tf.Tensor]  # packed, float32 [size] for each ps, on the worker
+    gradients: list[tf.Tensor]  # packed, [size] for each ps, on the worker, of the type in which they travel
     num_steps: tf.Tensor | None  # int64 [], how many local steps the gradients stand for; None: always 1
     loss: tf.Tensor  # float32 [], of the last of these steps; 0 if there is none
 
     def receive(self, ps: int, device: str, after: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Build, on a ps, its gradient and the number of steps, as they are once `after` is there."""
+        """Build, on a ps, its gradient, float32, and the number of steps, as they are once `after` is there."""
         gradient = self.gradients[ps]
         message = gradient if self.num_steps is None else append_count(gradient, self.num_steps)
         with tf.device(device):
             with tf.control_dependencies([after]):
-                received = tf.identity(message)
+                received = tf.cast(tf.identity(message), tf.float32)
             return (received, tf.constant(1, tf.int64)) if self.num_steps is None else remove_count(received)
 
 
@@ -35,7 +35,7 @@ class ExchangeBuilder(Protocol):
         """Build one exchange.
 
         Args:
-          vectors: the parameters, packed.
+          vectors: the parameters, packed, on the ps tasks.
           pending: the exchanges of this worker that `vectors` do not have yet.
           number: of this exchange in the run, from 0.
         """
@@ -44,15 +44,16 @@ class ExchangeBuilder(Protocol):
 class GradientExchangeBuilder:
     """Builds exchanges of one batch each."""
 
-    def __init__(self, packing: Packing, build_loss: LossFunction, indices: tf.Tensor) -> None:
+    def __init__(self, packing: Packing, build_loss: LossFunction, indices: tf.Tensor, dtype: tf.DType) -> None:
         """Prepare to build exchanges.
 
         Args:
           packing: of the parameters.
           build_loss: builds the loss of a batch.
           indices: of the batches of a run, int32 [batches in a run, b]: that of an exchange has the exchange's number.
+          dtype: in which parameters and gradients travel.
         """
-        self._packing, self._build_loss = packing, build_loss
+        self._packing, self._build_loss, self._dtype = packing, build_loss, dtype
         # Unstack here, where nothing is waited for: inside an exchange it would run before the gradients are sent.
         self._batches = tf.unstack(indices)
         self._last_gradients: list[tf.Tensor] = []
@@ -60,11 +61,12 @@ class GradientExchangeBuilder:
     def build_exchange(self, vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
         """Build the exchange that sends the gradients of batch `number`: see `ExchangeBuilder`."""
         assert not pending, "a classic step reads everything that this worker has done before"
-        parameters = self._packing.split(vectors)
+        parameters = self._packing.split(receive(vectors, self._dtype))
         # Gather a batch when its turn comes: the batches of a whole run would not stay in the cache.
         with tf.control_dependencies(self._last_gradients):
             loss = self._build_loss(parameters, self._batches[number])
-        self._last_gradients = self._packing.pack(tf.gradients(loss, parameters))
+        gradients = self._packing.pack(tf.gradients(loss, parameters))
+        self._last_gradients = [tf.cast(gradient, self._dtype) for gradient in gradients]
         # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape costs nothing, so the gradients
         # leave before the next batch is gathered, which becomes ready at the same moment.
         sent = [tf.reshape(gradient, [-1]) for gradient in self._last_gradients]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime.updates.exchange import Exchange, LossFunction
-from runtime.updates.packing import Packing
+from runtime.updates.packing import Packing, receive
 from runtime.updates.schedule import Schedule
 
 
@@ -44,6 +44,7 @@ class LocalStepsExchangeBuilder:
         make_optimizer: Callable[[Callable[[], tf.Tensor]], tf.train.Optimizer],
         schedule: Schedule,
         length: Length,
+        dtype: tf.DType,
     ) -> None:
         """Prepare to build exchanges.
 
@@ -54,9 +55,10 @@ class LocalStepsExchangeBuilder:
           make_optimizer: makes what takes the local steps, given what builds its learning rate.
           schedule: of the learning rate.
           length: how many local steps an exchange has.
+          dtype: in which parameters and changes travel.
         """
         self._packing, self._build_loss, self._indices = packing, build_loss, indices
-        self._schedule, self._length = schedule, length
+        self._schedule, self._length, self._dtype = schedule, length, dtype
         self._rate: tf.Tensor  # of the step that is being built
         self._optimizer = make_optimizer(lambda: self._rate)
         global_step = tf.train.get_global_step()
@@ -68,9 +70,10 @@ class LocalStepsExchangeBuilder:
 
     def build_exchange(self, vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
         """Build the exchange that sends the change of several local steps: see `ExchangeBuilder`."""
-        starts = list(vectors)
+        starts = receive(vectors, self._dtype)
         for exchange in pending:
-            starts = [start - change for start, change in zip(starts, exchange.gradients, strict=True)]
+            changes = [tf.cast(change, tf.float32) for change in exchange.gradients]
+            starts = [start - change for start, change in zip(starts, changes, strict=True)]
         parameters = self._packing.split(starts)
         assignments = [copy.assign(value) for copy, value in zip(self._copies, parameters, strict=True)]
         with tf.control_dependencies(assignments):
@@ -96,7 +99,7 @@ class LocalStepsExchangeBuilder:
         )
         with tf.control_dependencies([last_step]):
             ends = self._packing.pack([copy.read_value() for copy in self._copies])
-            changes = [start - end for start, end in zip(starts, ends, strict=True)]
+            changes = [tf.cast(start - end, self._dtype) for start, end in zip(starts, ends, strict=True)]
         return Exchange(changes, self._num_steps, loss)
 
     def _build_rates(self, number: int) -> tf.Tensor:

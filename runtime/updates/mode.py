@@ -19,6 +19,7 @@ from runtime.updates.schedule import Schedule
 from runtime.updates.synchronous import build_sync_updates
 
 OPTIMIZERS = ("adam", "momentum", "sgd")
+EXCHANGE_DTYPES = ("float32", "bfloat16")
 MOMENTUM = 0.9
 SHARES_OF_WORKER = 16  # an asynchronous exchange takes at most one share of the steps that are left: see `Length`
 
@@ -34,6 +35,7 @@ class Mode(NamedTuple):
     local_steps: int
     sync_replicas: bool
     replicas_to_aggregate: int | None  # None: as many as there are workers
+    exchange_dtype: str  # one of EXCHANGE_DTYPES
 
     @property
     def exchanges_per_run(self) -> int:
@@ -88,6 +90,7 @@ def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor
       task: this worker.
     """
     num_workers = len(task.worker_hosts)
+    dtype = tf.as_dtype(mode.exchange_dtype)
     schedule = Schedule(mode.lr_schedule, mode.learning_rate, mode.warmup_steps, mode.train_steps)
 
     def make_optimizer_of_ps(num_updates: tf.Variable) -> tf.train.Optimizer:
@@ -99,13 +102,15 @@ def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor
     builder: ExchangeBuilder
     with tf.device(task.device):
         if mode.local_steps == 1:
-            builder = GradientExchangeBuilder(packing, build_loss, indices)
+            builder = GradientExchangeBuilder(packing, build_loss, indices, dtype)
         else:
             pace = 1 if mode.sync_replicas else num_workers
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
             make_local_optimizer = functools.partial(make_optimizer, mode.optimizer)
-            builder = LocalStepsExchangeBuilder(packing, build_loss, indices, make_local_optimizer, schedule, length)
+            builder = LocalStepsExchangeBuilder(
+                packing, build_loss, indices, make_local_optimizer, schedule, length, dtype
+            )
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
         return build_sync_updates(packing, holdings, builder, rule, mode.exchanges_per_run, task)

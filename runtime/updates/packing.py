@@ -75,6 +75,16 @@ def split_vector(vector: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf
         return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)]
 
 
+def receive(vectors: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+    """Build `vectors`, float32, here, after they have travelled as `dtype` from where they are."""
+    arrived = []
+    for vector in vectors:
+        with tf.device(vector.device):
+            message = tf.cast(vector, dtype)
+        arrived.append(tf.cast(message, tf.float32))
+    return arrived
+
+
 def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """Build a vector, float32 [size], of `parts`."""
     with tf.name_scope("join"):
@@ -82,12 +92,12 @@ def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def append_count(vector: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Build `vector`, float32 [size], with `count`, int64 [] below 2**24, at its end: float32 [size + 3].
+    """Build `vector`, float32 or bfloat16 [size], with `count`, int64 [] below 2**24, at its end: [size + 3].
 
     The count takes three digits of base 256, since bfloat16 too has a place for each of these.
     """
     digits = tf.stack([count // BASE**2, count // BASE % BASE, count % BASE])
-    return tf.concat([vector, tf.cast(digits, tf.float32)], axis=0)
+    return tf.concat([vector, tf.cast(digits, vector.dtype)], axis=0)
 
 
 def remove_count(vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
