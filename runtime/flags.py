@@ -68,7 +68,7 @@ def _define_training(models: Sequence[str]) -> None:
     flags.DEFINE_integer(
         "warmup_steps", None, "global steps in which the learning rate rises; default: 0, or 30 % of one cycle", 0
     )
-    flags.DEFINE_enum("optimizer", "adam", OPTIMIZERS, "the optimizer; momentum is 0.9")
+    flags.DEFINE_enum("optimizer", "adam", OPTIMIZERS, "the optimizer; momentum is 0.9, Nesterov's too")
     flags.DEFINE_boolean("sync_replicas", False, "average the gradients of the workers in synchronous updates")
     flags.DEFINE_alias("issync", "sync_replicas")
     flags.DEFINE_integer("replicas_to_aggregate", None, "gradients per synchronous update; default: all workers", 1)

@@ -550,6 +550,7 @@ def test_schedules(graph, name, warmup_steps, expected):
     [
         ("sgd", 0 - 0.5 - 0.5),
         ("momentum", 0 - 0.5 - 0.5 * (1 + 0.9)),
+        ("nesterov", 0 - 0.5 * (1 + 0.9 * 1) - 0.5 * (1 + 0.9 * (1 + 0.9))),
         ("adam", 0 - 0.5 - 0.5),  # of a constant gradient, whose size cancels out
     ],
 )

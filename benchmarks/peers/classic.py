@@ -120,9 +120,9 @@ def make_optimizer() -> tf.train.Optimizer:
     # The loss is a sum over the batch, and so are its gradients. Divided by the batch size, a learning rate means the
     # same as for the peers, whose loss is a mean. Adam does not depend on the scale of the gradients.
     learning_rate = FLAGS.learning_rate / problem.BATCH_SIZE
-    if FLAGS.optimizer == "momentum":
-        return tf.train.MomentumOptimizer(learning_rate, problem.MOMENTUM)
-    return tf.train.GradientDescentOptimizer(learning_rate)
+    if FLAGS.optimizer == "sgd":
+        return tf.train.GradientDescentOptimizer(learning_rate)
+    return tf.train.MomentumOptimizer(learning_rate, problem.MOMENTUM, use_nesterov=FLAGS.optimizer == "nesterov")
 
 
 def load_train() -> tuple[Images, Labels]:

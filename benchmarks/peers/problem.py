@@ -18,7 +18,7 @@ MOMENTUM = 0.9
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("data_dir", download.default_data_dir(), "folder with the four MNIST files")
-flags.DEFINE_enum("optimizer", "adam", ["adam", "sgd", "momentum"], "optimizer; its momentum is 0.9")
+flags.DEFINE_enum("optimizer", "adam", ["adam", "sgd", "momentum", "nesterov"], "its momentum is 0.9")
 flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer")
 flags.DEFINE_integer(
     "train_steps", 3000, "global steps: batches, or rounds of batches where all workers update together"

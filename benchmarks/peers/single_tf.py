@@ -45,8 +45,8 @@ def make_optimizer() -> tf.keras.optimizers.Optimizer:
     """Return the optimizer of the flags; Keras builds them of small ops, which XLA fuses."""
     if FLAGS.optimizer == "adam":
         return tf.keras.optimizers.Adam(FLAGS.learning_rate)
-    momentum = problem.MOMENTUM if FLAGS.optimizer == "momentum" else 0.0
-    return tf.keras.optimizers.SGD(FLAGS.learning_rate, momentum)
+    momentum = 0.0 if FLAGS.optimizer == "sgd" else problem.MOMENTUM
+    return tf.keras.optimizers.SGD(FLAGS.learning_rate, momentum, nesterov=FLAGS.optimizer == "nesterov")
 
 
 def shuffled_indices(num_examples: int) -> Iterator[npt.NDArray[np.int32]]:

@@ -53,9 +53,9 @@ def make_optimizer() -> tf.compat.v1.train.Optimizer:
     train, rate = tf.compat.v1.train, problem.FLAGS.learning_rate
     if problem.FLAGS.optimizer == "adam":
         return train.AdamOptimizer(rate)
-    if problem.FLAGS.optimizer == "momentum":
-        return train.MomentumOptimizer(rate, problem.MOMENTUM)
-    return train.GradientDescentOptimizer(rate)
+    if problem.FLAGS.optimizer == "sgd":
+        return train.GradientDescentOptimizer(rate)
+    return train.MomentumOptimizer(rate, problem.MOMENTUM, use_nesterov=problem.FLAGS.optimizer == "nesterov")
 
 
 def batches(images: tf.Tensor, labels: tf.Tensor, stream: tf.Tensor) -> tf.data.Dataset:

@@ -48,8 +48,9 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     rate = problem.FLAGS.learning_rate
     if problem.FLAGS.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), rate, fused=True)
-    momentum = problem.MOMENTUM if problem.FLAGS.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(model.parameters(), rate, momentum=momentum, fused=True)
+    momentum = 0.0 if problem.FLAGS.optimizer == "sgd" else problem.MOMENTUM
+    nesterov = problem.FLAGS.optimizer == "nesterov"
+    return torch.optim.SGD(model.parameters(), rate, momentum=momentum, nesterov=nesterov, fused=True)
 
 
 def make_step(model: torch.nn.Module, examples: Examples, stream: int = 0) -> Callable[[], None]:

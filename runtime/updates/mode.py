@@ -18,7 +18,7 @@ from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
 from runtime.updates.synchronous import build_sync_updates
 
-OPTIMIZERS = ("adam", "momentum", "sgd")
+OPTIMIZERS = ("adam", "momentum", "nesterov", "sgd")
 EXCHANGE_DTYPES = ("float32", "bfloat16")
 MOMENTUM = 0.9
 SHARES_OF_WORKER = 16  # an asynchronous exchange takes at most one share of the steps that are left: see `Length`
@@ -74,8 +74,8 @@ def make_optimizer(
         return CountedAdamOptimizer(learning_rate, num_updates)
     if name == "adam":
         return tf.train.AdamOptimizer(learning_rate)
-    if name == "momentum":
-        return tf.train.MomentumOptimizer(learning_rate, MOMENTUM)
+    if name in ("momentum", "nesterov"):
+        return tf.train.MomentumOptimizer(learning_rate, MOMENTUM, use_nesterov=name == "nesterov")
     return tf.train.GradientDescentOptimizer(learning_rate)
 
 
