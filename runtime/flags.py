@@ -64,7 +64,7 @@ def _define_training(models: Sequence[str]) -> None:
     flags.DEFINE_integer("train_steps", 10000, "global step at which training ends", lower_bound=1)
     flags.DEFINE_integer("batch_size", 100, "examples per worker and step", lower_bound=1)
     flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer, at its highest")
-    flags.DEFINE_enum("lr_schedule", "constant", LR_SCHEDULES, "one cycle rises from 0, and falls to 0 at the end")
+    flags.DEFINE_enum("lr_schedule", "constant", LR_SCHEDULES, "after the warm-up, constant or falling to 0 at the end")
     flags.DEFINE_integer(
         "warmup_steps", None, "global steps in which the learning rate rises; default: 0, or 30 % of one cycle", 0
     )
@@ -77,7 +77,7 @@ def _define_training(models: Sequence[str]) -> None:
     )
     flags.DEFINE_integer("partition_bytes", None, "split variables larger than this over the ps tasks", lower_bound=1)
     flags.DEFINE_integer("local_steps", 1, "steps on a worker's own copy between exchanges with the ps", lower_bound=1)
-    flags.DEFINE_enum("exchange_dtype", "float32", EXCHANGE_DTYPES, "in what numbers an exchange travels")
+    flags.DEFINE_enum("exchange_dtype", "float32", EXCHANGE_DTYPES, "how parameters and gradients travel")
     flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples", 0, 2**31 - 1)
     flags.register_validator("learning_rate", lambda rate: 0 < rate < float("inf"), "it must be a number above 0")
     flags.register_multi_flags_validator(

@@ -16,6 +16,7 @@ ROWS = {
     "`--partition_bytes`": (2, 2, ["--partition_bytes=100000"], ""),
     "`--checkpoints`": (2, 2, ["--checkpoints=chief"], ""),
     "`--batch_size`, `--learning_rate`, `--seed`": (1, 2, ["--batch_size=50", "--learning_rate=0.01", "--seed=7"], ""),
+    "`--lr_schedule`, `--exchange_dtype`": (1, 2, ["--lr_schedule=one_cycle", "--exchange_dtype=bfloat16"], ""),
     "`--optimizer=sgd`": (1, 2, ["--optimizer=sgd"], ""),
     "`--optimizer=momentum`": (1, 2, ["--optimizer=momentum"], "has no variable mlp/hidden/weights/Momentum"),
     "`--hidden_units`": (1, 2, ["--hidden_units=50"], "has mlp/hidden/weights of shape [784, 100], expected [784, 50]"),
