@@ -138,10 +138,13 @@ def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, se
     ("flags", "expected"),
     [
         (["--sync_replicas"], {tf.bfloat16: 3 * 2 * EXCHANGES_PER_RUN}),
-        (["--local_steps=4"], {tf.bfloat16: 3 * 2 * EXCHANGES_PER_RUN, tf.int64: 1}),
+        (
+            ["--local_steps=4"],
+            {tf.bfloat16: 3 * EXCHANGES_PER_RUN, tf.float32: 3 * EXCHANGES_PER_RUN, tf.int64: 1},
+        ),
     ],
 )
-def test_bfloat16_halves_every_message_but_the_global_step(graph, set_flags, local_servers, flags, expected):
+def test_what_travels_as_bfloat16(graph, set_flags, local_servers, flags, expected):
     types = run_once(graph, set_flags, local_servers, types_sent, "--exchange_dtype=bfloat16", *flags)
     assert types == expected, "of 3 ps tasks, each way"
 

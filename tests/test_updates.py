@@ -519,7 +519,7 @@ def test_the_changes_of_local_steps_travel_rounded_and_add_up_exactly(local_serv
         worker.step()
         pending = np.float32(0)
         for _ in range(num_exchanges):
-            start = end = to_bfloat16(weight) - pending
+            start = end = weight - pending
             for _ in range(2):
                 end -= np.float32(0.5) * (end - GOAL)
             weight -= pending
