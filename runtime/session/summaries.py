@@ -46,7 +46,7 @@ def build(
     packing: Packing,
     parameters: Mapping[str, tf.Tensor],
     accuracy: tf.Tensor,
-    learning_rate: float,
+    learning_rate: tf.Tensor,
 ) -> None:
     """Build the summaries of the graph: on the chief of what all share, and on each worker of what it alone knows.
 
@@ -56,7 +56,7 @@ def build(
       packing: of the gradients.
       parameters: by name, on this task.
       accuracy: on a batch of this worker, float32 [].
-      learning_rate: of the optimizer.
+      learning_rate: of the optimizer, float32 [].
     """
     with tf.device(task.device):
         if updates.staleness is not None:
@@ -64,7 +64,7 @@ def build(
         if not task.is_chief:
             return
         with tf.name_scope("norms"):
-            gradients = packing.by_name(packing.split(updates.gradients))
+            gradients = packing.by_name(packing.split([tf.cast(vector, tf.float32) for vector in updates.gradients]))
             norms = {f"gradient_norm/{name}": tf.norm(gradient) for name, gradient in gradients.items()}
             norms |= {f"parameter_norm/{name}": tf.norm(parameter) for name, parameter in parameters.items()}
         for tag, value in {"accuracy": accuracy, "learning_rate": learning_rate, **norms}.items():

@@ -38,6 +38,11 @@ class Mode(NamedTuple):
     exchange_dtype: str  # one of EXCHANGE_DTYPES
 
     @property
+    def schedule(self) -> Schedule:
+        """The learning rate."""
+        return Schedule(self.lr_schedule, self.learning_rate, self.warmup_steps, self.train_steps)
+
+    @property
     def exchanges_per_run(self) -> int:
         """How many exchanges share the cost of a run: one where the next must know how many local steps are left."""
         return 1 if self.sync_replicas and self.local_steps > 1 else EXCHANGES_PER_RUN
@@ -91,12 +96,11 @@ def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor
     """
     num_workers = len(task.worker_hosts)
     dtype = tf.as_dtype(mode.exchange_dtype)
-    schedule = Schedule(mode.lr_schedule, mode.learning_rate, mode.warmup_steps, mode.train_steps)
 
     def make_optimizer_of_ps(num_updates: tf.Variable) -> tf.train.Optimizer:
         if mode.local_steps > 1:
             return tf.train.GradientDescentOptimizer(learning_rate=1.0)  # it gets changes in the place of gradients
-        return make_optimizer(mode.optimizer, lambda: schedule.build(num_updates.read_value()), num_updates)
+        return make_optimizer(mode.optimizer, lambda: mode.schedule.build(num_updates.read_value()), num_updates)
 
     holdings = make_holdings(packing, make_optimizer_of_ps)
     builder: ExchangeBuilder
@@ -109,7 +113,7 @@ def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
             make_local_optimizer = functools.partial(make_optimizer, mode.optimizer)
             builder = LocalStepsExchangeBuilder(
-                packing, build_loss, indices, make_local_optimizer, schedule, length, dtype
+                packing, build_loss, indices, make_local_optimizer, mode.schedule, length, dtype
             )
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
