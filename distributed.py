@@ -219,9 +219,7 @@ def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, shard:
         with tf.device(task.device), tf.name_scope("evaluation_of_batch"):
             images, labels = batches.batch(batches.indices[-1])
             accuracy = model.build_accuracy(model.build_logits(evaluation.parameters, images), labels)
-        summaries.build(
-            task, updates, packing, evaluation.parameters, accuracy, mode.schedule.build(updates.global_step)
-        )
+        summaries.build(task, updates, packing, evaluation.parameters, accuracy, mode.schedule)
     placement.log_placement(task)
     return batches, updates, evaluation
 

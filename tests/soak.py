@@ -70,8 +70,9 @@ def soak(options: argparse.Namespace, seed: int, mode: str, folder: pathlib.Path
         sampler.watch_new()
         recoveries = disturb(soaked, sampler, options, rng)
         soaked.finish(options.min_steps)
-        outputs = [task.output() for task in cluster.tasks.values()]
-        assert not any("Traceback" in output for output in outputs), "a task ended with a traceback"
+        for name, task in cluster.tasks.items():
+            _, traceback, rest = task.output().partition("Traceback")
+            assert not traceback, f"{name} has printed a traceback{rest[:2000]}"
         lives = sampler.judged_lives()
     result = json.loads((train_dir / "result.json").read_text())
     return Run(

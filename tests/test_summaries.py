@@ -191,3 +191,16 @@ def test_a_perfect_model_has_no_picture(tmp_path):
 @pytest.mark.parametrize("folder", ["", "/dev/null/train", "/dev/null/train/worker-1"])
 def test_a_folder_that_is_not_there_costs_nothing_but_summaries(folder):
     summaries.write_scalars(folder, 1, {"loss": 0.5})
+
+
+def test_a_full_disk_costs_its_summaries_and_nothing_else(tmp_path, capfd):
+    folder = tmp_path / "full"
+    writer = summaries._EventFile(str(folder))
+    folder.touch()  # a file, in which nothing can be written
+    writer.write(tf.Event(step=1))
+    folder.unlink()
+    writer.write(tf.Event(step=2))
+    writer.write(tf.Event(step=3))
+    (path,) = folder.iterdir()
+    assert [event.step for event in tf.train.summary_iterator(str(path))] == [0, 2, 3]
+    assert "Traceback" not in "".join(capfd.readouterr())

@@ -294,6 +294,22 @@ def test_no_update_has_two_gradients_of_one_worker(local_servers):
     assert chief.read() == [0 - 0.5 * (1 + 2) / 2, 1]
 
 
+def test_a_ps_without_parameters_counts_no_step_before_it_is_computed(graph):
+    cluster = tf.train.ClusterSpec({"ps": ["ps:1", "ps:2"], "worker": ["worker:1"]})
+    with tf.device(tf.train.replica_device_setter(cluster=cluster)):
+        tf.train.create_global_step()  # ps 0 holds nothing else
+        packing = Packing({"w": tf.get_variable("w", [3])})
+    builder = GradientExchangeBuilder(packing, lambda parts, _: tf.reduce_sum(parts[0]), make_indices(1), tf.float32)
+    exchange = builder.build_exchange(packing.read(), [], 0)
+    (nothing,) = [gradient for gradient in exchange.gradients if gradient.shape == [0]]
+    before, ops = set(), [nothing.op]
+    while ops:
+        op = ops.pop()
+        before.add(op)
+        ops += {tensor.op for tensor in op.inputs} | set(op.control_inputs) - before
+    assert exchange.loss.op in before
+
+
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_worker_that_dies_and_returns_before_its_update_counts_once(local_servers, dying):
     servers = local_servers(2, 2)

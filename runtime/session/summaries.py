@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import socket
+import threading
 import time
 from collections.abc import Mapping
 
@@ -10,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from runtime.cluster.task import Task
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
+from runtime.updates.schedule import Schedule
 
 HISTOGRAMS = "histograms"  # the collection of the summaries that are seldom written
 HISTOGRAM_PERIOD = 200  # summaries from one with histograms to the next
@@ -28,10 +31,43 @@ def write(folder: str, global_step: int, summary: tf.Summary | bytes) -> None:
     A full disk costs the summary and nothing else. Checkpoints fail too, and say so.
     """
     if folder and os.path.isdir(os.path.dirname(folder)):
-        with contextlib.suppress(OSError, RuntimeError, tf.errors.OpError):
-            writer = tf.summary.FileWriterCache.get(folder)
-            writer.add_summary(summary, global_step)
-            writer.flush()
+        if isinstance(summary, bytes):
+            summary = tf.Summary.FromString(summary)
+        with _writing:
+            _files.setdefault(folder, _EventFile(folder)).write(tf.Event(step=global_step, summary=summary))
+
+
+class _EventFile:
+    """A file of events, as TensorBoard reads it.
+
+    TensorFlow's `FileWriter` writes from a thread, which dies on a full disk with a traceback and never writes again.
+    """
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._writer: tf.io.TFRecordWriter | None = None
+
+    def write(self, event: tf.Event) -> None:
+        try:
+            if self._writer is None:
+                os.makedirs(self._folder, exist_ok=True)
+                # TensorBoard reads the files in the order of their names, the one of the checkpoints before this one.
+                name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
+                self._writer = tf.io.TFRecordWriter(os.path.join(self._folder, name))
+                self._append(tf.Event(file_version="brain.Event:2"))
+            self._append(event)
+        except (OSError, tf.errors.OpError):
+            self._writer = None  # half an event may be at its end: go on in another file
+
+    def _append(self, event: tf.Event) -> None:
+        assert self._writer
+        event.wall_time = time.time()
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+
+_files: dict[str, _EventFile] = {}  # by folder
+_writing = threading.Lock()  # evaluations come from a thread
 
 
 def write_scalars(folder: str, global_step: int, values: Mapping[str, float]) -> None:
@@ -46,7 +82,7 @@ def build(
     packing: Packing,
     parameters: Mapping[str, tf.Tensor],
     accuracy: tf.Tensor,
-    learning_rate: tf.Tensor,
+    schedule: Schedule,
 ) -> None:
     """Build the summaries of the graph: on the chief of what all share, and on each worker of what it alone knows.
 
@@ -56,7 +92,7 @@ def build(
       packing: of the gradients.
       parameters: by name, on this task.
       accuracy: on a batch of this worker, float32 [].
-      learning_rate: of the optimizer, float32 [].
+      schedule: of the learning rate.
     """
     with tf.device(task.device):
         if updates.staleness is not None:
@@ -67,7 +103,8 @@ def build(
             gradients = packing.by_name(packing.split([tf.cast(vector, tf.float32) for vector in updates.gradients]))
             norms = {f"gradient_norm/{name}": tf.norm(gradient) for name, gradient in gradients.items()}
             norms |= {f"parameter_norm/{name}": tf.norm(parameter) for name, parameter in parameters.items()}
-        for tag, value in {"accuracy": accuracy, "learning_rate": learning_rate, **norms}.items():
+        scalars = {"accuracy": accuracy, "learning_rate": schedule.build(updates.global_step), **norms}
+        for tag, value in scalars.items():
             tf.summary.scalar(tag, value)
         for name, parameter in parameters.items():
             tf.summary.histogram(f"parameters/{name}", parameter, collections=[HISTOGRAMS])

@@ -43,8 +43,7 @@ def build_async_updates(
 
     for number in range(EXCHANGES_PER_RUN):
         with tf.name_scope("exchange"):
-            vectors = packing.read([of_ps[-1:] for of_ps in added])
-            staleness.note_read()
+            vectors = packing.read(staleness.note_read())
             with tf.device(task.device):
                 exchanges.append(builder.build_exchange(vectors, pending, number))
                 pending.append(exchanges[-1])

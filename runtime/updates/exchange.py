@@ -65,7 +65,9 @@ class GradientExchangeBuilder:
         # Gather a batch when its turn comes: the batches of a whole run would not stay in the cache.
         with tf.control_dependencies(self._last_gradients):
             loss = self._build_loss(parameters, self._batches[number])
-        gradients = self._packing.pack(tf.gradients(loss, parameters))
+        gradients = tf.gradients(loss, parameters)
+        with tf.control_dependencies([loss]):  # a ps without parameters, too, counts the step when it is computed
+            gradients = self._packing.pack(gradients)
         self._last_gradients = [tf.cast(gradient, self._dtype) for gradient in gradients]
         # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape costs nothing, so the gradients
         # leave before the next batch is gathered, which becomes ready at the same moment.

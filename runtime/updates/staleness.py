@@ -18,13 +18,17 @@ class Staleness:
     def __init__(self, holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor]]):
         """Take `added`, which grows, for the steps of this worker in the order in which they are written."""
         self._ps = max(range(len(holdings)), key=lambda ps: holdings[ps].size)
-        self._holding, self._own = holdings[self._ps], added[self._ps]
+        self._added, self._holding, self._own = added, holdings[self._ps], added[self._ps]
         self._read: list[tf.Tensor] = []  # by exchange, as what follows
         self._written: list[tf.Tensor] = []
 
-    def note_read(self) -> None:
-        """Note the steps of others as an exchange begins."""
-        self._read.append(self._build_steps_of_others(self._holding.read_steps(after=self._own[-1:])))
+    def note_read(self) -> list[list[tf.Tensor]]:
+        """Note the steps of others as an exchange begins; return, for each ps, what its parameters are read after."""
+        after = [list(of_ps[-1:]) for of_ps in self._added]
+        steps = self._holding.read_steps(after[self._ps])
+        self._read.append(self._build_steps_of_others(steps))
+        after[self._ps].append(steps)
+        return after
 
     def note_write(self, ps: int, steps: tf.Tensor) -> None:
         """Note the steps of others, given the `steps`, int64 [], that a ps has as an exchange arrives there."""
