@@ -8,9 +8,10 @@
 # Sets up .venv if needed, fetches MNIST, runs 1 ps and 2 workers by default, and shows the chief's output. PYTHON names
 # the interpreter for .venv; --locked installs exactly the versions in requirements.lock. The output of each task is kept
 # in TRAIN_DIR/logs; TRAIN_DIR is a new folder under runs/ by default. A task that dies is started again, 3 times at most
-# by default. The exit status is 0 only if every task's was in the end. Ctrl-C ends them all. Where the system allows it,
-# the cluster runs in a network of its own, which nothing outside can reach; --no_isolation turns that off.
-# --tensorboard installs TensorBoard and shows the run with it, on localhost, for as long as this script runs.
+# by default. The exit status is 0 only if every task's was in the end. Ctrl-C ends them all. A terminal shows how far each
+# task is, unless NO_COLOR is set. Where the system allows it, the cluster runs in a network of its own, which nothing
+# outside can reach; --no_isolation turns that off. --tensorboard installs TensorBoard and shows the run with it, on
+# localhost, for as long as this script runs.
 
 # It runs on bash 3.2, which macOS has: no `wait -n`, no associative arrays, "${array[@]}" of an empty one is an error.
 
@@ -35,6 +36,9 @@ statuses=() # empty while one runs
 restarts=() # how often each was started again
 interrupted="" # the exit status that a signal asks for
 tee_pid=""
+display_pid=""
+on_terminal="" # whether people look; standard output may be a file, but what reads a pipe may write to the same terminal
+if [[ -t 2 && ! -p /dev/stdout && -z "${CI:-}${NO_COLOR:-}" && "${TERM:-dumb}" != dumb ]]; then on_terminal=1; fi
 
 say() { echo "run_local_cluster.sh: $*"; }
 
@@ -69,7 +73,7 @@ parse_arguments() {
       tensorboard) tensorboard=1 ;;
       no_tensorboard) tensorboard="" ;;
       help | h)
-        sed -n '3,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        sed -n '3,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
         exit 0
         ;;
       helpfull | helpshort | helpxml) # those of distributed.py
@@ -117,16 +121,28 @@ make_train_dir() {
     while ! mkdir "$train_dir" 2>/dev/null; do train_dir="${train_dir}_"; done
   fi
   mkdir -p "$train_dir/logs" || fail "--train_dir $train_dir cannot be made"
+  said="$train_dir/logs/said-$$" # what the display, if there is one, shows
 }
 
 # TensorBoard only reads files. So it runs outside of the cluster's network, where a browser finds it. It ends by itself
 # when this process does, which keeps its number whatever it becomes.
 start_tensorboard() {
-  if "$here/runtime/launch/venv.sh" ${locked:+--locked} runtime/launch/tensorboard.txt >/dev/null; then
-    "$python" "$here/runtime/launch/board.py" "$train_dir" "$$" </dev/null 2>"$train_dir/logs/tensorboard.log" &
+  if "$here/runtime/launch/venv.sh" ${on_terminal:+--progress} ${locked:+--locked} runtime/launch/tensorboard.txt >/dev/null; then
+    (
+      if [[ -n "$on_terminal" && -t 1 ]]; then exec >>"$said"; fi
+      exec "$python" "$here/runtime/launch/board.py" "$train_dir" "$$" </dev/null 2>"$train_dir/logs/tensorboard.log"
+    ) &
   else
     say "TensorBoard cannot be installed: this run goes on without"
   fi
+}
+
+# Keep other launchers out of the train directory, as long as this process or one of its tasks lives: their logs and
+# events would be mixed.
+lock_train_dir() {
+  exec 9<"$train_dir/logs"
+  "$python" "$here/runtime/launch/lock.py" 9 ||
+    fail "--train_dir $train_dir is in use by another run: wait until all its processes have ended, or give another folder"
 }
 
 # A server of TensorFlow listens on every interface and runs whatever it is sent. So become this script again, but in a
@@ -142,6 +158,31 @@ isolate() {
   say "no private network here (it takes unshare and ip): whoever reaches this machine's ports can use the cluster"
 }
 
+# start_display TASK...: let a process draw how far the tasks are. Meanwhile it also shows what would be shown here: that
+# goes into a file without a name, which both read from the same position on.
+start_display() {
+  local folder
+  folder="$(cd -- "$train_dir" && pwd)" || return
+  exec 3>&1 4>&2 2>>"$said"
+  exec 5<"$said"
+  rm -f "$said"
+  if [[ -t 3 ]]; then exec >&2; fi
+  (cd "$here" && exec "$python" -m runtime.display "$folder" "$@" <&5 >&3 2>&4) &
+  display_pid="$!"
+}
+
+# Show what a display that has ended, for whatever reason, has not shown.
+show_rest() { if [[ -n "$display_pid" ]] && ! kill -0 "$display_pid" 2>/dev/null; then cat <&5 >&3; fi; }
+
+stop_display() {
+  [[ -n "$display_pid" ]] || return 0
+  kill "$display_pid" 2>/dev/null
+  wait "$display_pid"
+  show_rest
+  exec 1>&3 2>&4
+  display_pid=""
+}
+
 start_cluster() {
   local addresses index port
   addresses=()
@@ -151,6 +192,7 @@ start_cluster() {
   say "ps at $ps_hosts, workers at $worker_hosts, logs in $train_dir/logs"
   for ((index = 0; index < num_ps; index++)); do names+=("ps-$index"); done
   for ((index = 0; index < num_workers; index++)); do names+=("worker-$index"); done
+  [[ -z "$on_terminal" ]] || start_display "${names[@]}"
   for ((index = 0; index < ${#names[@]}; index++)); do
     restarts[index]=0
     start_task "$index"
@@ -210,6 +252,7 @@ supervise() {
       exit "$interrupted"
     fi
     reap
+    show_rest
     for ((task = 0; task < ${#pids[@]}; task++)); do
       if [[ -n "${statuses[task]}" && "${statuses[task]}" != 0 ]]; then
         restart "$task" "$deadline"
@@ -257,6 +300,7 @@ end_tasks() {
     await_tasks "$pattern"
   done
   if [[ -n "$tee_pid" ]]; then wait "$tee_pid"; fi
+  stop_display
 }
 
 # signal_tasks SIGNAL PATTERN: send a signal to the running tasks whose names match.
@@ -284,11 +328,12 @@ clean_up() {
 }
 
 parse_arguments "$@"
-python="$("$here/runtime/launch/venv.sh" ${locked:+--locked} requirements.txt)" || exit
-"$python" "$here/runtime/data/download.py" ${data_dir:+"$data_dir"} || exit
+python="$("$here/runtime/launch/venv.sh" ${on_terminal:+--progress} ${locked:+--locked} requirements.txt)" || exit
+"$python" "$here/runtime/data/download.py" ${on_terminal:+--progress} ${data_dir:+"$data_dir"} || exit
 make_train_dir
 [[ -z "$tensorboard" ]] || start_tensorboard
 [[ -z "$isolation" ]] || isolate "$@"
+lock_train_dir
 work_dir="$(mktemp -d)" || exit
 trap clean_up EXIT
 trap 'interrupted=130' INT

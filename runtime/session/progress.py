@@ -47,7 +47,8 @@ class ProgressHook(tf.train.SessionRunHook):
         self._last_global_step = session.run(tf.train.get_global_step(session.graph))
         self._counted = self._count(self._last_global_step)
         self._note_logged(time.monotonic())
-        events.record("training", batch_size=self._batch_size, **self._steps(self._last_global_step))
+        sizes = {"train_steps": self._train_steps, "batch_size": self._batch_size}
+        events.record("training", **sizes, **self._steps(self._last_global_step))
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         self._started_at = min(self._started_at, time.monotonic())

@@ -1,0 +1,131 @@
+"""How far a run is, and what each of its tasks does: told from the events that the tasks record."""
+
+import collections
+import re
+from typing import Any, NamedTuple
+
+Event = dict[str, Any]
+
+STATES = {"serving": "serving", "training": "training", "progress": "training", "finished": "finishing"}
+HAS_TRAINED = ("training", "finishing", "done")
+RESTARTED = re.compile(r"(\w+-\d+) ended with status \d+: starting it again (\(.*\))")  # as the launcher says it
+SPEED_SECS = 10.0  # the time left is told from the speed of so many seconds
+
+
+class Count(NamedTuple):
+    """How many steps had been taken at a moment."""
+
+    unix_secs: float
+    num_steps: int
+
+    def rate(self, since: "Count") -> float:
+        """Return the steps per second since an earlier count."""
+        secs = self.unix_secs - since.unix_secs
+        return (self.num_steps - since.num_steps) / secs if secs > 0 else 0.0
+
+
+class TaskStatus:
+    """What one task does, how far it is, and how fast."""
+
+    def __init__(self) -> None:
+        self.state = "starting"  # or restarting, waiting, serving, training, finishing, done, or stopped
+        self.note = ""  # such as for whom it waits
+        self.local_step: int | None = None  # of this process
+        self.loss: float | None = None  # of one recent batch
+        self.examples_per_sec = 0.0  # as of late; after training, of all its training
+        self._base = self.state  # what it does when it does not wait
+        self._has_started = False
+
+    def tell(self, event: Event) -> None:
+        """Take in one of its events."""
+        kind = event["event"]
+        if kind == "starting":
+            self._change("restarting" if self._has_started else "starting")
+            self._has_started = True
+        elif kind == "waiting":
+            self.state, self.note = "waiting", f"for {event['missing']}"
+        elif kind == "waited":
+            self._change(self._base)
+        elif kind == "ended" and event["status"]:
+            self._change("stopped", f"with status {event['status']}")
+        elif kind == "ended":
+            self._change("done")
+        elif kind in STATES:
+            self._change(STATES[kind])
+        if "local_step" in event:
+            self._count(kind, event)
+
+    def restart(self, note: str) -> None:
+        """Take in that its process has died, and is started again."""
+        self._has_started = True
+        self._change("restarting", note)
+
+    def _change(self, state: str, note: str = "") -> None:
+        self.state, self.note, self._base = state, note, state
+
+    def _count(self, kind: str, event: Event) -> None:
+        count = Count(event["unix_secs"], event["local_step"])
+        if kind == "training":  # a session begins
+            self._batch_size, self.examples_per_sec = event["batch_size"], 0.0
+            self._first = self._last = count
+        else:
+            since = self._first if kind == "finished" else self._last
+            self.examples_per_sec = count.rate(since) * self._batch_size
+            self._last = count
+        self.local_step, self.loss = count.num_steps, event.get("loss", self.loss)
+
+
+class RunStatus:
+    """How far the whole run is, and its tasks."""
+
+    def __init__(self, names: list[str]):
+        """Begin with tasks, such as "worker-0", of which nothing is known yet."""
+        self.tasks = {name: TaskStatus() for name in names}
+        self.global_step = 0
+        self.train_steps: int | None = None  # the global step at which it ends
+        self.loss: float | None = None  # of one recent batch
+        self.test_accuracy: float | None = None  # of the last test
+        self._counts: collections.deque[Count] = collections.deque()  # of global steps, of the last seconds
+
+    def tell(self, name: str, event: Event) -> None:
+        """Take in an event of a task."""
+        self.tasks[name].tell(event)
+        self.train_steps = event.get("train_steps", self.train_steps)
+        self.loss = event.get("loss", self.loss)
+        if event["event"] == "tested":
+            confusion = event["confusion"]
+            self.test_accuracy = sum(row[i] for i, row in enumerate(confusion)) / max(sum(map(sum, confusion)), 1)
+        elif event["event"] in ("model", "steps lost") and event["global_step"] < self.global_step:
+            self.global_step = event["global_step"]
+            self._counts.clear()
+        elif "local_step" in event:
+            self._count(Count(event["unix_secs"], event["global_step"]))
+
+    def evaluate(self, entry: Event) -> None:
+        """Take in a line of `eval.jsonl`."""
+        self.test_accuracy = entry["test_accuracy"]
+
+    def hear(self, line: str) -> None:
+        """Take in what the launcher says: a task that is killed cannot say so itself."""
+        if (match := RESTARTED.search(line)) and match[1] in self.tasks:
+            self.tasks[match[1]].restart(match[2])
+
+    @property
+    def examples_per_sec(self) -> float:
+        """Of the whole cluster."""
+        return sum(task.examples_per_sec for task in self.tasks.values() if task.state in HAS_TRAINED)
+
+    def secs_left(self, unix_secs: float) -> float | None:
+        """Return how long training goes on, as seen at `unix_secs`; None if nobody knows."""
+        is_training = any(task.state == "training" for task in self.tasks.values())
+        rate = self._counts[-1].rate(self._counts[0]) if self._counts else 0.0
+        if self.train_steps is None or not is_training or rate <= 0:
+            return None
+        ends_at = self._counts[-1].unix_secs + (self.train_steps - self.global_step) / rate
+        return max(ends_at - unix_secs, 0.0)
+
+    def _count(self, count: Count) -> None:
+        self.global_step = max(self.global_step, count.num_steps)
+        self._counts.append(count)
+        while count.unix_secs - self._counts[0].unix_secs > SPEED_SECS:
+            self._counts.popleft()

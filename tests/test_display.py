@@ -1,0 +1,263 @@
+"""The display on a terminal: what it makes of what the tasks write, and when the launcher shows it."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+
+import pytest
+from rich.console import Console
+
+from benchmarks.testbed.processes import PROJECT, poll_for, running_with
+from runtime.display.__main__ import Tail, make_line
+from runtime.display.picture import format_secs, make_picture
+from runtime.display.status import RunStatus
+from tests.terminal import Terminal
+
+NAMES = ["ps-0", "worker-0", "worker-1"]
+
+
+def make_run(*events):
+    """Return what is known after these events: of which task, at which second, of which kind, with what."""
+    run = RunStatus(NAMES)
+    for name, secs, kind, values in events:
+        run.tell(name, {"unix_secs": secs, "event": kind, **values})
+    return run
+
+
+def steps(global_step, local_step, **values):
+    return {"global_step": global_step, "local_step": local_step, **values}
+
+
+BEGUN = (
+    ("ps-0", 0, "serving", {}),
+    ("worker-0", 0, "starting", {}),
+    ("worker-0", 1, "waiting", {"missing": "ps 0"}),
+    ("worker-0", 2, "waited", {}),
+    ("worker-0", 2, "model", {"origin": "restored", "global_step": 100}),
+    ("worker-0", 10, "training", steps(100, 0, batch_size=50, train_steps=1000)),
+    ("worker-1", 10, "training", steps(100, 0, batch_size=50, train_steps=1000)),
+)
+TRAINED = (
+    *BEGUN,
+    ("worker-0", 12, "progress", steps(150, 20, loss=0.5)),
+    ("worker-1", 14, "progress", steps(200, 60, loss=0.25)),
+)
+
+
+def states(run):
+    return [task.state for task in run.tasks.values()]
+
+
+def test_a_task_waits_trains_and_is_done():
+    assert states(make_run()) == ["starting"] * 3
+    assert states(make_run(*BEGUN[:3])) == ["serving", "waiting", "starting"]
+    assert make_run(*BEGUN[:3]).tasks["worker-0"].note == "for ps 0"
+    assert states(make_run(*BEGUN[:4])) == ["serving", "starting", "starting"]
+    assert states(make_run(*BEGUN)) == ["serving", "training", "training"]
+    waiting = ("worker-0", 15, "waiting", {"missing": "ps 0"})
+    assert states(make_run(*TRAINED, waiting)) == ["serving", "waiting", "training"]
+    assert states(make_run(*TRAINED, waiting, ("worker-0", 16, "waited", {}))) == ["serving", "training", "training"]
+    finished = ("worker-1", 20, "finished", steps(1000, 400))
+    assert states(make_run(*TRAINED, finished)) == ["serving", "training", "finishing"]
+    ended = ("worker-1", 21, "ended", {"status": 0, "message": ""})
+    assert states(make_run(*TRAINED, finished, ended)) == ["serving", "training", "done"]
+
+
+def test_a_task_that_dies_is_restarting_until_it_trains_again():
+    run = make_run(*TRAINED)
+    run.hear("run_local_cluster.sh: worker-0 ended with status 137: starting it again (1 of 3)")
+    assert (run.tasks["worker-0"].state, run.tasks["worker-0"].note) == ("restarting", "(1 of 3)")
+    assert run.examples_per_sec == 750, "those of worker 1"
+    run.tell("worker-0", {"unix_secs": 20, "event": "starting"})
+    assert run.tasks["worker-0"].state == "restarting"
+    run.tell("worker-0", {"unix_secs": 21, "event": "training", **steps(300, 0, batch_size=50, train_steps=1000)})
+    assert run.tasks["worker-0"].state == "training"
+    assert run.tasks["worker-0"].examples_per_sec == 0, "nothing is known of its new life"
+
+
+def test_a_task_that_fails_has_stopped():
+    run = make_run(*TRAINED, ("worker-1", 15, "ended", {"status": 143, "message": "stopped"}))
+    assert (run.tasks["worker-1"].state, run.tasks["worker-1"].note) == ("stopped", "with status 143")
+
+
+def test_the_speed_is_that_of_all_workers_and_tells_the_time_left():
+    """Worker 0 takes 10 steps of 50 examples per second, and worker 1 takes 15; the global step rises by 25."""
+    run = make_run(*TRAINED)
+    assert (run.global_step, run.train_steps, run.loss) == (200, 1000, 0.25)
+    assert run.examples_per_sec == 500 + 750
+    assert run.secs_left(14) == 800 / 25
+    assert run.secs_left(16) == 800 / 25 - 2
+    assert make_run(*BEGUN).secs_left(10) is None
+    finished = [(name, 20, "finished", steps(1000, 400)) for name in ("worker-0", "worker-1")]
+    assert make_run(*TRAINED, *finished).secs_left(20) is None
+    assert make_run(*TRAINED, *finished).examples_per_sec == 2 * 400 * 50 / 10, "of the whole time"
+
+
+def test_steps_that_are_lost_are_not_counted():
+    restored = ("worker-0", 20, "model", {"origin": "restored", "global_step": 120})
+    run = make_run(*TRAINED, restored)
+    assert run.global_step == 120
+    assert run.secs_left(20) is None, "the speed is not known yet"
+
+
+def test_the_accuracy_is_that_of_the_last_test():
+    run = make_run(*BEGUN)
+    assert run.test_accuracy is None
+    run.evaluate({"test_accuracy": 0.875})
+    assert run.test_accuracy == 0.875
+    run.tell("worker-0", {"unix_secs": 30, "event": "tested", "confusion": [[3, 0], [1, 0]], "mistakes": []})
+    assert run.test_accuracy == 0.75
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_the_picture_fits_the_terminal(columns):
+    run = make_run(*TRAINED, ("worker-0", 15, "waiting", {"missing": "ps 0 (nothing answers at localhost:2222)" * 4}))
+    run.evaluate({"test_accuracy": 0.875})
+    console = Console(width=columns, color_system=None)
+    with console.capture() as capture:
+        console.print(make_picture(run, 14.0))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= columns
+    assert re.match(r"global step 200/1000 ━+╸? +0:32 left", lines[1])
+    assert "loss 0.2500, test accuracy 0.8750" in lines[2]
+    assert [" ".join(line.split()[:4]) for line in lines[-3:]] == [
+        "● ps 0 serving",
+        "◌ worker 0 waiting",
+        "● worker 1 training",
+    ]
+    assert "  for ps 0 (nothing answers" in lines[-2]
+    assert "  local step      60      750 examples/s" in lines[-1]
+
+
+def test_times_are_short():
+    assert [format_secs(secs) for secs in (0.4, 65, 3605)] == ["0:00", "1:05", "1:00:05"]
+
+
+def test_only_what_is_appended_is_read_and_broken_lines_are_left_out(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"of": "an earlier run"}\n')
+    tail = Tail(str(path))
+    assert list(tail.read()) == []
+    with open(path, "a", buffering=1) as file:
+        file.write('{"of": "this')
+        assert list(tail.read()) == [], "a line is not whole yet"
+        file.write(' run"}\n{"half a li{"a": 1}\n{"next": 1}\n')
+        assert list(tail.read()) == [{"of": "this run"}, {"next": 1}]
+    assert list(Tail(str(tmp_path / "no.jsonl")).read()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "shown", "style"),
+    [
+        ("W1122 22:01:54.322288 139656219577216 waiting.py:108] worker 0: lost ps 0", "worker 0: lost ps 0", "yellow"),
+        ("run_local_cluster.sh: interrupted", "run_local_cluster.sh: interrupted", ""),
+        ("I1122 22:01:58.9 1 progress.py:59] worker 0: global step 28/100, local step 8, loss 2.4", None, ""),
+        ("I0000 00:00:1795384905.370489   20591 cudart_stub.cc:31] Could not find cuda drivers", None, ""),
+    ],
+)
+def test_what_the_picture_tells_is_not_said_too(line, shown, style):
+    text = make_line(line)
+    assert (text and text.plain, text.style if text else "") == (shown, style)
+
+
+# Stands in for the Python of the virtual environment: the display is the real one, and the tasks are shell scripts.
+FAKE_PYTHON = """#!/bin/sh
+case "$1$2" in
+  */ports.py*) echo 1 2 ;;
+  */lock.py*) exec {python} "$@" ;;
+  -mruntime.display) exec {python} "$@" ;;
+  */distributed.py--job_name=worker) echo "worker 0: begins"; . ./worker.sh ;;
+esac
+"""
+EVENTS = 'echo "{\\"unix_secs\\": 1, \\"event\\": \\"$1\\", \\"missing\\": \\"ps 0\\"}" >>train/events/worker-0.jsonl'
+WAIT = "while ! [ -e go-on ]; do tell waiting; sleep 0.05; done\n"  # a display that has just begun sees it, too
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Start the launcher, in a terminal of its own, with one worker that does what a shell script says."""
+    (tmp_path / "runtime" / "launch").mkdir(parents=True)
+    (tmp_path / "train" / "events").mkdir(parents=True)
+    shutil.copy(PROJECT / "run_local_cluster.sh", tmp_path)
+    for module in ("display", "events.py", "launch/lock.py"):
+        (tmp_path / "runtime" / module).symlink_to(PROJECT / "runtime" / module)
+    setup = '#!/bin/sh\necho "$PWD/python"\n'
+    for name, script in (("runtime/launch/venv.sh", setup), ("python", FAKE_PYTHON.format(python=sys.executable))):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    terminals = []
+
+    def launch(worker, **options):
+        (tmp_path / "worker.sh").write_text(f"tell() {{ {EVENTS}; }}\n{worker}")
+        command = ["./run_local_cluster.sh", "--no_isolation", "--workers=1", "--train_dir=train"]
+        terminals.append(Terminal(command, cwd=tmp_path, **options))
+        return terminals[-1]
+
+    launch.folder = tmp_path
+    yield launch
+    for terminal in terminals:
+        terminal.end()
+
+
+def test_the_display_shows_lines_above_and_the_last_below(launch):
+    last_lines = ["worker 0: finished at global step 7", "test accuracy 1.0"]
+    terminal = launch(f"{WAIT} echo '{last_lines[0]}'; echo '{last_lines[1]}'")
+    poll_for(lambda: "◌ worker 0  waiting for ps 0" in terminal.lines, "task that waits", 30)
+    assert terminal.lines.index("worker 0: begins") < terminal.lines.index("◌ worker 0  waiting for ps 0")
+    (launch.folder / "go-on").touch()
+    assert terminal.wait(30) == 0
+    assert terminal.lines[-3:] == [*last_lines, ""]
+    assert terminal.lines[-4].startswith("◌ worker 0")
+    assert "\n".join(terminal.lines).count("global step 0") == 1, "no old picture is left"
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb"}])
+def test_there_are_plain_lines_where_no_display_is_wanted(launch, environment):
+    terminal = launch("tell waiting; echo 'test accuracy 1.0'", env=environment)
+    assert terminal.wait(30) == 0
+    assert [line.partition(":")[2] or line for line in terminal.lines[1:]] == [" begins", "test accuracy 1.0", ""]
+    assert "\x1b" not in "".join(terminal.screen)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_goes_into_a_file_is_plain(launch, stream):
+    with open(launch.folder / "output", "w") as file:
+        terminal = launch("echo 'test accuracy 1.0'", **{stream: file})
+        assert terminal.wait(30) == 0
+    output = (launch.folder / "output").read_text()
+    assert output.endswith("worker 0: begins\ntest accuracy 1.0\n") if stream == "stdout" else output == ""
+    assert any("✓" in line or "○" in line for line in terminal.lines) == (stream == "stdout")
+
+
+def test_a_display_that_is_killed_hurts_nobody(launch):
+    terminal = launch(f"{WAIT} echo 'worker 0: goes on'; echo 'test accuracy 1.0'")
+    poll_for(lambda: "◌ worker 0  waiting for ps 0" in terminal.lines, "task that waits", 30)
+    commands = running_with(str(launch.folder / "train"), columns="pid,command")
+    (display,) = [int(command.split()[0]) for command in commands if "-m runtime.display" in command]
+    os.kill(display, signal.SIGKILL)
+    (launch.folder / "go-on").touch()
+    assert terminal.wait(30) == 0
+    lines = [line for line in terminal.lines if "Killed" not in line]  # as the shell says it
+    assert lines[-3:] == ["worker 0: goes on", "test accuracy 1.0", ""]
+
+
+def test_a_display_that_cannot_start_hurts_nobody(launch):
+    (launch.folder / "runtime" / "events.py").unlink()
+    terminal = launch("tell waiting; echo 'test accuracy 1.0'")
+    assert terminal.wait(30) == 0
+    assert terminal.lines[-3:] == ["worker 0: begins", "test accuracy 1.0", ""]
+
+
+def test_a_second_launcher_is_kept_out_of_the_folder(launch):
+    """The logs and events of two would be mixed."""
+    first = launch(WAIT)
+    poll_for(lambda: "◌ worker 0  waiting for ps 0" in first.lines, "task that waits", 30)
+    second = launch(WAIT)
+    assert second.wait(30) == 2
+    remedy = "wait until all its processes have ended, or give another folder"
+    assert second.lines == [f"error: --train_dir train is in use by another run: {remedy}", ""]
+    (launch.folder / "go-on").touch()
+    assert first.wait(30) == 0
+    assert launch("exit").wait(30) == 0
