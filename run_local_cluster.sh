@@ -167,7 +167,10 @@ start_display() {
   exec 5<"$said"
   rm -f "$said"
   if [[ -t 3 ]]; then exec >&2; fi
-  (cd "$here" && exec "$python" -m runtime.display "$folder" "$@" <&5 >&3 2>&4) &
+  (
+    trap '' INT # it stays until the tasks have ended
+    cd "$here" && exec "$python" -m runtime.display "$folder" "$@" <&5 >&3 2>&4
+  ) &
   display_pid="$!"
 }
 
@@ -227,7 +230,7 @@ reap() {
   local task
   for ((task = 0; task < ${#pids[@]}; task++)); do
     if [[ -z "${statuses[task]}" ]] && ! kill -0 "${pids[task]}" 2>/dev/null; then
-      wait "${pids[task]}"
+      wait "${pids[task]}" 2>/dev/null # without the shell's own words about it
       statuses[task]=$?
     fi
   done

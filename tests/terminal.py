@@ -49,11 +49,15 @@ class Terminal:
     @property
     def lines(self):
         """What the screen shows now, without colors."""
-        return [Text.from_ansi(line).plain.rstrip() for line in self.screen]
+        return self._plain(self.screen)
+
+    @staticmethod
+    def _plain(screen):
+        return [Text.from_ansi(line).plain.rstrip() for line in screen]
 
     def shown(self):
-        """What the screen has shown, each picture as one text without colors."""
-        return [Text.from_ansi("\n".join(screen)).plain for screen in list(self.history)]
+        """Return what the screen has shown: each picture as one text, without colors."""
+        return ["\n".join(self._plain(screen)) for screen in list(self.history)]
 
     def press(self, key):
         os.write(self._master, key)

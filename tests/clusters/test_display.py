@@ -1,0 +1,69 @@
+"""What a person sees on a terminal while a cluster trains."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, poll_for, running_with
+from tests.terminal import Terminal
+
+
+@pytest.fixture
+def launch(tmp_path, black_and_white_dir):
+    """Run the launcher in a terminal of its own."""
+    terminals = []
+
+    def launch(*flags):
+        options = [f"--train_dir={tmp_path}/train", f"--data_dir={black_and_white_dir}", "--log_every_secs=0.3"]
+        terminals.append(Terminal([str(PROJECT / "run_local_cluster.sh"), *options, *flags], cwd=tmp_path))
+        return terminals[-1]
+
+    yield launch
+    for terminal in terminals:
+        terminal.end()
+    assert running_with(f"{tmp_path}/train") == [], "no process may be left"
+
+
+def states_shown(terminal, name):
+    """Return the states that the line of a task has shown, in their order."""
+    states = [state for screen in terminal.shown() for state in re.findall(rf"^\S {name} +(\w+)", screen, re.MULTILINE)]
+    return [state for i, state in enumerate(states) if i == 0 or state != states[i - 1]]
+
+
+def test_a_terminal_shows_how_the_tasks_come_along(launch):
+    terminal = launch("--train_steps=2000", "--eval_every_secs=0.5")
+    assert terminal.wait(DEADLINE_SECS) == 0, terminal.lines
+    assert states_shown(terminal, "ps 0")[0] == "starting"
+    assert states_shown(terminal, "ps 0")[-2:] == ["serving", "done"]
+    for name in ("worker 0", "worker 1"):
+        states = states_shown(terminal, name)
+        assert states[0] == "starting"
+        assert states.index("training") < states.index("done") == len(states) - 1
+    assert any(
+        re.search(r"global step \d+/2000 .*\d+:\d\d left\n\d+ examples/s, loss \d\.\d+, test accuracy \d", screen)
+        for screen in terminal.shown()
+    )
+    end = "\n".join(terminal.lines)
+    assert re.search(r"\nglobal step 2000/2000 ━+\n\d+ examples/s, .*test accuracy 1.0000\n✓ ps 0 .*\n✓ .*\n✓ ", end)
+    assert re.search(r"worker 0: finished at global step \d+.*\ntest accuracy 1.0000 .* examples/s\n$", end)
+    assert len(re.findall("global step .*━", end)) == 1, "each picture replaces the last"
+    assert terminal.is_cursor_shown
+
+
+def test_ctrl_c_leaves_a_clean_terminal_and_a_lost_task_is_shown(launch, tmp_path):
+    terminal = launch("--train_steps=1000000")
+    poll_for(lambda: "training" in states_shown(terminal, "worker 1"), "worker that trains")
+    (worker,) = [line for line in running_with(f"{tmp_path}/train", "pid,command") if "worker --task_index=1" in line]
+    os.kill(int(worker.split()[0]), signal.SIGKILL)
+    poll_for(lambda: "restarting" in states_shown(terminal, "worker 1"), "worker that is restarted")
+    assert "worker-1 ended with status 137: starting it again (1 of 3)" in "\n".join(terminal.lines)
+    poll_for(lambda: states_shown(terminal, "worker 1")[-1] == "training", "worker that trains again")
+    terminal.press(b"\x03")
+    assert terminal.wait(DEADLINE_SECS) == 128 + signal.SIGINT
+    assert terminal.is_cursor_shown
+    end = "\n".join(terminal.lines)
+    assert "run_local_cluster.sh: interrupted, ending every task" in end
+    assert re.search(r"\nglobal step .*━.*\n(.*\n)?✗ ps 0 .*\n✗ worker 0  stopped .*\n✗ worker 1  stopped .*\n$", end)
+    assert len(re.findall("global step .*━", end)) == 1, "each picture replaces the last"
