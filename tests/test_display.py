@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from benchmarks.testbed.processes import PROJECT, poll_for, running_with
+from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, poll_for, running_with
 from runtime.display.__main__ import Tail, make_line
 from runtime.display.picture import format_secs, make_picture
 from runtime.display.status import RunStatus
@@ -198,7 +198,7 @@ def launch(tmp_path):
 
 
 def wait_for_waiting(terminal):
-    poll_for(lambda: any("◌ worker 0  waiting" in line for line in terminal.lines), "task that waits", 30)
+    poll_for(lambda: any("◌ worker 0  waiting" in line for line in terminal.lines), "task that waits")
 
 
 def test_the_display_shows_lines_above_and_the_last_below(launch):
@@ -207,7 +207,7 @@ def test_the_display_shows_lines_above_and_the_last_below(launch):
     wait_for_waiting(terminal)
     assert re.search("worker 0: begins\n\nglobal step 0 .*◌ worker 0  waiting", terminal.shown()[-1], re.DOTALL)
     (launch.folder / "go-on").touch()
-    assert terminal.wait(30) == 0
+    assert terminal.wait(DEADLINE_SECS) == 0
     assert terminal.lines[-3:] == [*last_lines, ""]
     assert terminal.lines[-4].startswith("◌ worker 0")
     assert "\n".join(terminal.lines).count("global step 0") == 1, "no old picture is left"
@@ -216,19 +216,26 @@ def test_the_display_shows_lines_above_and_the_last_below(launch):
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb"}])
 def test_there_are_plain_lines_where_no_display_is_wanted(launch, environment):
     terminal = launch("tell waiting; echo 'test accuracy 1.0'", env=environment)
-    assert terminal.wait(30) == 0
+    assert terminal.wait(DEADLINE_SECS) == 0
     assert [line.partition(":")[2] or line for line in terminal.lines[1:]] == [" begins", "test accuracy 1.0", ""]
     assert "\x1b" not in "".join(terminal.screen)
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_what_goes_into_a_file_is_plain(launch, stream):
+def test_standard_output_may_go_into_a_file_and_is_plain_there(launch):
     with open(launch.folder / "output", "w") as file:
-        terminal = launch("echo 'test accuracy 1.0'", **{stream: file})
-        assert terminal.wait(30) == 0
-    output = (launch.folder / "output").read_text()
-    assert output.endswith("worker 0: begins\ntest accuracy 1.0\n") if stream == "stdout" else output == ""
-    assert any("✓" in line or "○" in line for line in terminal.lines) == (stream == "stdout")
+        terminal = launch(f"{WAIT} echo 'test accuracy 1.0'", stdout=file)
+    wait_for_waiting(terminal)
+    (launch.folder / "go-on").touch()
+    assert terminal.wait(DEADLINE_SECS) == 0
+    assert (launch.folder / "output").read_text().endswith("logs\nworker 0: begins\ntest accuracy 1.0\n")
+
+
+def test_there_is_no_display_where_standard_error_goes_into_a_file(launch):
+    with open(launch.folder / "errors", "w") as file:
+        terminal = launch("tell waiting; echo 'test accuracy 1.0'", stderr=file)
+    assert terminal.wait(DEADLINE_SECS) == 0
+    assert (launch.folder / "errors").read_text() == ""
+    assert terminal.lines[1:] == ["worker 0: begins", "test accuracy 1.0", ""]
 
 
 def test_a_display_that_is_killed_hurts_nobody(launch):
@@ -238,7 +245,7 @@ def test_a_display_that_is_killed_hurts_nobody(launch):
     (display,) = [int(command.split()[0]) for command in commands if "-m runtime.display" in command]
     os.kill(display, signal.SIGKILL)
     (launch.folder / "go-on").touch()
-    assert terminal.wait(30) == 0
+    assert terminal.wait(DEADLINE_SECS) == 0
     lines = [line for line in terminal.lines if "Killed" not in line]  # as the shell says it
     assert lines[-3:] == ["worker 0: goes on", "test accuracy 1.0", ""]
 
@@ -246,7 +253,7 @@ def test_a_display_that_is_killed_hurts_nobody(launch):
 def test_a_display_that_cannot_start_hurts_nobody(launch):
     (launch.folder / "runtime" / "events.py").unlink()
     terminal = launch("tell waiting; echo 'test accuracy 1.0'")
-    assert terminal.wait(30) == 0
+    assert terminal.wait(DEADLINE_SECS) == 0
     assert terminal.lines[-3:] == ["worker 0: begins", "test accuracy 1.0", ""]
 
 
@@ -255,9 +262,9 @@ def test_a_second_launcher_is_kept_out_of_the_folder(launch):
     first = launch(WAIT)
     wait_for_waiting(first)
     second = launch(WAIT)
-    assert second.wait(30) == 2
+    assert second.wait(DEADLINE_SECS) == 2
     remedy = "wait until all its processes have ended, or give another folder"
     assert second.lines == [f"error: --train_dir train is in use by another run: {remedy}", ""]
     (launch.folder / "go-on").touch()
-    assert first.wait(30) == 0
-    assert launch("exit").wait(30) == 0
+    assert first.wait(DEADLINE_SECS) == 0
+    assert launch("exit").wait(DEADLINE_SECS) == 0

@@ -47,6 +47,14 @@ def install(tmp_path):
     return install
 
 
+def test_pip_shows_its_progress_on_request(install):
+    log = install.project / ".venv" / "bin" / "pip.log"
+    assert install("--progress", "requirements.txt") == ["requirements.txt"]
+    assert "--quiet" not in log.read_text()
+    assert install("--locked", "requirements.txt") == ["requirements.lock"]
+    assert "--quiet" in log.read_text()
+
+
 def test_requirements_are_installed_once_and_again_when_they_change(install):
     assert install("requirements.txt") == ["requirements.txt"]
     assert install("requirements.txt") == []

@@ -154,6 +154,8 @@ EXERCISED = {
     f".venv/bin/python -m pip install -r {BOARD}.txt": Installed(),
     ".venv/bin/python -m tensorboard.main --logdir runs": Offered(),
     ".venv/bin/python tests/documents.py": Loaded(),
+    ".venv/bin/python tests/record.py": Loaded(),
+    "NO_COLOR=1 ./run_local_cluster.sh": RunBy("def test_there_are_plain_lines_where_no_display_is_wanted("),
     f"{LOCK} requirements.txt -o requirements.lock": Wrote("requirements.lock"),
     f"{LOCK} tests/requirements.txt --constraints requirements.lock -o tests/requirements.lock": Wrote(
         "tests/requirements.lock"
