@@ -162,6 +162,7 @@ def test_what_the_picture_tells_is_not_said_too(line, shown, style):
 FAKE_PYTHON = """#!/bin/sh
 case "$1$2" in
   */ports.py*) echo 1 2 ;;
+  */board.py*) while ! [ -e go-on ]; do sleep 0.05; done; echo "TensorBoard at http://here" ;;
   */lock.py*) exec {python} "$@" ;;
   -mruntime.display) exec {python} "$@" ;;
   */distributed.py--job_name=worker) echo "worker 0: begins"; . ./worker.sh ;;
@@ -185,9 +186,9 @@ def launch(tmp_path):
         (tmp_path / name).chmod(0o755)
     terminals = []
 
-    def launch(worker, **options):
+    def launch(worker, *flags, **options):
         (tmp_path / "worker.sh").write_text(f"tell() {{ {EVENTS}; }}\n{worker}")
-        command = ["./run_local_cluster.sh", "--no_isolation", "--workers=1", "--train_dir=train"]
+        command = ["./run_local_cluster.sh", "--no_isolation", "--workers=1", "--train_dir=train", *flags]
         terminals.append(Terminal(command, cwd=tmp_path, **options))
         return terminals[-1]
 
@@ -228,6 +229,18 @@ def test_standard_output_may_go_into_a_file_and_is_plain_there(launch):
     (launch.folder / "go-on").touch()
     assert terminal.wait(DEADLINE_SECS) == 0
     assert (launch.folder / "output").read_text().endswith("logs\nworker 0: begins\ntest accuracy 1.0\n")
+
+
+def test_tensorboard_says_its_address_above(launch):
+    terminal = launch(f"{WAIT} while ! [ -e finish ]; do sleep 0.05; done", "--tensorboard")
+    wait_for_waiting(terminal)
+    (launch.folder / "go-on").touch()
+    poll_for(lambda: "TensorBoard at http://here" in terminal.lines, "address")
+    (launch.folder / "finish").touch()
+    assert terminal.wait(DEADLINE_SECS) == 0
+    end = "\n".join(terminal.lines)
+    assert re.search("TensorBoard at http://here\n\nglobal step 0 ━+\n.*\n.*worker 0  waiting .*\n$", end), end
+    assert not list((launch.folder / "train" / "logs").glob("said*"))
 
 
 def test_there_is_no_display_where_standard_error_goes_into_a_file(launch):
