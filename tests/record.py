@@ -37,13 +37,17 @@ def is_half_way(screen):
     return bool(match) and 2 * int(match[1]) > int(match[2])
 
 
-def draw(screen, columns, num_lines):
+def wrap(screen, columns):
+    """Return the rows that the lines of a screen take."""
+    console = Console(width=columns)
+    return [row for line in screen for row in Text.from_ansi(line).wrap(console, columns) or [Text()]]
+
+
+def draw(rows, columns):
     """Return a picture, SVG, of what a terminal showed."""
     console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    for line in screen:
-        console.print(Text.from_ansi(line), overflow="fold")
-    lines = console.export_text(clear=False, styles=True).splitlines()
-    console.print("\n" * (num_lines - len(lines)), end="")
+    for row in rows:
+        console.print(row)
     return FONT.sub("", console.export_svg(title="distributed-mnist", theme=MONOKAI))
 
 
@@ -66,12 +70,12 @@ def animate(pictures):
 
 def main():
     history = record(80)
-    moments = [history[i * (len(history) - 1) // (NUM_FRAMES - 1)] for i in range(NUM_FRAMES)]
-    num_lines = max(map(len, moments)) + 2  # the first two lines take two each
-    pictures = [draw(screen, 80, num_lines) for screen in moments]
+    moments = [wrap(history[i * (len(history) - 1) // (NUM_FRAMES - 1)], 80) for i in range(NUM_FRAMES)]
+    num_rows = max(map(len, moments))
+    pictures = [draw([*rows, *[Text()] * (num_rows - len(rows))], 80) for rows in moments]
     (PROJECT / "docs" / "display-80.svg").write_text(animate(pictures))
     half_way = next(filter(is_half_way, record(140)))
-    (PROJECT / "docs" / "display-140.svg").write_text(draw(half_way, 140, len(half_way)))
+    (PROJECT / "docs" / "display-140.svg").write_text(draw(wrap(half_way, 140), 140))
 
 
 if __name__ == "__main__":
