@@ -358,6 +358,19 @@ def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, mo
     assert f"after 1 of them, {gone}: going on with the average of 2 gradients of 1 live workers" in caplog.text
 
 
+def test_after_the_end_nobody_is_lost(local_servers, monkeypatch, caplog):
+    monkeypatch.setattr(synchronous, "LOOK_SECS", 0.05)
+    monkeypatch.setattr(synchronous, "RESTART_SECS", 0.1)
+    servers = local_servers(1, 2)
+    chief, other = (Worker(servers, index, replicas=1, train_steps=1) for index in range(2))
+    other.step()
+    monkeypatch.setattr(probes, "probe", lambda address: "connection refused")  # the other has ended
+    chief.step()  # none is left for it
+    chief.coord.wait_for_stop(1)
+    assert chief.read()[1] == 1
+    assert "no synchronous update" not in caplog.text
+
+
 def test_training_goes_on_when_a_ps_has_lost_a_gradient_and_every_worker_waits(local_servers, monkeypatch):
     monkeypatch.setattr(synchronous, "LOOK_SECS", 0.1)
     servers = local_servers(2, 2)

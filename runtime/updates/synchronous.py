@@ -67,6 +67,7 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         self._aggregations, self._rule, self._task = aggregations, rule, task
 
     def begin(self) -> None:
+        self._global_step = tf.train.get_global_step()
         self._num_updates = [aggregation.num_updates for aggregation in self._aggregations]
         self._last_added = [aggregation.last_added for aggregation in self._aggregations]
         self._num_spares = tf.placeholder(tf.int64, [], name="num_spares")
@@ -93,6 +94,8 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         effect of each.
         """
         counts, now = session.run(self._num_updates), time.monotonic()
+        if session.run(self._global_step) >= self._rule.train_steps:
+            return  # nobody waits any more, and the others may have left
         if counts != self._last_counts:
             self._last_counts, self._moved_at, self._is_restart = counts, now, False
             self._lost, self._patience_secs, self._deadlocked_at = {}, RESTART_SECS, math.inf
