@@ -99,9 +99,8 @@ class Aggregation:
           int64 [], the steps that the gradient stands for; 0 after the end.
         """
         with tf.device(self._holding.device):
-            gradient = tf.cast(
-                tf.identity(gradient), tf.float32
-            )  # here: the mutex is held only while there is nothing to wait for
+            # It must be here before the lock: the mutex is held only while there is nothing to wait for.
+            gradient = tf.cast(tf.identity(gradient), tf.float32)
             with tf.control_dependencies([gradient, num_updates]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
