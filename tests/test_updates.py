@@ -355,7 +355,8 @@ def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, mo
         assert workers[0].read() == [0 - 0.5 * ((1 + 2) / 2 + (step - 1) * 1), step]
     workers[0].coord.request_stop()
     gone = f"without worker 1 at {servers.worker_hosts[1]} (connection refused)"
-    assert f"after 1 of them, {gone}: going on with the average of 2 gradients of 1 live workers" in caplog.text
+    # How many updates the chief has counted depends on whether it looked before or after the first one.
+    assert f" of them, {gone}: going on with the average of 2 gradients of 1 live workers" in caplog.text
 
 
 def test_after_the_end_nobody_is_lost(local_servers, monkeypatch, caplog):
