@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/compare.py --tune            # finds the best settings: settings.json; over an hour
     .venv/bin/python benchmarks/compare.py                   # compares all at these: 40 minutes on two cores
+    .venv/bin/python benchmarks/compare.py --quick           # compares eight of them: ten minutes
     .venv/bin/python benchmarks/compare.py --accuracy        # accuracies after 10 000 global steps: 15 minutes
     .venv/bin/python benchmarks/compare.py --from_results    # writes the document again, without running anything
     .venv/bin/python benchmarks/compare.py --only "ours, asynchronous" --rounds 1    # prints, and writes nothing
@@ -22,7 +23,7 @@ from benchmarks import chart, contenders, report, results, tables, tuning
 from benchmarks.contenders import Contender
 from benchmarks.isolation import isolate
 
-NUM_ROUNDS = 5
+NUM_ROUNDS, NUM_QUICK_ROUNDS = 5, 4
 CHART = report.BENCHMARKS.with_suffix(".png")
 ACCURACY_STEPS = 10000
 ACCURACY_SETTING = (
@@ -95,9 +96,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--tune", action="store_true", help="find the best settings")
+    what.add_argument("--quick", action="store_true", help="compare the eight that say most")
     what.add_argument("--accuracy", action="store_true", help="compare the accuracies after the same number of steps")
     what.add_argument("--from_results", action="store_true", help="write the document from the last full runs")
-    parser.add_argument("--rounds", type=int, default=NUM_ROUNDS, help="runs of each contender")
+    parser.add_argument(
+        "--rounds", type=int, help=f"runs of each: by default {NUM_ROUNDS}, or {NUM_QUICK_ROUNDS} quick"
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these; print, and write no results")
     parser.add_argument("--no_isolation", action="store_true", help="run in the machine's own network")
     options = parser.parse_args()
@@ -105,6 +109,7 @@ def main() -> None:
     for name in options.only or []:
         if name not in [*names, *contenders.FAMILIES]:
             parser.error(f"unknown contender {name!r}, expected one of {', '.join([*names, *contenders.FAMILIES])}")
+    num_rounds = options.rounds or (NUM_QUICK_ROUNDS if options.quick else NUM_ROUNDS)
     if options.from_results:
         write_document()
         return
@@ -114,16 +119,16 @@ def main() -> None:
         tuning.tune(options.only or [*names, *contenders.FAMILIES])
     elif options.accuracy:
         wanted = options.only or accuracy_names()
-        accuracy = run_accuracy([c for c in contenders.CONTENDERS if c.name in wanted], options.rounds)
+        accuracy = run_accuracy([c for c in contenders.CONTENDERS if c.name in wanted], num_rounds)
         print(*accuracy_sections(accuracy).values(), sep="\n\n")
         if not options.only:
             results.write_accuracy(accuracy)
             write_document()
     elif options.only:
-        comparison = run_comparison([c for c in contenders.CONTENDERS if c.name in options.only], options.rounds)
+        comparison = run_comparison([c for c in contenders.CONTENDERS if c.name in options.only], num_rounds)
         print(tables.results_table(comparison), tables.input_table(comparison.figures), sep="\n\n")
     else:
-        results.write_results(run_comparison(tuning.compared(tuning.read_settings()), options.rounds))
+        results.write_results(run_comparison(tuning.compared(tuning.read_settings(), options.quick), num_rounds))
         write_document()
 
 

@@ -20,6 +20,10 @@ GRID = {
     "sgd": (0.2, 0.5, 1.0),
     "momentum": (0.02, 0.05, 0.1),
 }
+ONE_CYCLE_GRID = {  # the greatest rate is reached only once, so it may be greater
+    "momentum": (0.1, 0.2, 0.3),
+    "nesterov": (0.1, 0.2, 0.3),
+}
 NUM_FINALISTS = 3  # settings that are tried with all seeds; the others only with the first
 
 
@@ -37,12 +41,18 @@ def setting_of(contender: Contender, settings: Mapping[str, str]) -> str:
     return settings[name]
 
 
-def compared(settings: Mapping[str, str]) -> list[Contender]:
-    """Return the contenders of the comparison: all, but of PyTorch's local steps only the recommended number."""
+def compared(settings: Mapping[str, str], is_quick: bool) -> list[Contender]:
+    """Return the contenders of the comparison: all, but of PyTorch's local steps only the recommended number.
+
+    In a quick comparison, return only some of them.
+    """
     for name in contenders.FAMILIES:
         if name not in settings:
             sys.exit(f"error: {SETTINGS} has no {name!r}: find it with --tune --only {name!r}")
     left_out = {c.name for c in contenders.TORCH_LOCAL} - {settings[contenders.RECOMMENDED_TORCH]}
+    if is_quick:
+        quick = {*contenders.QUICK, settings[contenders.RECOMMENDED]}
+        left_out |= {c.name for c in contenders.CONTENDERS} - quick
     return [contender for contender in contenders.CONTENDERS if contender.name not in left_out]
 
 
@@ -60,7 +70,8 @@ def tune(names: Sequence[str]) -> None:
 
 def best_setting(contender: Contender) -> str:
     """Return the setting of the grid with which a contender is soonest at the target."""
-    grid = [f"{optimizer} {rate}" for optimizer, rates in GRID.items() for rate in rates]
+    rates_of = ONE_CYCLE_GRID if contender == contenders.OURS_ONE_CYCLE else GRID
+    grid = [f"{optimizer} {rate}" for optimizer, rates in rates_of.items() for rate in rates]
     secs = {setting: _secs(contender, setting, TUNING_SEEDS[:1]) for setting in grid}
     finalists: dict[str, list[float | None]] = {}
     for _ in range(NUM_FINALISTS):

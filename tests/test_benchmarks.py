@@ -116,29 +116,42 @@ def test_the_best_setting_is_the_best_finalist_over_all_tuning_seeds(monkeypatch
     assert len(runs) == 9 + 3 * 2
 
 
-def test_tuning_chooses_the_recommended_number_of_local_steps_with_its_own_seeds(monkeypatch, tmp_path):
-    secs = {32: 2.0, 64: 1.0, 128: 0.5, 256: None}
-    run, runs = fake_run(lambda name, *_: secs[int(name.split()[2])])
+def test_one_cycle_is_tuned_with_greater_rates(monkeypatch):
+    run, runs = fake_run(lambda _, setting, seed: {"nesterov 0.3": 1.0}.get(setting))
+    monkeypatch.setattr(contenders, "run", run)
+    assert tuning.best_setting(contenders.OURS_ONE_CYCLE) == "nesterov 0.3"
+    assert len(runs) == 6 + 3 * 2
+
+
+def test_tuning_chooses_the_recommended_setting_with_its_own_seeds(monkeypatch, tmp_path):
+    secs = {"32 local steps": 2.0, "64 local steps": 1.0, "128 local steps": 0.5, "one cycle": 0.6}
+    run, runs = fake_run(lambda name, *_: secs.get(name.split(", ")[-1]))
     monkeypatch.setattr(contenders, "run", run)
     monkeypatch.setattr(tuning, "SETTINGS", tmp_path / "settings.json")
-    tuning.SETTINGS.write_text(json.dumps({contenders.OURS_SYNC_16: "momentum 0.1"}))
+    settings = {contenders.OURS_SYNC_16: "momentum 0.1", contenders.OURS_ONE_CYCLE.name: "momentum 0.1"}
+    tuning.SETTINGS.write_text(json.dumps(settings))
     tuning.tune([contenders.RECOMMENDED])
-    assert tuning.read_settings() == {
-        contenders.OURS_SYNC_16: "momentum 0.1",
-        contenders.RECOMMENDED: "ours, synchronous, 128 local steps",
-    }
-    assert len(runs) == 4 * 3
+    assert tuning.read_settings() == {**settings, contenders.RECOMMENDED: "ours, synchronous, 128 local steps"}
+    assert len(runs) == 5 * 3
     assert {(setting, seed) for _, setting, seed in runs} == {("momentum 0.1", seed) for seed in (100, 101, 102)}
 
 
 def test_a_comparison_has_the_recommended_number_of_pytorchs_local_steps_and_no_other():
     settings = {contenders.RECOMMENDED: "ours, synchronous, 64 local steps"}
     with pytest.raises(SystemExit, match="recommended of PyTorch"):
-        tuning.compared(settings)
-    compared = tuning.compared({**settings, contenders.RECOMMENDED_TORCH: "PyTorch, 64 local steps"})
+        tuning.compared(settings, is_quick=False)
+    settings[contenders.RECOMMENDED_TORCH] = "PyTorch, 64 local steps"
+    compared = tuning.compared(settings, is_quick=False)
     names = [contender.name for contender in compared if contender.module == "torch_local_steps"]
     assert names == ["PyTorch, 64 local steps", contenders.TORCH_16]
     assert len(compared) == len(contenders.CONTENDERS) - 3
+
+
+def test_a_quick_comparison_has_eight_contenders_and_the_recommended_one_is_among_them():
+    settings = {contenders.RECOMMENDED: "ours, synchronous, 64 local steps", contenders.RECOMMENDED_TORCH: "none"}
+    names = [contender.name for contender in tuning.compared(settings, is_quick=True)]
+    assert len(names) == 8
+    assert {*names} == {*contenders.QUICK, "ours, synchronous, 64 local steps"}
 
 
 def test_a_contender_that_is_not_tuned_ends_the_comparison():
@@ -257,7 +270,9 @@ def test_the_header_of_a_run_names_machine_versions_and_commit_in_one_line():
 
 def test_the_readme_recommends_what_tuning_chose():
     settings = tuning.read_settings()
-    (chosen,) = [c for c in contenders.OURS_SYNC_LOCAL if c.name == settings[contenders.RECOMMENDED]]
+    (chosen,) = [c for c in contenders.CONTENDERS if c.name == settings[contenders.RECOMMENDED]]
     optimizer, learning_rate = tuning.setting_of(chosen, settings).split()
     flags = f"{' '.join(chosen.flags)} --optimizer={optimizer} --learning_rate={learning_rate}"
+    if chosen == contenders.OURS_ONE_CYCLE:
+        flags += f" --train_steps={chosen.train_steps}"
     assert f"./run_local_cluster.sh {flags}\n" in (report.PROJECT / "README.md").read_text()

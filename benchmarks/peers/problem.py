@@ -24,7 +24,7 @@ flags.DEFINE_integer(
     "train_steps", 3000, "global steps: batches, or rounds of batches where all workers update together"
 )
 flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples")
-flags.DEFINE_float("snapshot_secs", 0.1, "period of the snapshots")
+flags.DEFINE_float("snapshot_secs", 0.05, "period of the snapshots")
 
 
 class Parameters(NamedTuple):
