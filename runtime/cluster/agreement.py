@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.roll_call import build_entry
+from runtime.cluster.notes import Notes
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 
@@ -17,12 +17,11 @@ class Agreement:
         """Build the ops for `task`, a worker, in the default graph."""
         self._task = task
         self._settings = {name: str(value) for name, value in settings.items()}
-        self._entries = [build_entry(ps, "settings") for ps in range(len(task.ps_hosts))]
-        with tf.device(task.device), tf.name_scope("roll_call/"):
-            self._is_published = [entry.is_initialized() for entry in self._entries]
-        with tf.name_scope("roll_call/"):
+        with tf.name_scope("agreement/"):
+            notes = [Notes(ps, "agreement") for ps in range(len(task.ps_hosts))]
+            self._published = [of_ps.read([0]) for of_ps in notes]
             self._text = tf.placeholder(tf.string, [], name="settings")
-            self._publish = [entry.assign(self._text, read_value=False) for entry in self._entries]
+            self._publish = [of_ps.write(0, self._text) for of_ps in notes]
 
     def publish(self, session: tf.Session) -> None:
         """Publish the settings of this task, the chief, on every ps."""
@@ -34,8 +33,8 @@ class Agreement:
         Raises:
           UnusableError: they differ.
         """
-        for entry, is_published in zip(self._entries, session.run(self._is_published), strict=True):
-            published = json.loads(session.run(entry)) if is_published else {}
+        for (text,) in session.run(self._published):
+            published = json.loads(text or "{}")
             for name, value in self._settings.items():
                 if published.get(name, value) != value:
                     self._refuse(name, published[name])

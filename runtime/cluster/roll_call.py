@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from runtime.cluster.notes import Notes
 from runtime.cluster.task import Peer, Task
 
 # What a worker says of itself.
@@ -26,25 +27,25 @@ class Word(NamedTuple):
 
 
 class RollCall:
-    """One string variable per worker on every ps; that of a worker that has said nothing reads as "".
+    """A note of each worker on every ps.
 
     This cures a `server.join()` that never returns, as tensorflow/tensorflow#4713 proposes. That issue uses a queue of
-    "done" tokens; reading a variable takes nothing away, so the chief and every ps can watch it, and a restarted task
-    can read it again. An uninitialised variable means that the worker has said nothing, so none is ever initialised.
+    "done" tokens; reading a note takes nothing away, so the chief and every ps can watch it, and a restarted task can
+    read it again.
     """
 
     def __init__(self, task: Task):
         """Build the ops for `task` in the default graph: a worker uses every ps, a ps only itself."""
         ps_indices = [task.index] if task.job_name == "ps" else range(len(task.ps_hosts))
-        workers = range(len(task.worker_hosts))
-        entries = [[build_entry(ps, f"worker_{worker}") for ps in ps_indices] for worker in workers]
-        with tf.device(task.device), tf.name_scope("roll_call/"):
-            self._said = tf.stack([_read(of_worker) for of_worker in entries])
         self._task = task
         with tf.name_scope("roll_call/"):
+            notes = [Notes(ps, "roll_call") for ps in ps_indices]
+            with tf.device(task.device):
+                self._said = _build_said(notes, range(len(task.worker_hosts)))
+                self._chief_said = _build_said(notes, [0])
             self._word = tf.placeholder(tf.string, [], name="word")
             if task.job_name == "worker":
-                self._say = [entry.assign(self._word, read_value=False) for entry in entries[task.index]]
+                self._say = [of_ps.write(task.index, self._word) for of_ps in notes]
 
     def say(self, session: tf.Session, text: str) -> None:
         """Tell every ps what this worker is doing."""
@@ -55,13 +56,22 @@ class RollCall:
 
         A ps that was restarted has forgotten everything. What a worker said before that counts as not said.
         """
-        return [Word(*text.decode().split(" ")) for text in session.run(self._said)]
+        return [_to_word(said) for said in session.run(self._said)]
+
+    def listen_to_chief(self, session: tf.Session) -> Word:
+        """Return what the chief last said."""
+        return _to_word(session.run(self._chief_said)[0])
 
 
-def _read(entries: Sequence[tf.Variable]) -> tf.Tensor:
-    """Build what a worker has said on each ps, string [], or " " if one has not heard it."""
-    is_heard = tf.reduce_all(tf.stack([entry.is_initialized() for entry in entries]))
-    return tf.cond(is_heard, entries[0].read_value, lambda: tf.constant(" "))
+def _build_said(notes: Sequence[Notes], workers: Sequence[int]) -> tf.Tensor:
+    """Build what each of `workers` has said, string [n], or "" if one of the ps tasks has not heard it."""
+    heard = tf.stack([of_ps.read(workers) for of_ps in notes])  # [ps tasks, n]
+    return tf.where(tf.reduce_all(tf.not_equal(heard, ""), axis=0), heard[0], tf.fill([len(workers)], ""))
+
+
+def _to_word(said: bytes) -> Word:
+    text, _, life = said.decode().partition(" ")
+    return Word(text, life)
 
 
 def life_of(worker: Peer) -> str:
@@ -81,15 +91,3 @@ def _life(session: tf.Session, device: str) -> str:
     name = f"{device.replace('/task', '/replica:0/task')}/device:CPU:0"
     return next((str(found.incarnation) for found in session.list_devices() if found.name == name), "")
 
-
-def build_entry(ps: int, name: str) -> tf.Variable:
-    """Build a string variable on one ps; the graphs of all tasks share it by its name."""
-    with tf.device(f"/job:ps/task:{ps}"), tf.variable_scope("roll_call", reuse=tf.AUTO_REUSE):
-        return tf.get_variable(
-            f"ps_{ps}_{name}",
-            shape=[],
-            dtype=tf.string,
-            initializer=tf.constant_initializer(""),
-            trainable=False,
-            collections=["roll_call"],  # neither initialised nor saved with the model
-        )

@@ -162,7 +162,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._has_reached = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        if self._stop_at_accuracy is not None and self._roll_call.listen(session)[0].text == REACHED:
+        if self._stop_at_accuracy is not None and self._roll_call.listen_to_chief(session).text == REACHED:
             self._has_reached = True  # this task said so in its last life, and the others have stopped
             coord.request_stop()
         elif self._every_secs is not None:

@@ -84,7 +84,7 @@ class StopWithChiefHook(tf.train.SessionRunHook):
 
     def _listen(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         try:
-            while self._roll_call.listen(session)[0].text not in (REACHED, TRAINED):
+            while self._roll_call.listen_to_chief(session).text not in (REACHED, TRAINED):
                 if coord.wait_for_stop(POLL_SECS):
                     return
             logging.info("%s: the chief says that the model is good enough", self._task)

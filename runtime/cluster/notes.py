@@ -1,0 +1,30 @@
+"""Texts that the tasks leave on a ps for each other."""
+
+from collections.abc import Sequence
+
+import tensorflow.compat.v1 as tf
+
+
+class Notes:
+    """Numbered texts on one ps: a table which the graphs of all tasks share, and which ends with the process of the ps.
+
+    A table needs no initialisation, is no part of the model, and is read by one op, however many texts are in it.
+    """
+
+    def __init__(self, ps: int, name: str):
+        """Build the table of this name on one ps, by its task index, in the default graph."""
+        self._device = f"/job:ps/task:{ps}"
+        with tf.device(self._device):
+            self._table = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.string, shared_name=name)
+
+    def read(self, numbers: Sequence[int]) -> tf.Tensor:
+        """Build the texts of these numbers, string [n], "" where there is none."""
+        with tf.device(self._device):
+            keys = tf.constant(list(numbers), tf.int64)
+            return tf.raw_ops.LookupTableFindV2(table_handle=self._table, keys=keys, default_value="")
+
+    def write(self, number: int, text: tf.Tensor) -> tf.Operation:
+        """Build what writes a text, string [], in place of the one of that number."""
+        with tf.device(self._device):
+            keys = tf.constant([number], tf.int64)
+            return tf.raw_ops.LookupTableInsertV2(table_handle=self._table, keys=keys, values=[text])
