@@ -1,7 +1,8 @@
-"""This process: the priority of its session, and its end."""
+"""This process: the priority of its session, how many files it may open, and its end."""
 
 import contextlib
 import os
+import resource
 import sys
 from typing import NoReturn
 
@@ -22,6 +23,13 @@ def set_session_niceness(niceness: int) -> None:
         if os.isatty(sys.stdin.fileno()):
             with open(AUTOGROUP, "w") as file:
                 file.write(str(niceness))
+
+
+def allow_many_connections() -> None:
+    """Let this process open as many files as the system allows: each connection of a large cluster is one."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # some systems name no limit, and have one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
 def end_process(status: int, message: str = "") -> NoReturn:

@@ -41,6 +41,46 @@ def test_a_probe_tells_a_tensorflow_server_from_anything_else(monkeypatch, local
     assert probes.probe(address) == "connection refused"
 
 
+def test_a_line_to_a_server_stays_open_however_often_it_asks(local_servers):
+    line = probes.Line(local_servers(1, 1).ps_hosts[0])
+    assert line.ask() is None
+    own_address = line._socket.getsockname()
+    for _ in range(1000):
+        assert line.ask() is None
+    assert line._socket.getsockname() == own_address
+    line.close()
+    assert line.ask() is None
+    assert line._socket.getsockname() != own_address
+
+
+def test_a_line_is_opened_anew_when_the_server_hangs_up_and_closed_when_it_is_silent(monkeypatch):
+    monkeypatch.setattr(probes, "PROBE_SECS", 60)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        line = probes.Line(f"127.0.0.1:{server.getsockname()[1]}")
+
+        def answer(connection, num_answers):
+            for _ in range(num_answers):
+                while not connection.recv(1000).endswith(probes.SETTINGS_FRAME):
+                    pass
+                connection.sendall(probes.SETTINGS_FRAME + probes.ACK_FRAME)
+
+        def serve():
+            with server.accept()[0] as connection:
+                answer(connection, 2)
+            silent.append(server.accept()[0])
+            answer(silent[0], 1)
+
+        silent = []
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        assert [line.ask() for _ in range(3)] == [None] * 3
+        thread.join(60)
+        line._socket.settimeout(0.1)
+        assert line.ask() == "no answer"
+        silent[0].close()
+    assert line.ask() == "connection refused"
+
+
 def test_what_does_not_answer_is_named_with_its_reason(local_servers):
     there = local_servers(1, 1).ps_hosts[0]
     (port,) = choose_ports(1)

@@ -42,3 +42,13 @@ def test_every_end_has_its_status_and_one_line_at_most(statement, status, messag
         [message] if message else []
     )
     assert "Traceback" not in process.stderr
+
+
+def test_a_task_may_open_as_many_files_as_the_system_allows():
+    print_limits = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    command = ["sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh", sys.executable, "-c"]
+    process = subprocess.run(
+        [*command, RUN.format(statement=print_limits)], cwd=PROJECT, capture_output=True, text=True
+    )
+    soft, hard = process.stdout.split()
+    assert soft == hard

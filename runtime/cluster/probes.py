@@ -8,31 +8,95 @@ from runtime.cluster.task import Peer, host_of, port_of
 PROBE_SECS = 2.0  # how long a probe waits for an answer
 REFUSED = "connection refused"  # the host is there, but the task is not
 
-# An HTTP/2 client, and so gRPC, first sends a preface and an empty SETTINGS frame (RFC 9113, section 3.4). The server
-# answers with a SETTINGS frame of its own. The fourth byte of a frame is its type.
-HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-HTTP2_SETTINGS = 4
+# An HTTP/2 client, and so gRPC, first sends a preface and a SETTINGS frame. The server sends a SETTINGS frame of its
+# own, and acknowledges the client's. A frame begins with the length of its payload in three bytes, its type, its flags,
+# and the number of its stream in four bytes (RFC 9113, sections 3.4, 4.1 and 6.5).
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADER_BYTES, MAX_PAYLOAD_BYTES = 9, 2**14
+SETTINGS, ACK = 4, 1
+SETTINGS_FRAME = bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
+ACK_FRAME = bytes([0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0])
+
+
+class Line:
+    """A connection to the TensorFlow server at `host:port`, which stays open from one question to the next.
+
+    A new connection for each question would cost the server much more. The question is a SETTINGS frame without a
+    setting, since gRPC hangs up on a client that sends more than a few PING frames without data.
+    """
+
+    def __init__(self, address: str):
+        self._address = address
+        self._socket: socket.socket | None = None
+
+    def ask(self) -> str | None:
+        """Ask for a sign of life.
+
+        Returns:
+          None if the server answers as gRPC does, or else the reason, such as "connection refused".
+        """
+        try:
+            if self._socket:
+                try:
+                    self._ask(SETTINGS_FRAME)
+                    return None
+                except ConnectionError:  # the server has hung up, or ended; perhaps another one is there
+                    self.close()
+            self._connect()
+            return None
+        except OSError as error:
+            self.close()
+            return _reason(error)
+
+    def close(self) -> None:
+        """Hang up; the next question connects again."""
+        if self._socket:
+            self._answers.close()
+            self._socket.close()
+            self._socket = None
+
+    def _connect(self) -> None:
+        address = (host_of(self._address), port_of(self._address))
+        self._socket = socket.create_connection(address, timeout=PROBE_SECS)
+        self._answers = self._socket.makefile("rb")
+        self._ask(PREFACE + SETTINGS_FRAME)
+        self._socket.sendall(ACK_FRAME)  # of the server's own settings
+
+    def _ask(self, question: bytes) -> None:
+        """Send what ends with a SETTINGS frame, and wait until the server acknowledges that.
+
+        Raises:
+          OSError: it does not; a ConnectionError if it hangs up.
+        """
+        assert self._socket
+        self._socket.sendall(question)
+        frame = (0, 0)
+        while frame != (SETTINGS, ACK):
+            header = self._answers.read(HEADER_BYTES)
+            num_bytes = int.from_bytes(header[:3], "big")
+            if len(header) < HEADER_BYTES or num_bytes > MAX_PAYLOAD_BYTES:
+                raise ConnectionResetError(None, "something else answers there")
+            self._answers.read(num_bytes)
+            frame = (header[3], header[4])
 
 
 def probe(address: str) -> str | None:
-    """Ask the TensorFlow server at `host:port` for a sign of life.
-
-    Returns:
-      None if it answers as gRPC does, or else the reason, such as "connection refused".
-    """
+    """Ask the server at `host:port` for a sign of life, once: see `Line.ask()`."""
+    line = Line(address)
     try:
-        with socket.create_connection((host_of(address), port_of(address)), timeout=PROBE_SECS) as connection:
-            connection.sendall(HTTP2_HELLO)
-            answer = connection.recv(9)
-    except socket.gaierror:
+        return line.ask()
+    finally:
+        line.close()
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
         return "name not known"
-    except ConnectionRefusedError:
+    if isinstance(error, ConnectionRefusedError):
         return REFUSED
-    except TimeoutError:
+    if isinstance(error, TimeoutError):
         return "no answer"
-    except OSError as error:
-        return error.strerror or str(error)
-    return None if answer[3:4] == bytes([HTTP2_SETTINGS]) else "something else answers there"
+    return error.strerror or str(error)
 
 
 def resolve(address: str) -> frozenset[str]:

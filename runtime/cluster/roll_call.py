@@ -90,4 +90,3 @@ def _life(session: tf.Session, device: str) -> str:
     """Return the incarnation of a server: TensorFlow gives each that starts another number."""
     name = f"{device.replace('/task', '/replica:0/task')}/device:CPU:0"
     return next((str(found.incarnation) for found in session.list_devices() if found.name == name), "")
-

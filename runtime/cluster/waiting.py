@@ -71,6 +71,7 @@ class Watch:
         self.timeouts = timeouts
         self._task = task
         self._sightings = {peer: _Sighting(missed_since=time.monotonic()) for peer in task.needed}
+        self._lines = {peer: probes.Line(peer.address) for peer in task.needed}
         self._unreachable: dict[Peer, str] = {}
         self._ends = dict.fromkeys(task.others("ps"), (-math.inf, ""))  # when a process was last seen to have ended
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
@@ -81,8 +82,9 @@ class Watch:
 
     def _watch(self) -> None:
         while True:
-            self._unreachable = probes.unreachable(self._task.needed)
-            for peer in self._task.needed:
+            reasons = {peer: line.ask() for peer, line in self._lines.items()}
+            self._unreachable = {peer: reason for peer, reason in reasons.items() if reason}
+            for peer in self._lines:
                 self._update(peer, time.monotonic())
             # Look more often while somebody has not come yet, so that nobody comes and goes unseen.
             time.sleep(LOOK_SECS if all(seen.was_there for seen in self._sightings.values()) else POLL_SECS)
