@@ -164,12 +164,15 @@ EXERCISED = {
     ".venv/bin/python -m pip install -r benchmarks/requirements.txt": Installed(),
     ".venv/bin/python benchmarks/compare.py": Offered(),
     ".venv/bin/python benchmarks/compare.py --tune": Offered(),
+    ".venv/bin/python benchmarks/compare.py --quick": Offered(),
     ".venv/bin/python benchmarks/compare.py --accuracy": Offered(),
     ".venv/bin/python benchmarks/start.py": Loaded(),
     ".venv/bin/python benchmarks/scaling.py messages": Offered(),
     ".venv/bin/python benchmarks/scaling.py processes": Offered(),
     ".venv/bin/python benchmarks/scaling.py network": Offered(),
     ".venv/bin/python benchmarks/scaling.py encryption": Offered(),
+    ".venv/bin/python benchmarks/crowd.py simulated": Offered(),
+    ".venv/bin/python benchmarks/crowd.py real": Offered(),
 }
 
 
