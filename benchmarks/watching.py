@@ -52,6 +52,16 @@ def run_launcher(folder: str, *flags: str, is_terminal: bool) -> float:
     return _rate(process.stdout)
 
 
+def run_round(folder: str) -> dict[str, float]:
+    """Return the examples/s of each variant; the train directories lie in `folder` then."""
+    return {
+        NOTHING: run_tasks(),
+        SAVED: run_launcher(f"{folder}/saved", is_terminal=False),
+        DISPLAY: run_launcher(f"{folder}/shown", is_terminal=True),
+        ALL: run_launcher(f"{folder}/evaluated", "--eval_every_secs=5", is_terminal=True),
+    }
+
+
 def time_report(folder: str) -> float:
     """Return the seconds of a process that makes the report of a run again."""
     started_at = time.monotonic()
@@ -73,17 +83,10 @@ def main() -> None:
     report_secs = []
     for number in range(NUM_ROUNDS):
         with tempfile.TemporaryDirectory() as folder:
-            saved, shown, evaluated = (f"{folder}/{name}" for name in ("saved", "shown", "evaluated"))
-            variants = {
-                NOTHING: run_tasks,
-                SAVED: lambda: run_launcher(saved, is_terminal=False),
-                DISPLAY: lambda: run_launcher(shown, is_terminal=True),
-                ALL: lambda: run_launcher(evaluated, "--eval_every_secs=5", is_terminal=True),
-            }
-            for name, run in variants.items():
-                rates.setdefault(name, []).append(run())
-                print(f"round {number}: {name}: {rates[name][-1]:.0f} examples/s", flush=True)
-            report_secs.append(time_report(evaluated))
+            for name, rate in run_round(folder).items():
+                rates.setdefault(name, []).append(rate)
+                print(f"round {number}: {name}: {rate:.0f} examples/s", flush=True)
+            report_secs.append(time_report(f"{folder}/evaluated"))
     rows = []
     for name, of_one in rates.items():
         ratios = [rate / base for rate, base in zip(of_one, rates[NOTHING], strict=True)]
