@@ -168,6 +168,7 @@ EXERCISED = {
     ".venv/bin/python benchmarks/compare.py --accuracy": Offered(),
     ".venv/bin/python benchmarks/start.py": Loaded(),
     ".venv/bin/python benchmarks/watching.py": Loaded(),
+    ".venv/bin/python benchmarks/unequal.py": Loaded(),
     ".venv/bin/python benchmarks/scaling.py messages": Offered(),
     ".venv/bin/python benchmarks/scaling.py processes": Offered(),
     ".venv/bin/python benchmarks/scaling.py network": Offered(),
