@@ -56,6 +56,7 @@ LINKS = {  # seconds of a round trip, and bits per second of each host, each way
 }
 NETWORK_WORKERS = 2
 LOCAL_STEPS = (1, 4, 16, 64)
+EXCHANGES = [(local_steps, "float32") for local_steps in LOCAL_STEPS] + [(1, "bfloat16"), (16, "bfloat16")]
 MEASURED_SECS = 8.0
 PROGRESS = re.compile(r"global step (\d+)/\d+, local step \d+, loss")
 
@@ -151,20 +152,20 @@ class Rate(NamedTuple):
 def measure_network() -> str:
     """Return a table of 1000 examples/s over each link, and of what the model predicts: see `predict()`."""
     rows = []
-    unlimited: dict[int, Rate] = {}
+    unlimited: dict[tuple[int, str], Rate] = {}
     for link, (round_trip_secs, bits_per_sec) in LINKS.items():
         row = [link]
-        for local_steps in LOCAL_STEPS:
-            rate = measure_rate(local_steps, round_trip_secs, bits_per_sec)
-            print(f"{link}, {local_steps} local steps: {rate}", flush=True)
-            base = unlimited.setdefault(local_steps, rate)
+        for local_steps, dtype in EXCHANGES:
+            rate = measure_rate(local_steps, round_trip_secs, bits_per_sec, dtype=dtype)
+            print(f"{link}, {local_steps} local steps, {dtype}: {rate}", flush=True)
+            base = unlimited.setdefault((local_steps, dtype), rate)
             examples = local_steps * BATCH_SIZE / 1000
             predicted = examples * predict(base, local_steps, round_trip_secs, bits_per_sec)
             row.append(f"{examples * rate.exchanges:.1f} ({predicted:.1f})")
         rows.append(row)
-    kilobytes = [rate.bytes / rate.exchanges / 1000 for rate in unlimited.values()]
-    table = report.make_table(("link", *(f"H = {local_steps}" for local_steps in LOCAL_STEPS)), rows)
-    return f"{table}\n\nAn exchange moves {min(kilobytes):.0f} to {max(kilobytes):.0f} kB."
+    names = [f"H = {local_steps}" + (", bfloat16" if dtype == "bfloat16" else "") for local_steps, dtype in EXCHANGES]
+    rows.append(["kB of an exchange", *(f"{rate.bytes / rate.exchanges / 1000:.0f}" for rate in unlimited.values())])
+    return report.make_table(("link", *names), rows)
 
 
 def predict(unlimited: Rate, local_steps: int, round_trip_secs: float, bits_per_sec: float) -> float:
@@ -205,10 +206,17 @@ def measure_encryption() -> str:
     return report.make_table(("network", *(f"H = {local_steps}" for local_steps in LOCAL_STEPS)), rows)
 
 
-def measure_rate(local_steps: int, round_trip_secs: float, bits_per_sec: float, kind: type[Network] = Network) -> Rate:
+def measure_rate(
+    local_steps: int,
+    round_trip_secs: float,
+    bits_per_sec: float,
+    kind: type[Network] = Network,
+    dtype: str = "float32",
+) -> Rate:
     """Train for a while on one ps and two workers, each on a host of its own."""
     with tempfile.TemporaryDirectory() as folder, kind(1 + NETWORK_WORKERS) as network:
         flags = ["--train_steps=100000000", f"--local_steps={local_steps}", "--log_every_secs=0.1", "--optimizer=sgd"]
+        flags.append(f"--exchange_dtype={dtype}")
         with Cluster(folder, 1, NETWORK_WORKERS, *flags, network=network) as tasks:
             tasks.start()
             for worker in range(NETWORK_WORKERS):
