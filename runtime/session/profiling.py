@@ -1,4 +1,4 @@
-"""Traces of chosen steps, for Chrome or Perfetto."""
+"""Traces of chosen steps: the part of one worker."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError, reason
+from runtime.errors import UnusableError
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -52,32 +52,31 @@ def make_profiling_hooks(
 class ProfileHook(tf.train.SessionRunHook):
     """Traces each run of a worker that has steps between two global steps, with what its ps tasks did in it.
 
-    A trace is a file `timeline-STEP.json` in the folder `profile/worker-N` of the train directory. TensorFlow's hook
-    writes it. That hook reads the step while the run advances it, and so may name the next run.
+    A trace is a file `step-STEP.pb`, named by the step after the run, in the folder `profile/worker-N` of the train
+    directory: TensorFlow's `RunMetadata`. `runtime.trace` makes one trace for people of those of all workers.
     """
 
     def __init__(self, global_step: tf.Tensor, first_step: int, last_step: int, folder: str):
         """Trace from `first_step` to `last_step`; `global_step`, int64 [], is as it is after a run."""
         self._global_step, self._first_step, self._last_step = global_step, first_step, last_step
-        self._profiler = tf.train.ProfilerHook(save_steps=1, output_dir=folder)
+        self._folder = folder
 
     def begin(self) -> None:
-        self._profiler.begin()
         self._step = self._steps_per_run = 0  # after the last run, and by it
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        # TensorFlow's hook traces nothing in the first run that it sees, so let it see one more.
-        self._is_tracing = self._step + 2 * self._steps_per_run >= self._first_step and self._step < self._last_step
-        if not self._is_tracing:
-            return tf.train.SessionRunArgs([self._global_step])
-        traced = self._profiler.before_run(run_context)
-        return traced._replace(fetches=[self._global_step, traced.fetches])
+        is_traced = self._step + self._steps_per_run >= self._first_step and self._step < self._last_step
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE) if is_traced else None
+        return tf.train.SessionRunArgs(self._global_step, options=options)
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        step, *traced = run_values.results
+        step = int(run_values.results)
         self._step, self._steps_per_run = step, step - self._step
-        if self._is_tracing:
+        if run_values.options.trace_level == tf.RunOptions.FULL_TRACE:
+            path = os.path.join(self._folder, f"step-{step}.pb")
             try:
-                self._profiler.after_run(run_context, run_values._replace(results=traced[0]))
-            except tf.errors.OpError as error:  # a full disk, say, costs the trace and nothing else
-                logging.error("no trace could be written (%s): make that possible", reason(error))
+                with open(path + ".tmp", "wb") as file:
+                    file.write(run_values.run_metadata.SerializeToString())
+                os.replace(path + ".tmp", path)
+            except OSError as error:  # a full disk, say, costs the trace and nothing else
+                logging.error("no trace could be written (%s): make that possible", error)

@@ -1,0 +1,110 @@
+"""What the workers traced: the ops and the messages of each run of a worker's graph.
+
+A part is a file that a worker wrote about one run: a `RunMetadata` of TensorFlow. It holds the ops of that run on the
+worker and on each ps, with the times when they began and ended, and the messages between them. Each task has taken the
+times by its own clock.
+"""
+
+import dataclasses
+import glob
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+from google.protobuf.message import DecodeError
+
+PARTS = os.path.join("profile", "worker-*", "step-*.pb")  # in a train directory; by the global step after the run
+GAP_SECS = 600.0  # nothing is traced for so long between two jobs in one folder
+
+RECEIVE = "RecvTensor"  # the name of all messages, which are recorded where they arrive
+PLACE = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)/(?:device:)?(.*)")
+OP = re.compile(r"(?:\[.*?\] )?\S+ = (\w+)\(")  # as in "[cpu 0.3MB 0.3MB] exchange/mul = Mul(exchange/cast, mul/y)"
+MESSAGE = re.compile(r"\[([^\]]+)\] .*?edge_\d+_(\S+) from /job:(\w+)/replica:\d+/task:(\d+)/")  # size, maker, sender
+
+
+@dataclasses.dataclass(eq=False)
+class Span:
+    """Something that took time on a task."""
+
+    task: str  # such as "ps 0"
+    lane: str  # what else did so at the same kind of place, such as "for worker 0"
+    name: str
+    start: int  # nanoseconds since the epoch, by the clock of the task
+    end: int
+    details: dict[str, str]
+
+
+class Message(NamedTuple):
+    """A tensor that went from one task to another."""
+
+    sent: Span  # the op that made it
+    received: Span  # its way, from when the receiver began to take it until it had arrived
+
+
+class Run(NamedTuple):
+    """One run of a worker's graph."""
+
+    spans: list[Span]  # the ops, and the messages
+    messages: list[Message]  # those whose sender is known
+
+    @property
+    def start(self) -> int:
+        """When it began, in nanoseconds since the epoch."""
+        return min(span.start for span in self.spans)
+
+
+def read(train_dir: str) -> list[Run]:
+    """Read what the workers of the last job in `train_dir` have written, in the order of time; name broken files."""
+    runs = []
+    for path in glob.glob(os.path.join(glob.escape(train_dir), PARTS)):
+        worker = os.path.basename(os.path.dirname(path)).replace("-", " ")
+        try:
+            with open(path, "rb") as file:
+                step_stats = tf.RunMetadata.FromString(file.read()).step_stats
+            runs.append(_read_run(worker, step_stats))
+        except (OSError, ValueError, DecodeError) as error:
+            logging.error("the trace lacks %s, which cannot be read: %s", path, error)
+    runs.sort(key=lambda run: run.start)
+    starts = [after.start for before, after in itertools.pairwise(runs) if after.start - before.start > GAP_SECS * 1e9]
+    return [run for run in runs if not starts or run.start >= starts[-1]]
+
+
+def _read_run(worker: str, step_stats: Any) -> Run:
+    """Read a run of `worker` from TensorFlow's `StepStats`.
+
+    Raises:
+      ValueError: it has no ops.
+    """
+    ops: dict[tuple[str, str], list[Span]] = {}  # by task and name: those in a loop run often
+    received = []
+    for task, device, stats in _stats(worker, step_stats):
+        start = stats.all_start_nanos or 1000 * stats.all_start_micros  # messages have microseconds only
+        end = start + (stats.all_end_rel_nanos or 1000 * stats.all_end_rel_micros)
+        if stats.node_name != RECEIVE:
+            lane = device if task == worker else f"for {worker}"
+            kind = OP.match(stats.timeline_label)
+            span = Span(task, lane, kind[1] if kind else stats.node_name, start, end, {"op": stats.node_name})
+            ops.setdefault((task, stats.node_name), []).append(span)
+        elif match := MESSAGE.match(stats.timeline_label):
+            size, tensor, *place = match.groups()
+            sender = " ".join(place)
+            details = {"tensor": tensor, "size": size, "from": sender}
+            received.append(Span(task, f"messages from {sender}", RECEIVE, start, end, details))
+    makers = [ops.get((span.details["from"], span.details["tensor"]), []) for span in received]
+    messages = [Message(*maker, span) for maker, span in zip(makers, received, strict=True) if len(maker) == 1]
+    spans = [*itertools.chain(*ops.values()), *received]
+    if not spans:
+        raise ValueError("it has no ops")
+    return Run(spans, messages)
+
+
+def _stats(worker: str, step_stats: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield the task, the device on it, and the statistics of each op and message."""
+    for device_stats in step_stats.dev_stats:
+        place = PLACE.match(device_stats.device)
+        task, device = (f"{place[1]} {place[2]}", place[3]) if place else (worker, device_stats.device)
+        yield from ((task, device, stats) for stats in device_stats.node_stats)
