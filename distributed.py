@@ -24,7 +24,7 @@ from absl import logging
 
 import mnist_input
 import model
-from runtime import events, program, report, trace
+from runtime import events, program, report
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.connection import Connection
 from runtime.cluster.discovery import discover
@@ -164,8 +164,8 @@ def finish(
         print(result, flush=True)
         roll_call.say(session, EVALUATED)
     with contextlib.ExitStack() as last:  # from the last to the first, each whatever becomes of the others
-        for write in (trace.write, report.write, result.write):
-            last.callback(write, train_dir)
+        last.callback(report.write, train_dir)
+        last.callback(result.write, train_dir)
         last.callback(export, FLAGS.export_dir, build_serving, measures.parameters)
         record_test(measures, train_dir)
 

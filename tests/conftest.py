@@ -72,7 +72,7 @@ class LocalServers(NamedTuple):
         return self.connection("worker", index).session(graph)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def local_servers():
     """Start servers in this process; they cannot be stopped, and stay until it ends."""
 

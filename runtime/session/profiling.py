@@ -1,4 +1,4 @@
-"""Traces of chosen steps: the part of one worker."""
+"""Traces of chosen steps."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime import trace
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 
@@ -41,25 +42,27 @@ def make_profiling_hooks(
     """
     if not steps:
         return []
-    folder = os.path.join(train_dir, "profile", f"worker-{task.index}")
+    hook = ProfileHook(task, global_step, *parse_steps(steps), train_dir)
     try:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(hook.folder, exist_ok=True)
     except OSError as error:
         raise UnusableError(f"no trace can be written to --train_dir {train_dir}: {error.strerror}") from error
-    return [ProfileHook(global_step, *parse_steps(steps), folder)]
+    return [hook]
 
 
 class ProfileHook(tf.train.SessionRunHook):
     """Traces each run of a worker that has steps between two global steps, with what its ps tasks did in it.
 
-    A trace is a file `step-STEP.pb`, named by the step after the run, in the folder `profile/worker-N` of the train
-    directory: TensorFlow's `RunMetadata`. `runtime.trace` makes one trace for people of those of all workers.
+    What it has traced is TensorFlow's `RunMetadata` in a file `step-STEP.pb`, named by the step after the run, in
+    `profile/worker-N` of the train directory. At the end, when the other workers have left, the chief merges all files
+    into one trace, before the ps tasks may leave.
     """
 
-    def __init__(self, global_step: tf.Tensor, first_step: int, last_step: int, folder: str):
+    def __init__(self, task: Task, global_step: tf.Tensor, first_step: int, last_step: int, train_dir: str):
         """Trace from `first_step` to `last_step`; `global_step`, int64 [], is as it is after a run."""
+        self.folder = os.path.join(train_dir, "profile", f"worker-{task.index}")
         self._global_step, self._first_step, self._last_step = global_step, first_step, last_step
-        self._folder = folder
+        self._merged_dir = train_dir if task.is_chief else ""
 
     def begin(self) -> None:
         self._step = self._steps_per_run = 0  # after the last run, and by it
@@ -73,10 +76,14 @@ class ProfileHook(tf.train.SessionRunHook):
         step = int(run_values.results)
         self._step, self._steps_per_run = step, step - self._step
         if run_values.options.trace_level == tf.RunOptions.FULL_TRACE:
-            path = os.path.join(self._folder, f"step-{step}.pb")
+            path = os.path.join(self.folder, f"step-{step}.pb")
             try:
                 with open(path + ".tmp", "wb") as file:
                     file.write(run_values.run_metadata.SerializeToString())
                 os.replace(path + ".tmp", path)
             except OSError as error:  # a full disk, say, costs the trace and nothing else
                 logging.error("no trace could be written (%s): make that possible", error)
+
+    def end(self, session: tf.Session) -> None:
+        if path := trace.write(self._merged_dir):
+            logging.info("the trace of all tasks is in %s", path)

@@ -11,20 +11,21 @@ TRACE_FILE = "trace.json"
 
 
 def write(train_dir: str) -> str:
-    """Merge what the workers traced into `trace.json` in `train_dir`, and return its path, or "" if there is none.
+    """Merge what the workers traced into `trace.json` in `train_dir`, unless that is empty.
 
-    The run is over by then, and its result saved. So what cannot be read or written is only said.
+    Returns:
+      The path of the trace, or "" if there is none. What cannot be read or written is only said.
     """
     path = os.path.join(train_dir, TRACE_FILE)
-    runs = parts.read(train_dir) if train_dir else []
-    if not runs:
-        return ""
-    offsets = clocks.align(runs)
     try:
+        runs = parts.read(train_dir) if train_dir else []
+        if not runs:
+            return ""
+        offsets = clocks.align(runs)
         with open(path + ".tmp", "w", encoding="utf-8") as file:
             json.dump(chrome.make_trace(runs, offsets), file)
         os.replace(path + ".tmp", path)
-    except OSError as error:
-        logging.error("%s could not be written: %s", path, error)
+    except (OSError, ValueError) as error:
+        logging.error("%s could not be made: %r", path, error)
         return ""
     return path

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from runtime.trace.parts import Run, Span
 
 Event = dict[str, Any]
+FIRST_PID, FIRST_TID = 1001, 2001  # Perfetto shows them after the names: nobody should take them for those of tasks
 
 
 class Lane(NamedTuple):
@@ -34,8 +35,8 @@ def make_trace(runs: Sequence[Run], offsets: Mapping[str, int]) -> dict[str, lis
     spans = [span for run in runs for span in run.spans]
     messages = [message for run in runs for message in run.messages if message.sent.end <= message.received.end]
     lanes = _assign_lanes(spans)
-    tids = {lane: tid for tid, lane in enumerate(sorted(set(lanes.values())), 1)}
-    pids = {task: pid for pid, task in enumerate(dict.fromkeys(lane[:2] for lane in tids), 1001)}
+    tids = {lane: tid for tid, lane in enumerate(sorted(set(lanes.values())), FIRST_TID)}
+    pids = {task: pid for pid, task in enumerate(dict.fromkeys(lane[:2] for lane in tids), FIRST_PID)}
     began_at = min(span.start for span in spans)
 
     def locate(span: Span, moment: int) -> Event:
@@ -49,12 +50,10 @@ def make_trace(runs: Sequence[Run], offsets: Mapping[str, int]) -> dict[str, lis
     for (job_name, task_index), pid in pids.items():
         task = f"{job_name} {task_index}"
         events.append(_describe("process_name", {"name": task}, pid))
-        events.append(_describe("process_sort_index", {"sort_index": pid}, pid))
         if offset := offsets.get(task):
             events.append(_describe("process_labels", {"labels": f"clock moved by {offset / 1e6:+.3f} ms"}, pid))
     for lane, tid in tids.items():
         events.append(_describe("thread_name", {"name": str(lane)}, pids[lane[:2]], tid))
-        events.append(_describe("thread_sort_index", {"sort_index": tid}, pids[lane[:2]], tid))
     for span in spans:
         what = {"name": span.name, "dur": (span.end - span.start) / 1e3, "args": span.details}
         events.append({"ph": "X", "cat": "op", **what, **locate(span, span.start)})

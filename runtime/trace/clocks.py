@@ -48,7 +48,7 @@ def estimate_offsets(messages: Iterable[Message]) -> dict[str, int]:
 
 def _close(tasks: Sequence[str], limits: Limits) -> Limits:
     """Add the limits that follow from the given ones by way of other tasks: shortest paths, by Floyd and Warshall."""
-    given = {pair: limits.get(pair, math.inf) for pair in itertools.product(tasks, repeat=2)}
+    given = {(first, last): limits.get((first, last), math.inf) for first in tasks for last in tasks}
     closed = given | {(task, task): 0.0 for task in tasks}
     for between, first, last in itertools.product(tasks, repeat=3):
         closed[first, last] = min(closed[first, last], closed[first, between] + closed[between, last])

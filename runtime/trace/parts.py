@@ -67,7 +67,7 @@ def read(train_dir: str) -> list[Run]:
                 step_stats = tf.RunMetadata.FromString(file.read()).step_stats
             runs.append(_read_run(worker, step_stats))
         except (OSError, ValueError, DecodeError) as error:
-            logging.error("the trace lacks %s, which cannot be read: %s", path, error)
+            logging.error("the trace goes without %s, which cannot be read: %s", path, error)
     runs.sort(key=lambda run: run.start)
     starts = [after.start for before, after in itertools.pairwise(runs) if after.start - before.start > GAP_SECS * 1e9]
     return [run for run in runs if not starts or run.start >= starts[-1]]
@@ -95,7 +95,7 @@ def _read_run(worker: str, step_stats: Any) -> Run:
             details = {"tensor": tensor, "size": size, "from": sender}
             received.append(Span(task, f"messages from {sender}", RECEIVE, start, end, details))
     makers = [ops.get((span.details["from"], span.details["tensor"]), []) for span in received]
-    messages = [Message(*maker, span) for maker, span in zip(makers, received, strict=True) if len(maker) == 1]
+    messages = [Message(maker[0], span) for maker, span in zip(makers, received, strict=True) if len(maker) == 1]
     spans = [*itertools.chain(*ops.values()), *received]
     if not spans:
         raise ValueError("it has no ops")

@@ -17,6 +17,7 @@ from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
 from runtime.cluster.probes import probe
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 from tests.test_predict import draw
+from tests.test_trace import Trace
 
 FINISHED = r"finished at global step (\d+), after (\d+) local steps"
 LAST_LINE = (
@@ -203,20 +204,20 @@ def test_variables_that_are_split_are_restored_with_another_number_of_ps_tasks(t
             assert f"after {train_steps} global steps" in cluster["worker 0"].output()
 
 
-def test_profiled_steps_are_traces_that_chrome_opens(tmp_path, black_and_white_dir):
-    flags = [f"--train_dir={tmp_path}", f"--data_dir={black_and_white_dir}", "--profile_steps=20:44"]
-    with Cluster(tmp_path, 1, 1, *flags, "--train_steps=80") as cluster:
+def test_profiled_steps_of_all_workers_become_one_trace(tmp_path, black_and_white_dir):
+    flags = [f"--train_dir={tmp_path}", f"--data_dir={black_and_white_dir}", "--profile_steps=20:44", "--sync_replicas"]
+    with Cluster(tmp_path, 1, 2, *flags, "--train_steps=80") as cluster:
         cluster.start()
         assert_all_end(cluster)
-    folder = tmp_path / "profile" / "worker-0"
-    traces = sorted(folder.glob("*.json"))
-    assert 2 <= len(traces) <= 4, "of runs of eight steps; two that have the same name are one"
-    assert {trace.name for trace in traces} <= {f"timeline-{step}.json" for step in range(16, 57)}
-    events = json.loads(traces[0].read_text())["traceEvents"]
-    places = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert any("/job:ps" in place for place in places)
-    assert any("/job:worker" in place for place in places)
-    assert any("MatMul" in event["name"] for event in events)
+    steps = {path.relative_to(tmp_path / "profile") for path in tmp_path.glob("profile/*/*")}
+    assert steps == {
+        pathlib.Path(f"worker-{worker}/step-{step}.pb") for worker in range(2) for step in (24, 32, 40, 48)
+    }
+    trace = Trace.read(tmp_path / "trace.json")
+    assert list(trace.tasks.values()) == ["ps 0", "worker 0", "worker 1"]
+    assert any("MatMul" in span["name"] for span in trace.spans)
+    ways = {(trace.tasks[sent["pid"]], trace.tasks[received["pid"]]) for sent, received in trace.arrows}
+    assert ways == {("ps 0", "worker 0"), ("worker 0", "ps 0"), ("ps 0", "worker 1"), ("worker 1", "ps 0")}
 
 
 def test_without_train_dir_nothing_is_saved_and_a_warning_says_so(tmp_path, black_and_white_dir):

@@ -1,0 +1,193 @@
+import itertools
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from runtime import trace
+from runtime.session import profiling
+from runtime.trace import __main__, clocks
+from runtime.trace.parts import Message, Span
+
+PROJECT = pathlib.Path(__file__).parents[1]
+
+
+class Trace(NamedTuple):
+    """What a viewer makes of a file."""
+
+    tasks: dict  # the names of the processes, by their numbers
+    spans: list
+    arrows: list  # both ends of each
+
+    @classmethod
+    def read(cls, path):
+        events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
+        ends = {phase: {event["id"]: event for event in events if event["ph"] == phase} for phase in "sf"}
+        assert ends["s"].keys() == ends["f"].keys(), "an arrow lacks an end"
+        return cls(
+            {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"},
+            [event for event in events if event["ph"] == "X"],
+            [(start, ends["f"][number]) for number, start in ends["s"].items()],
+        )
+
+    def span_at(self, end):
+        """Return the name of the span to which the end of an arrow belongs."""
+        (span,) = (
+            span
+            for span in self.spans
+            if (span["pid"], span["tid"]) == (end["pid"], end["tid"])
+            and span["ts"] <= end["ts"] <= span["ts"] + span["dur"]
+        )
+        return span["name"]
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory, local_servers):
+    """Two workers on real servers trace the runs of their graphs, each with both ps tasks."""
+    train_dir = tmp_path_factory.mktemp("traced")
+    servers = local_servers(2, 2)
+    for index in range(2):
+        task = servers.task("worker", index)
+        with tf.Graph().as_default():
+            with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=task.jobs)):
+                variables = [tf.get_variable(name, initializer=1.0) for name in ("first", "second")]
+                step = tf.train.create_global_step()
+                changes = [variable.assign_add(2 * variable) for variable in variables]
+                with tf.control_dependencies(changes):
+                    step = step.assign_add(1).read_value()
+            hooks = profiling.make_profiling_hooks(task, step, "2:3", str(train_dir))
+            creator = tf.train.ChiefSessionCreator(master=servers.workers[index].target)
+            with tf.train.MonitoredSession(creator, hooks) as session:
+                for _ in range(4):
+                    session.run(step)
+    return train_dir
+
+
+@pytest.fixture
+def train_dir(tmp_path, traced):
+    """A copy of what the workers traced, for one test."""
+    shutil.copytree(traced, tmp_path / "train")
+    return str(tmp_path / "train")
+
+
+def change_clocks(train_dir, secs, workers="*"):
+    """Change the times in what workers wrote as if the clocks of some tasks were ahead."""
+    for path in pathlib.Path(train_dir).glob(f"profile/{workers}/*.pb"):
+        metadata = tf.RunMetadata.FromString(path.read_bytes())
+        for device in metadata.step_stats.dev_stats:
+            job_name, index = device.device.split("/")[1][4:], device.device.split("/")[3][5:]
+            for stats in device.node_stats:
+                stats.all_start_micros += round(secs.get(f"{job_name} {index}", 0) * 1e6)
+                if stats.all_start_nanos:
+                    stats.all_start_nanos += round(secs.get(f"{job_name} {index}", 0) * 1e9)
+        path.write_bytes(metadata.SerializeToString())
+
+
+ALL_WAYS = {
+    way
+    for ps, worker in itertools.product(["ps 0", "ps 1"], ["worker 0", "worker 1"])
+    for way in ((ps, worker), (worker, ps))
+}
+
+
+@pytest.mark.parametrize("secs", [{}, {"ps 1": 3600, "worker 0": -7.5}])
+def test_each_task_is_there_once_and_messages_are_arrows_forward_in_time(train_dir, secs):
+    change_clocks(train_dir, secs)
+    result = Trace.read(trace.write(train_dir))
+    assert sorted(result.tasks.values()) == ["ps 0", "ps 1", "worker 0", "worker 1"]
+    assert all(start["ts"] <= end["ts"] for start, end in result.arrows)
+    assert {(result.tasks[start["pid"]], result.tasks[end["pid"]]) for start, end in result.arrows} >= ALL_WAYS
+    assert {result.span_at(end) for _, end in result.arrows} == {"RecvTensor"}
+    assert "Mul" in {result.span_at(start) for start, _ in result.arrows}
+    by_lane = {}
+    for span in sorted(result.spans, key=lambda span: span["ts"]):
+        assert span["ts"] >= by_lane.get(span["tid"], 0), "two spans overlap"
+        by_lane[span["tid"]] = span["ts"] + span["dur"] - 1e-3
+    assert max(span["ts"] for span in result.spans) < 600e6, "an hour would be the clocks'"
+
+
+def test_parts_that_are_broken_are_named_and_left_out(train_dir, caplog):
+    cut, *others = sorted(pathlib.Path(train_dir).glob("profile/worker-0/*.pb"))
+    assert others
+    cut.write_bytes(cut.read_bytes()[:-100])
+    (cut.parent / "step-7.pb").touch()
+    (cut.parent / "step-8.pb").mkdir()
+    result = Trace.read(trace.write(train_dir))
+    assert set(result.tasks.values()) == {"ps 0", "ps 1", "worker 0", "worker 1"}
+    for name in (cut.name, "step-7.pb", "step-8.pb"):
+        assert f"worker-0/{name}, which cannot be read" in caplog.text
+
+
+def test_only_the_last_job_in_a_folder_is_shown(train_dir):
+    change_clocks(train_dir, {"ps 0": -3600, "ps 1": -3600, "worker 1": -3600}, "worker-1")
+    assert set(Trace.read(trace.write(train_dir)).tasks.values()) == {"ps 0", "ps 1", "worker 0"}
+
+
+def test_by_hand(train_dir):
+    command = [sys.executable, "-m", "runtime.trace", train_dir]
+    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (0, f"{train_dir}/trace.json\n"), process.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["no such folder"]])
+def test_a_folder_without_parts_has_no_trace(monkeypatch, arguments):
+    monkeypatch.setattr(sys, "argv", ["trace", *arguments])
+    with pytest.raises(SystemExit) as error:
+        __main__.main()
+    if arguments:
+        assert error.value.code == (
+            "error: there is no trace in no such folder: --profile_steps makes the workers write one there"
+        )
+    else:
+        assert error.value.code == 2
+
+
+def message(sender, sent_at, receiver, arrived_at):
+    return Message(
+        Span(sender, "", "Mul", sent_at - 1, sent_at, {}), Span(receiver, "", "", arrived_at - 1, arrived_at, {})
+    )
+
+
+def test_clocks_that_differ_are_set_to_the_middle_of_what_the_messages_allow():
+    messages = [
+        message("worker 0", 0, "ps 0", 140),  # at least 0 + 140 on the clock of ps 0
+        message("worker 0", 50, "ps 0", 170),  # the faster one: its clock is ahead by 120 at most
+        message("ps 0", 300, "worker 0", 220),  # and by 80 at least
+    ]
+    assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": -100}
+
+
+def test_tasks_keep_a_common_clock_where_the_messages_allow_it():
+    messages = [
+        message("worker 0", 0, "ps 0", 140),
+        message("ps 0", 300, "worker 0", 260),
+        message("worker 1", 0, "ps 0", 10),  # on the machine of ps 0
+        message("ps 0", 300, "worker 1", 310),
+    ]
+    assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": -90, "worker 1": -90}
+
+
+def test_two_clocks_are_compared_by_way_of_all_others():
+    messages = [
+        message("worker 0", 0, "ps 0", 100),
+        message("ps 0", 0, "worker 0", 100),
+        message("worker 0", 0, "ps 1", 30),  # ps 1 is behind worker 0 by 70 to 130
+        message("ps 1", 0, "worker 0", 230),
+        message("worker 1", 0, "ps 0", 5),  # the same clock as that of ps 0, and as far from ps 1
+        message("ps 0", 0, "worker 1", 5),
+        message("worker 1", 100, "ps 1", 110),
+        message("ps 1", 0, "worker 1", 400),
+    ]
+    offsets = clocks.estimate_offsets(messages)
+    for sent, received in messages:
+        assert sent.end + offsets[sent.task] <= received.end + offsets[received.task]
+
+
+def test_a_clock_that_was_set_meanwhile_is_no_error():
+    messages = [message("worker 0", 100, "ps 0", 50), message("ps 0", 100, "worker 0", 50)]
+    assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0}
