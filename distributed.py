@@ -249,7 +249,7 @@ def evaluate_checkpoints(task: Task) -> None:
 def build_serving() -> Serving:
     """Build what an exported model computes: from images, uint8 [n, 28, 28], to their classes and probabilities."""
     parameters = model.build_parameters(FLAGS.model, FLAGS.hidden_units)
-    images = tf.placeholder(tf.uint8, [None, mnist_input.IMAGE_SIZE, mnist_input.IMAGE_SIZE], name="images")
+    images = tf.placeholder(tf.uint8, [None, *mnist_input.IMAGE_SHAPE], name="images")
     logits = model.build_logits(parameters, mnist_input.to_float(tf.reshape(images, [-1, mnist_input.NUM_PIXELS])))
     outputs = {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
     return Serving({"images": images}, outputs, parameters)

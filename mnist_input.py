@@ -15,8 +15,8 @@ import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 NUM_CLASSES = 10
-IMAGE_SIZE = 28
-NUM_PIXELS = IMAGE_SIZE * IMAGE_SIZE
+IMAGE_SHAPE = (28, 28)
+NUM_PIXELS = math.prod(IMAGE_SHAPE)
 
 # The first four bytes of an IDX file: two zeros, 8 for "unsigned byte", and the number of dimensions.
 # http://yann.lecun.com/exdb/mnist/
@@ -72,7 +72,7 @@ def load(data_dir: str, split: str) -> Examples:
     """
     images_path = os.path.join(data_dir, f"{split}-images-idx3-ubyte.gz")
     labels_path = os.path.join(data_dir, f"{split}-labels-idx1-ubyte.gz")
-    images = _read_idx(images_path, IMAGES_MAGIC, item_shape=(IMAGE_SIZE, IMAGE_SIZE)).reshape(-1, NUM_PIXELS)
+    images = _read_idx(images_path, IMAGES_MAGIC, item_shape=IMAGE_SHAPE).reshape(-1, NUM_PIXELS)
     labels = _read_idx(labels_path, LABELS_MAGIC, item_shape=())
     if len(images) != len(labels):
         raise DataError(

@@ -18,7 +18,7 @@ def define_flags(models: Sequence[str]) -> flags.FlagValues:
     """Define all flags, and return what holds their values once the command line is parsed.
 
     Args:
-      models: the names of the models that can be trained.
+      models: the names of the models that can be trained; the first is the default.
     """
     _define_cluster()
     _define_folders()
@@ -59,7 +59,7 @@ def _define_folders() -> None:
 
 def _define_training(models: Sequence[str]) -> None:
     """Define the model, and how it is trained."""
-    flags.DEFINE_enum("model", "mlp", models, "one hidden layer, or two convolutions before it")
+    flags.DEFINE_enum("model", models[0], models, "which of the models in model.py")
     flags.DEFINE_integer("hidden_units", 100, "width of the hidden layer", lower_bound=1)
     flags.DEFINE_integer("train_steps", 10000, "global step at which training ends", lower_bound=1)
     flags.DEFINE_integer("batch_size", 100, "examples per worker and step", lower_bound=1)

@@ -17,7 +17,10 @@ CAPTION_SIZE = 13
 
 
 def draw_mistakes(mistakes: Sequence[dict[str, Any]]) -> tf.Summary.Image:
-    """Draw each of `mistakes`, one at least, as `find_mistakes()` returns them, with its label and guess."""
+    """Draw each of `mistakes`, one at least, as `find_mistakes()` returns them, with its label and guess.
+
+    Images that are no grey squares become squares without meaning.
+    """
     images = [np.frombuffer(base64.b64decode(mistake["pixels"]), np.uint8) for mistake in mistakes]
     side = math.isqrt(len(images[0]))
     size = SCALE * side
@@ -28,7 +31,7 @@ def draw_mistakes(mistakes: Sequence[dict[str, Any]]) -> tf.Summary.Image:
     for number, (mistake, pixels) in enumerate(zip(mistakes, images, strict=True)):
         row, column = divmod(number, COLUMNS)
         left, top = GAP + column * width, GAP + row * height
-        digit = Image.fromarray(255 - pixels.reshape(side, side))  # ink is black
+        digit = Image.fromarray(255 - pixels[: side * side].reshape(side, side))  # ink is black
         picture.paste(digit.resize((size, size)), (left, top))
         draw.rectangle((left, top, left + size - 1, top + size - 1), outline=192)
         caption = f"{mistake['label']}, taken for {mistake['guess']}"
