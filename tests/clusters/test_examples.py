@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 
 from benchmarks.testbed.processes import PROJECT, Process
 
+EXAMPLE = PROJECT / "examples" / "fashion_mnist"
 FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
 
 
@@ -22,10 +24,16 @@ def test_two_files_of_a_user_train_another_model_on_other_data(tmp_path):
         shutil.copy(PROJECT / name, tmp_path)
     shutil.copytree(PROJECT / "runtime", tmp_path / "runtime")
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    for path in (PROJECT / "examples" / "fashion_mnist").glob("*.py"):
+    for path in EXAMPLE.glob("*.py"):
         shutil.copy(path, tmp_path)
     flags = ["--workers=1", "--train_steps=400", "--local_steps=8", f"--data_dir={FASHION_MNIST}"]
     run = Process(["./run_local_cluster.sh", *flags, "--export_dir=exported"], tmp_path / "output", cwd=tmp_path)
     assert run.wait() == 0, run.output()
     assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.7
     assert (tmp_path / "exported" / "1" / "saved_model.pb").exists()
+
+
+def test_the_example_refuses_the_digits(mnist_dir):
+    own = runpy.run_path(str(EXAMPLE / "mnist_input.py"))
+    with pytest.raises(own["DataError"], match="are not Fashion-MNIST's"):
+        own["load"](mnist_dir, "train")
