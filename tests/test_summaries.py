@@ -183,6 +183,13 @@ def test_the_last_evaluation_has_a_picture_of_the_mistakes(tmp_path):
     assert (picture[120:140, 9:119] < 128).any(), "there is a caption"
 
 
+def test_images_that_are_no_grey_squares_cost_nothing_but_their_picture(tmp_path):
+    in_colour = np.zeros((2, 4 * 4 * 3), np.uint8)
+    found = find_mistakes(LOGITS, in_colour, np.array([0, 1], np.uint8))
+    record_test(MEASURES._replace(find_mistakes=lambda: found), str(tmp_path))
+    assert read(tmp_path)["test_accuracy"] == [(40, 0.9375)]
+
+
 def test_a_perfect_model_has_no_picture(tmp_path):
     record_test(MEASURES._replace(find_mistakes=lambda: {"confusion": [], "mistakes": []}), str(tmp_path))
     assert read(tmp_path).keys() == {"test_accuracy", "test_loss"}

@@ -33,7 +33,7 @@ class Span:
     task: str  # such as "ps 0"
     lane: str  # what else did so at the same kind of place, such as "for worker 0"
     name: str
-    start: int  # nanoseconds since the epoch, by the clock of the task
+    start: int  # nanoseconds since the epoch, by the clock of the task until `clocks.align()` changes that
     end: int
     details: dict[str, str]
 
