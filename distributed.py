@@ -36,7 +36,7 @@ from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data import download
 from runtime.errors import UnusableError
 from runtime.flags import define_flags
-from runtime.machine.port import check_port_is_free, wait_until_address_leads_here, warn_if_reachable
+from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_server_config, make_session_config
 from runtime.session import profiling, summaries
@@ -57,20 +57,17 @@ from runtime.updates.packing import Packing
 
 FLAGS = define_flags(model.MODELS)
 
-Training = tuple[mnist_input.Batches, Updates, Evaluation]  # the graph of a worker
-
 
 def main() -> None:
     """Start the server of this task; then serve as a ps, or train as a worker."""
     tf.disable_eager_execution()
     tf.disable_control_flow_v2()  # inside a loop of version 2, an optimizer cannot make its state
-    task = choose_task()
+    task = choose_task().with_replication(FLAGS.replication)
     if task.job_name == "evaluator":
         return evaluate_checkpoints(task)
     mode = Mode(**{name: getattr(FLAGS, name) for name in Mode._fields})
     mode.check(num_workers=len(task.worker_hosts))
-    check_port_is_free(task)
-    warn_if_reachable(task)
+    check_address(task)
     train_dir = make_train_dir(task, FLAGS.train_dir)
     events.start_recording(task, train_dir)
 
@@ -85,8 +82,8 @@ def main() -> None:
     watch = Watch(task, Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs))
     HostListsWatch(task, connection)
 
-    # A ps holds variables, and changes them as the sessions of the workers demand. join() never returns.
-    if task.job_name == "ps":
+    # It does what others' sessions demand: a ps changes variables, an in-graph worker computes. join() never returns.
+    if task.only_serves:
         Departure(task, connection)
         lower_priority(task)
         server.join()
@@ -113,7 +110,7 @@ def train(
     """Train the model together with the other workers; the chief evaluates it in the end."""
     check_export_dir(task, FLAGS.export_dir)
     train_examples, test_examples, data = load_examples(task)
-    batches, updates, evaluation = build_training(task, cluster, mode, train_examples)
+    batches, updates, evaluation = build_training(task, cluster, mode, connection.config, train_examples)
     evaluate = evaluation.on(test_examples or ())
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps. Its hooks run
@@ -192,10 +189,12 @@ def load_examples(task: Task) -> tuple[mnist_input.Examples, mnist_input.Example
     train_examples = mnist_input.load(FLAGS.data_dir, "train")
     test_examples = mnist_input.load(FLAGS.data_dir, "t10k") if task.is_chief else None
     data = f"({len(train_examples.labels)} examples, CRC-32 {train_examples.checksum:08x})"
-    return mnist_input.shard(train_examples, task.index, len(task.worker_hosts)), test_examples, data
+    return mnist_input.shard(train_examples, task.index, task.num_clients), test_examples, data
 
 
-def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, shard: mnist_input.Examples) -> Training:
+def build_training(
+    task: Task, cluster: tf.train.ClusterSpec, mode: Mode, config: tf.ConfigProto, shard: mnist_input.Examples
+) -> tuple[mnist_input.Batches, Updates, Evaluation]:
     """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
     tf.set_random_seed(FLAGS.seed)
 
@@ -207,14 +206,15 @@ def build_training(task: Task, cluster: tf.train.ClusterSpec, mode: Mode, shard:
         tf.train.create_global_step()
         parameters = model.build_parameters(FLAGS.model, FLAGS.hidden_units)
         packing = Packing(parameters)
+        batch_size = FLAGS.batch_size * task.batches_per_step
         with tf.device(task.device), tf.name_scope("input"):
-            batches = mnist_input.build_batches(shard, mode.batches_per_run, FLAGS.batch_size, FLAGS.seed, task.index)
+            batches = mnist_input.build_batches(shard, mode.batches_per_run, batch_size, FLAGS.seed, task.index)
 
         def build_loss(parts: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
             images, labels = batches.batch(indices)
             return model.build_loss(model.build_logits(packing.by_name(parts), images), labels)
 
-        updates = build_updates(packing, build_loss, batches.indices, mode, task)
+        updates = build_updates(packing, build_loss, batches.indices, mode, task, config)
         evaluation = build_evaluation(packing, task.device)
         with tf.device(task.device), tf.name_scope("evaluation_of_batch"):
             images, labels = batches.batch(batches.indices[-1])

@@ -61,7 +61,9 @@ class Batches(NamedTuple):
     def batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Build the batch of `indices`, int32 [b]: images, float32 [b, 784] in [0, 1]; labels, int32 [b] in [0, 10)."""
         with tf.name_scope("batch"):
-            return to_float(tf.gather(self.images, indices)), tf.cast(tf.gather(self.labels, indices), tf.int32)
+            with tf.colocate_with(self.images.handle):  # where the examples are: only the batch goes elsewhere
+                images, labels = tf.gather(self.images, indices), tf.gather(self.labels, indices)
+            return to_float(images), tf.cast(labels, tf.int32)
 
 
 def load(data_dir: str, split: str) -> Examples:

@@ -86,12 +86,12 @@ def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
     cluster = tf.train.ClusterSpec(task.jobs)
     servers = [tf.train.Server(cluster, "ps", ps) for ps in range(num_ps)]
     servers.append(tf.train.Server(cluster, "worker", 0))
-    examples = mnist_input.load(distributed.FLAGS.data_dir, "train")
+    examples, config = mnist_input.load(distributed.FLAGS.data_dir, "train"), make_session_config(task)
     tf.disable_eager_execution()
     tf.disable_control_flow_v2()
     with tf.Graph().as_default():
-        batches, updates, _ = distributed.build_training(task, cluster, mode, examples)
-        with tf.Session(servers[-1].target, config=make_session_config(task)) as session:
+        batches, updates, _ = distributed.build_training(task, cluster, mode, config, examples)
+        with tf.Session(servers[-1].target, config=config) as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             session.run(tf.variables_initializer(updates.unsaved_variables))
             session.run(batches.initializer, batches.feed_dict(0))

@@ -10,6 +10,7 @@ from runtime.session import profiling
 from runtime.updates import placement
 from runtime.updates.mode import EXCHANGE_DTYPES, OPTIMIZERS
 from runtime.updates.schedule import LR_SCHEDULES
+from runtime.updates.towers import REPLICATIONS
 
 flags.disclaim_key_flags()  # --help shows them as those of the script
 
@@ -73,6 +74,9 @@ def _define_training(models: Sequence[str]) -> None:
     flags.DEFINE_alias("issync", "sync_replicas")
     flags.DEFINE_integer("replicas_to_aggregate", None, "gradients per synchronous update; default: all workers", 1)
     flags.DEFINE_enum(
+        "replication", "between_graph", REPLICATIONS, "each worker builds a graph, or the chief builds one for all"
+    )
+    flags.DEFINE_enum(
         "ps_strategy", "round_robin", placement.PS_STRATEGIES, "how variables are spread over the ps tasks"
     )
     flags.DEFINE_integer("partition_bytes", None, "split variables larger than this over the ps tasks", lower_bound=1)
@@ -89,6 +93,13 @@ def _define_training(models: Sequence[str]) -> None:
         ["replicas_to_aggregate", "sync_replicas"],
         lambda values: values["replicas_to_aggregate"] is None or values["sync_replicas"],
         "it needs --sync_replicas",
+    )
+    flags.register_multi_flags_validator(
+        ["replication", "sync_replicas", "local_steps"],
+        lambda values: (
+            values["replication"] == "between_graph" or not (values["sync_replicas"] or values["local_steps"] > 1)
+        ),
+        "in_graph has synchronous updates of one step, so it takes neither --sync_replicas nor --local_steps",
     )
 
 

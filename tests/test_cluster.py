@@ -135,5 +135,5 @@ def test_a_watch_tells_a_process_that_has_ended_from_a_link_that_is_cut(monkeypa
         monkeypatch.setattr(probes, "resolve", lambda _, found=found: frozenset({found or "10.0.0.1"}))
         watch._unreachable = {} if found in (None, "moved") else {ps: found}
         watch._update(ps, float(second))
-    assert watch.ended_ps(since=0.5) == (ended and f"ps 0 at a:1 ({ended})")
-    assert watch.ended_ps(since=9.0) == ""
+    assert watch.ended_servers(since=0.5) == (ended and f"ps 0 at a:1 ({ended})")
+    assert watch.ended_servers(since=9.0) == ""

@@ -11,6 +11,7 @@ import mnist_input
 from benchmarks.testbed.messages import tensors_sent, types_sent
 from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Task
+from runtime.machine.session_config import make_session_config
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 from runtime.updates.mode import Mode
 
@@ -22,7 +23,7 @@ EXAMPLES = mnist_input.Examples(np.zeros((50, 784), np.uint8), np.zeros(50, np.u
 def build_training(task):
     """Build a worker's graph as the flags say."""
     mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
-    return distributed.build_training(task, tf.train.ClusterSpec(task.jobs), mode, EXAMPLES)
+    return distributed.build_training(task, tf.train.ClusterSpec(task.jobs), mode, make_session_config(task), EXAMPLES)
 
 
 def build(set_flags, *flags, worker=1):

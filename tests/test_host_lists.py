@@ -32,6 +32,9 @@ PS, WORKERS = ("a:1", "b:2"), ("c:3", "d:4")
 def test_the_first_entry_that_differs_is_named_with_both_values(ps_hosts, worker_hosts, difference):
     mine, theirs = HostLists("worker 1", PS, WORKERS), HostLists("ps 0", ps_hosts, worker_hosts)
     assert mine.describe_difference(theirs) == (difference and f"worker 1 was given {difference}")
+    in_graph = mine._replace(task="worker 0", replication="in_graph")
+    difference = "worker 1 was given between_graph as replication, but worker 0 was given in_graph"
+    assert mine.describe_difference(in_graph) == difference
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def test_a_list_that_differs_ends_every_task_though_not_all_find_each_other(ends
         start(name, [ps], workers)
     messages = dict(reversed(ends.get(timeout=DEADLINE_SECS)) for _ in range(4))
     assert set(messages.values()) == {2}
-    suffix = ": give all tasks the same host lists"
+    suffix = ": give all tasks the same"
     expected = {f"{name} was given {ps} as ps_hosts[0], but {wrong} was given localhost:1{suffix}" for name in right}
     (other,) = messages.keys() - expected
     named = rf"{wrong} was given localhost:1 as ps_hosts\[0\], but \w+ \d was given {ps}{suffix}"
@@ -89,7 +92,7 @@ def test_tasks_that_have_agreed_for_long_go_on_and_only_a_late_one_that_differs_
     monkeypatch.setattr(host_lists, "SETTLE_SECS", DEADLINE_SECS)
     start("worker 1", [ps], workers[:2])
     missing = f"worker 1 was given nothing as worker_hosts[2], but ps 0 was given {workers[2]}: give all tasks the same"
-    assert ends.get(timeout=DEADLINE_SECS) == (2, f"{missing} host lists")
+    assert ends.get(timeout=DEADLINE_SECS) == (2, missing)
     start("worker 2", [ps], workers)
     poll_for(lambda: on_board(workers[2])[0].is_settled, "agreement, which a newcomer takes over")
     assert [len(on_board(address)) for address in (ps, workers[0])] == [1, 1], "they heard no other lists"

@@ -48,13 +48,13 @@ def train(servers, index, train_dir):
     mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
     with tf.Graph().as_default():
         spec = tf.train.ClusterSpec(task.jobs)
-        batches, updates, evaluation = distributed.build_training(task, spec, mode, EXAMPLES)
+        connection = servers.connection("worker", index)
+        batches, updates, evaluation = distributed.build_training(task, spec, mode, connection.config, EXAMPLES)
         initializers = [tf.local_variables_initializer()]
         if task.is_chief:
             initializers.append(tf.variables_initializer(updates.unsaved_variables))
         scaffold = tf.train.Scaffold(local_init_op=tf.group(*initializers))
         make = tf.train.ChiefSessionCreator if task.is_chief else tf.train.WorkerSessionCreator
-        connection = servers.connection("worker", index)
         hooks = [
             InputHook(task, updates, batches.initializer, batches.feed_dict),
             ProgressHook(task, updates, 10000, BATCH_SIZE, log_every_secs=0, train_dir=train_dir),

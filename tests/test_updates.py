@@ -25,6 +25,7 @@ from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
+from runtime.updates.towers import Towers
 
 LEARNING_RATE = 0.5
 N = EXCHANGES_PER_RUN
@@ -64,6 +65,7 @@ class Worker:
         dtype=tf.float32,
     ):
         task = servers.task("worker", index)
+        towers = Towers(task.device, [task.device])
         with tf.Graph().as_default() as graph:
             spec = tf.train.ClusterSpec(task.jobs)
             with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
@@ -84,13 +86,13 @@ class Worker:
                 indices = make_indices(N * local_steps)
                 with tf.device(task.device):
                     if local_steps == 1:
-                        builder = GradientExchangeBuilder(packing, build_loss, indices, dtype)
+                        builder = GradientExchangeBuilder(packing, build_loss, indices, dtype, towers)
                     else:
                         pace = 1 if replicas else len(task.worker_hosts)
                         length = Length(local_steps, train_steps, num_shares=1, pace=pace)
                         make_sgd = functools.partial(make_optimizer, "sgd")
                         builder = LocalStepsExchangeBuilder(
-                            packing, build_loss, indices, make_sgd, schedule, length, dtype
+                            packing, build_loss, indices, make_sgd, schedule, length, dtype, towers
                         )
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
@@ -299,7 +301,10 @@ def test_a_ps_without_parameters_counts_no_step_before_it_is_computed(graph):
     with tf.device(tf.train.replica_device_setter(cluster=cluster)):
         tf.train.create_global_step()  # ps 0 holds nothing else
         packing = Packing({"w": tf.get_variable("w", [3])})
-    builder = GradientExchangeBuilder(packing, lambda parts, _: tf.reduce_sum(parts[0]), make_indices(1), tf.float32)
+    towers = Towers("/job:worker/task:0", ["/job:worker/task:0"])
+    builder = GradientExchangeBuilder(
+        packing, lambda parts, _: tf.reduce_sum(parts[0]), make_indices(1), tf.float32, towers
+    )
     exchange = builder.build_exchange(packing.read(), [], 0)
     (nothing,) = [gradient for gradient in exchange.gradients if gradient.shape == [0]]
     before, ops = set(), [nothing.op]

@@ -20,6 +20,7 @@ from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
+from runtime.updates.towers import Towers
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("steps_per_run", 512, "local steps in one run of the graph; --train_steps is per process")
@@ -57,7 +58,7 @@ def train(num_cores: int) -> None:
     length = Length(FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1, pace=1)
     make_local_optimizer = functools.partial(make_optimizer, FLAGS.optimizer)
     builder = LocalStepsExchangeBuilder(
-        packing, build_loss, batches.indices, make_local_optimizer, schedule, length, tf.float32
+        packing, build_loss, batches.indices, make_local_optimizer, schedule, length, tf.float32, Towers("", [""])
     )
     exchange = builder.build_exchange(packing.read(), [], 0)
     (holding,) = make_holdings(packing, lambda _: tf.train.GradientDescentOptimizer(1.0))

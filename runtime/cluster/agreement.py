@@ -18,7 +18,7 @@ class Agreement:
         self._task = task
         self._settings = {name: str(value) for name, value in settings.items()}
         with tf.name_scope("agreement/"):
-            notes = [Notes(ps, "agreement") for ps in range(len(task.ps_hosts))]
+            notes = [Notes(ps.device, "agreement") for ps in task.others("ps")]
             self._published = [of_ps.read([0]) for of_ps in notes]
             self._text = tf.placeholder(tf.string, [], name="settings")
             self._publish = [of_ps.write(0, self._text) for of_ps in notes]

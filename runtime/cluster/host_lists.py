@@ -29,20 +29,24 @@ class HostLists(NamedTuple):
     task: str  # such as "worker 0"
     ps_hosts: tuple[str, ...]
     worker_hosts: tuple[str, ...]
+    replication: str = "between_graph"
     is_settled: bool = False  # whether the cluster has agreed on them for long
 
     @classmethod
     def of(cls, task: Task) -> "HostLists":
         """Return those of this process, which is `task`."""
-        return cls(str(task), task.ps_hosts, task.worker_hosts)
+        return cls(str(task), task.ps_hosts, task.worker_hosts, task.replication)
 
     def describe_difference(self, other: "HostLists") -> str:
-        """Return the first entry that differs, with both values, or "" if none does."""
+        """Return the first entry that differs, with both values, or "" if none does: the replication counts as one."""
         for name in ("ps_hosts", "worker_hosts"):
             pairs = itertools.zip_longest(getattr(self, name), getattr(other, name), fillvalue="nothing")
             for index, (mine, theirs) in enumerate(pairs):
                 if mine != theirs:
                     return f"{self.task} was given {mine} as {name}[{index}], but {other.task} was given {theirs}"
+        if self.replication != other.replication:
+            mine, theirs = self.replication, other.replication
+            return f"{self.task} was given {mine} as replication, but {other.task} was given {theirs}"
         return ""
 
 
@@ -77,7 +81,7 @@ class Board:
         except tf.errors.FailedPreconditionError:
             return []
         found = (json.loads(text) for text in texts if text)
-        return [HostLists(task, tuple(ps), tuple(workers), settled) for task, ps, workers, settled in found]
+        return [HostLists(task, tuple(ps), tuple(workers), *others) for task, ps, workers, *others in found]
 
     def put_given(self, lists: HostLists) -> None:
         """Put up what the task of this server was given, and no different lists."""
@@ -157,7 +161,7 @@ class HostListsWatch:
         with concurrent.futures.ThreadPoolExecutor(max_workers=32) as pool:  # at once: some may be silent for long
             pool.map(lambda peer: self._tell(peer, other), peers)
         time.sleep(max(0.0, leave_at - time.monotonic()))
-        end_process(UNUSABLE_STATUS, f"{difference}: give all tasks the same host lists")
+        end_process(UNUSABLE_STATUS, f"{difference}: give all tasks the same")
 
     def _tell(self, peer: Peer, other: HostLists) -> None:
         """Put lists that differ from those of another task on its board, unless its cluster has settled."""

@@ -1,4 +1,4 @@
-"""How a ps ends: after the chief's last word, or, told to stop, after the workers; `server.join()` never returns."""
+"""How a task that only serves ends: after the chief's last word, or, told to stop, after those that it serves."""
 
 import signal
 import threading
@@ -15,21 +15,21 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import POLL_SECS
 from runtime.process import end_process
 
-LINGER_SECS = 0.5  # how long a ps stays after the chief's last word, so that the chief gets the answer of every ps
+LINGER_SECS = 0.5  # how long a task stays after the chief's last word, so that the chief gets the answer of each
 
 
 class Departure:
-    """Ends the process of a ps: with 0 after the chief's last word, with 128 + signal when told to stop.
+    """Ends the process of a ps, or of a worker that only serves: after the chief's last word with 0.
 
-    A ps that is told to stop stays until no worker trains any more, so that each can finish its step, and the chief can
-    save. It ends the process from a thread, since `server.join()` never returns and nothing can stop a server.
+    Told to stop, it stays until no client trains any more, so that each can finish its step, and the chief can save;
+    then it ends with 128 + signal. A thread does that, since `server.join()` never returns, and nothing stops a server.
     """
 
     def __init__(self, task: Task, connection: Connection):
         """Start to listen, to the workers and for signals."""
         self._task, self._connection = task, connection
         self._received: signal.Signals | None = None
-        self._last_words = [Word("", "")] * len(task.worker_hosts)
+        self._last_words = [Word("", "")] * task.num_clients
         signals.listen(self._note_signal)
         events.record("serving")
         threading.Thread(target=self._watch_and_leave, name="watch_and_leave", daemon=True).start()
@@ -42,12 +42,12 @@ class Departure:
     def _watch_and_leave(self) -> None:
         try:
             self._wait_until_nobody_needs_us()
-        except Exception as error:  # whatever it is: a ps that hears nothing would stay for ever
+        except Exception as error:  # whatever it is: a task that hears nothing would stay for ever
             end_process(1, f"{self._task} cannot hear when the workers have finished ({error!r}); start it again")
         end_process(128 + self._received if self._received else 0)
 
     def _wait_until_nobody_needs_us(self) -> None:
-        """Log what each worker says whenever that changes, until none needs this ps any more."""
+        """Log what each client says whenever that changes, until none needs this task any more."""
         with tf.Graph().as_default() as graph:
             roll_call = RollCall(self._task)
         with self._connection.session(graph) as session:
@@ -70,9 +70,9 @@ class Departure:
         self._last_words = words
 
     def _is_needed(self) -> bool:
-        """Return whether a worker that answers trains, or the chief has yet to evaluate."""
+        """Return whether a client that answers trains, or the chief has yet to evaluate."""
         words = self._last_words
-        workers = [worker for worker in self._task.others("worker") if words[worker.index].text == TRAINING]
+        workers = [worker for worker in self._task.clients if words[worker.index].text == TRAINING]
         if words[0].text in (REACHED, TRAINED):
-            workers.append(self._task.others("worker")[0])
+            workers.append(self._task.clients[0])
         return len(probes.unreachable(workers)) < len(workers)

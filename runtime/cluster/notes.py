@@ -1,4 +1,4 @@
-"""Texts that the tasks leave on a ps for each other."""
+"""Texts that the tasks leave on one of them for each other."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ import tensorflow.compat.v1 as tf
 
 
 class Notes:
-    """Numbered texts on one ps: a table which the graphs of all tasks share, and which ends with the process of the ps.
+    """Numbered texts on one task: a table which the graphs of all tasks share, and which ends with the process of that one.
 
     A table needs no initialisation, is no part of the model, and is read by one op, however many texts are in it.
     """
 
-    def __init__(self, ps: int, name: str):
-        """Build the table of this name on one ps, by its task index, in the default graph."""
-        self._device = f"/job:ps/task:{ps}"
+    def __init__(self, device: str, name: str):
+        """Build the table of this name on one task, by its device, in the default graph."""
+        self._device = device
         with tf.device(self._device):
             self._table = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.string, shared_name=name)
 

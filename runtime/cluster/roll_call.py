@@ -1,4 +1,4 @@
-"""The roll call: what each worker last said of itself, kept on every ps."""
+"""The roll call: what each worker that trains last said of itself, kept on every task that serves it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ TRAINING = "training"
 REACHED = "reached"  # the chief: the model is good enough, so that all shall stop
 TRAINED = "trained"
 STOPPED = "stopped"  # by a signal, before the end
-EVALUATED = "evaluated"  # the chief's last word: nobody needs the ps any more
+EVALUATED = "evaluated"  # the chief's last word: nobody needs its servers any more
 
 
 PROBE_MS = 5000  # how long to wait for the answer of a worker's server
@@ -27,34 +27,34 @@ class Word(NamedTuple):
 
 
 class RollCall:
-    """A note of each worker on every ps.
+    """A note of each client on every server: see `Task`.
 
     This cures a `server.join()` that never returns, as tensorflow/tensorflow#4713 proposes. That issue uses a queue of
-    "done" tokens; reading a note takes nothing away, so the chief and every ps can watch it, and a restarted task can
-    read it again.
+    "done" tokens; reading a note takes nothing away, so the chief and every server can watch it, and a restarted task
+    can read it again.
     """
 
     def __init__(self, task: Task):
-        """Build the ops for `task` in the default graph: a worker uses every ps, a ps only itself."""
-        ps_indices = [task.index] if task.job_name == "ps" else range(len(task.ps_hosts))
+        """Build the ops for `task` in the default graph: a client uses every server, a server only itself."""
+        devices = [task.device] if task.only_serves else [server.device for server in task.servers]
         self._task = task
         with tf.name_scope("roll_call/"):
-            notes = [Notes(ps, "roll_call") for ps in ps_indices]
+            notes = [Notes(device, "roll_call") for device in devices]
             with tf.device(task.device):
-                self._said = _build_said(notes, range(len(task.worker_hosts)))
+                self._said = _build_said(notes, range(task.num_clients))
                 self._chief_said = _build_said(notes, [0])
             self._word = tf.placeholder(tf.string, [], name="word")
-            if task.job_name == "worker":
-                self._say = [of_ps.write(task.index, self._word) for of_ps in notes]
+            if not task.only_serves:
+                self._say = [of_server.write(task.index, self._word) for of_server in notes]
 
     def say(self, session: tf.Session, text: str) -> None:
-        """Tell every ps what this worker is doing."""
+        """Tell every server what this worker is doing."""
         session.run(self._say, {self._word: f"{text} {_life(session, self._task.device)}"})
 
     def listen(self, session: tf.Session) -> list[Word]:
-        """Return what each worker last said, by task index.
+        """Return what each client last said, by task index.
 
-        A ps that was restarted has forgotten everything. What a worker said before that counts as not said.
+        A server that was restarted has forgotten everything. What a worker said before that counts as not said.
         """
         return [_to_word(said) for said in session.run(self._said)]
 
@@ -64,8 +64,8 @@ class RollCall:
 
 
 def _build_said(notes: Sequence[Notes], workers: Sequence[int]) -> tf.Tensor:
-    """Build what each of `workers` has said, string [n], or "" if one of the ps tasks has not heard it."""
-    heard = tf.stack([of_ps.read(workers) for of_ps in notes])  # [ps tasks, n]
+    """Build what each of `workers` has said, string [n], or "" if one of the servers has not heard it."""
+    heard = tf.stack([of_server.read(workers) for of_server in notes])  # [servers, n]
     return tf.where(tf.reduce_all(tf.not_equal(heard, ""), axis=0), heard[0], tf.fill([len(workers)], ""))
 
 
@@ -76,12 +76,11 @@ def _to_word(said: bytes) -> Word:
 
 def life_of(worker: Peer) -> str:
     """Return the life of the process that answers at the address of `worker`, or "" if none does in time."""
-    device = f"/job:{worker.job_name}/task:{worker.index}"
-    config = tf.ConfigProto(device_filters=[device], operation_timeout_in_ms=PROBE_MS)
+    config = tf.ConfigProto(device_filters=[worker.device], operation_timeout_in_ms=PROBE_MS)
     config.rpc_options.use_rpc_for_inprocess_master = True  # or its own address always leads a process to itself
     try:
         with tf.Session(f"grpc://{worker.address}", config=config) as session:
-            return _life(session, device)
+            return _life(session, worker.device)
     except tf.errors.OpError:
         return ""
 

@@ -13,6 +13,11 @@ class Peer:
     index: int
     address: str  # host:port
 
+    @property
+    def device(self) -> str:
+        """The device name of the task."""
+        return f"/job:{self.job_name}/task:{self.index}"
+
     def __str__(self) -> str:
         return f"{self.job_name} {self.index} at {self.address}"
 
@@ -20,6 +25,9 @@ class Peer:
 @dataclasses.dataclass(frozen=True)
 class Task:
     """One process of the cluster, and what it knows of the others.
+
+    The clients are the workers that build a graph and train. Their graphs run on servers as well: the ps tasks and,
+    in-graph, the other workers.
 
     Raises:
       UnusableError: an address is malformed or listed twice, or the lists have no such task.
@@ -29,6 +37,7 @@ class Task:
     index: int
     ps_hosts: tuple[str, ...]  # host:port, by task index
     worker_hosts: tuple[str, ...]
+    replication: str = "between_graph"  # each worker builds a graph; "in_graph": the chief builds one for all
 
     def __post_init__(self) -> None:
         for job_name, hosts in self.jobs.items():
@@ -51,6 +60,10 @@ class Task:
                 f"{self.job_name} has no task {self.index}: {len(self.jobs[self.job_name])} addresses are listed, so"
                 f" the index must be below that"
             )
+
+    def with_replication(self, replication: str) -> "Task":
+        """Return this task in a cluster that is replicated like that."""
+        return dataclasses.replace(self, replication=replication)
 
     @property
     def jobs(self) -> dict[str, tuple[str, ...]]:
@@ -84,9 +97,35 @@ class Task:
         return [peer for peer in peers if peer.address != self.address]
 
     @property
+    def only_serves(self) -> bool:
+        """Whether this task builds no graph, and only runs those of others: a ps and, in-graph, all but the chief."""
+        return self.job_name == "ps" or self.index >= self.num_clients
+
+    @property
+    def num_clients(self) -> int:
+        """How many workers, from the chief on, build a graph and train."""
+        return 1 if self.replication == "in_graph" else len(self.worker_hosts)
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches a step of a client's graph has: its own or, in-graph, those of all workers."""
+        return len(self.worker_hosts) // self.num_clients
+
+    @property
+    def clients(self) -> list[Peer]:
+        """The other workers that build a graph and train."""
+        return self.others("worker")[: self.num_clients - (not self.only_serves)]
+
+    @property
+    def servers(self) -> list[Peer]:
+        """The other tasks that a client's graph uses: every ps and, in-graph, every worker."""
+        has_towers = self.is_chief and self.batches_per_step > 1
+        return [*self.others("ps"), *(self.others("worker") if has_towers else [])]
+
+    @property
     def needed(self) -> list[Peer]:
-        """The other tasks that no task can go on without: every ps, and the chief."""
-        return [*self.others("ps"), *(peer for peer in self.others("worker") if peer.index == 0)]
+        """The other tasks that this one cannot go on without: its servers, and the chief."""
+        return [*self.servers, *(peer for peer in self.others("worker") if peer.index == 0)]
 
     def __str__(self) -> str:
         return f"{self.job_name} {self.index}"

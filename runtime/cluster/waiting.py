@@ -60,7 +60,7 @@ class _Sighting:
 
 
 class Watch:
-    """Ends this process with status 1 when a ps, or the chief, stays away for too long.
+    """Ends this process with status 1 when a task that it needs, such as a ps or the chief, stays away for too long.
 
     Code that waits for a task does not always find out that the task is gone. `server.join()`, a step that waits for a
     token of another ps, a session in the making, and whatever is behind a cut link would wait for ever.
@@ -73,12 +73,12 @@ class Watch:
         self._sightings = {peer: _Sighting(missed_since=time.monotonic()) for peer in task.needed}
         self._lines = {peer: probes.Line(peer.address) for peer in task.needed}
         self._unreachable: dict[Peer, str] = {}
-        self._ends = dict.fromkeys(task.others("ps"), (-math.inf, ""))  # when a process was last seen to have ended
+        self._ends = dict.fromkeys(task.servers, (-math.inf, ""))  # when a process was last seen to have ended
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
-    def ended_ps(self, since: float) -> str:
-        """Return each ps whose process has ended after `since`, as of the last look: its variables are gone with it."""
-        return probes.describe({ps: reason for ps, (at, reason) in self._ends.items() if at > since})
+    def ended_servers(self, since: float) -> str:
+        """Return each server whose process has ended after `since`, as of the last look; what it held is gone."""
+        return probes.describe({server: reason for server, (at, reason) in self._ends.items() if at > since})
 
     def _watch(self) -> None:
         while True:

@@ -14,6 +14,16 @@ from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import UnusableError
 
 
+def check_address(task: Task) -> None:
+    """Check that the server of `task` can listen at its port, and warn if others can reach it.
+
+    Raises:
+      UnusableError: the port is in use, or this user may not use it.
+    """
+    check_port_is_free(task)
+    warn_if_reachable(task)
+
+
 def check_port_is_free(task: Task) -> None:
     """Check that the server of `task` can listen, since TensorFlow's own message does not name the port.
 

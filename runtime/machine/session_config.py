@@ -11,8 +11,8 @@ from runtime.machine.gpus import choose_gpus
 def make_session_config(task: Task, gpus: str = "none") -> tf.ConfigProto:
     """Return the settings that the sessions of a task and its server share; `gpus` is the flag of that name."""
     own_gpus = choose_gpus(task, gpus)
-    # A worker talks only to the ps tasks, so its sessions need not wait for the other workers.
-    peers = ["/job:ps", task.device] if task.job_name == "worker" else [task.device]
+    # A worker talks only to its servers, so its sessions need not wait for other workers.
+    jobs = [] if task.only_serves else sorted({f"/job:{server.job_name}" for server in task.servers})
     # By default each process takes as many threads as there are cores, and lets them spin while they wait for work.
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
     num_threads = max(1, num_cores // task.num_tasks_on_host)
@@ -20,7 +20,7 @@ def make_session_config(task: Task, gpus: str = "none") -> tf.ConfigProto:
     graph_options = tf.GraphOptions()
     graph_options.rewrite_options.disable_meta_optimizer = True
     return tf.ConfigProto(
-        device_filters=peers,
+        device_filters=[*jobs, task.device],
         intra_op_parallelism_threads=num_threads,
         inter_op_parallelism_threads=num_threads,
         experimental=tf.ConfigProto.Experimental(disable_thread_spinning=True),

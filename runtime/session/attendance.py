@@ -42,7 +42,7 @@ class RollCallHook(tf.train.SessionRunHook):
 
     def _describe_absent(self, session: tf.Session) -> str:
         words = self._roll_call.listen(session)
-        absent = [worker for worker in self._task.others("worker") if not self._is_present(worker, words[worker.index])]
+        absent = [worker for worker in self._task.clients if not self._is_present(worker, words[worker.index])]
         return ", ".join(map(str, absent))
 
     def _is_present(self, worker: Peer, word: Word) -> bool:
@@ -69,7 +69,7 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
         self._roll_call, self._task, self._recovery_timeout_secs = roll_call, task, recovery_timeout_secs
 
     def end(self, session: tf.Session) -> None:
-        answered_at = {worker: time.monotonic() for worker in self._task.others("worker")}
+        answered_at = {worker: time.monotonic() for worker in self._task.clients}
 
         def describe_training() -> str:
             words = self._roll_call.listen(session)

@@ -24,7 +24,7 @@ class InputHook(tf.train.SessionRunHook):
     ):
         """Run `initializer` with what `make_feed_dict` makes of the number of the batch to begin with."""
         self._initializer, self._make_feed_dict = initializer, make_feed_dict
-        self._num_replicas, self._num_workers = updates.num_replicas, len(task.worker_hosts)
+        self._num_replicas, self._num_workers = updates.num_replicas, task.num_clients
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         global_step = int(session.run(tf.train.get_global_step(session.graph)))

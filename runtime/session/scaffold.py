@@ -39,7 +39,7 @@ class TrainingScaffold(tf.train.Scaffold):
     `MonitoredTrainingSession` calls `finalize()` before it makes a session and, on the chief, `init_fn` once it has
     one. Three things differ from TensorFlow's own scaffold:
 
-    * No wait is silent or endless: a worker probes the ps tasks with plain sockets before it makes a session.
+    * No wait is silent or endless: a worker probes its servers with plain sockets before it makes a session.
     * A worker that comes before the chief has initialised polls. TensorFlow's would sleep 30 s
       (tensorflow/tensorflow#10679).
     * The model that lives on the ps tasks is kept. TensorFlow's `checkpoint_dir` would roll it back to the last
@@ -92,7 +92,7 @@ class TrainingScaffold(tf.train.Scaffold):
             logging.info("%s: the last session is lost: making a new one", self._task)
             time.sleep(POLL_SECS)  # gRPC needs a moment to find a ps that is back
         start = time.monotonic()
-        wait_until_nothing_is_missing(self._task, lambda: self._describe_missing_ps(start))
+        wait_until_nothing_is_missing(self._task, lambda: self._describe_missing_servers(start))
         timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
         wait_until_nothing_is_missing(
             self._task,
@@ -132,8 +132,8 @@ class TrainingScaffold(tf.train.Scaffold):
             logging.warning("%s: a ps has cancelled a step: taking another one", self._task)
             time.sleep(POLL_SECS)
 
-    def _describe_missing_ps(self, start: float) -> str:
-        unreachable = probes.unreachable(self._task.others("ps"))
+    def _describe_missing_servers(self, start: float) -> str:
+        unreachable = probes.unreachable(self._task.servers)
         is_late = unreachable and time.monotonic() > start + LATE_SECS
         if is_late and not self._task.is_chief and result.is_finished(self._job.train_dir, self._job.goal):
             raise FinishedError(

@@ -215,7 +215,7 @@ class AbandonSessionHook(tf.train.SessionRunHook):
         try:
             with coord.stop_on_exception():
                 while not coord.wait_for_stop(LOOK_SECS):
-                    if dead := self._watch.ended_ps(since=created_at):
+                    if dead := self._watch.ended_servers(since=created_at):
                         raise tf.errors.UnavailableError(None, None, f"{dead} is gone")
             coord.raise_requested_exception()
         except tf.errors.OpError:

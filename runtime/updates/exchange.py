@@ -5,7 +5,8 @@ from typing import NamedTuple, Protocol
 
 import tensorflow.compat.v1 as tf
 
-from runtime.updates.packing import Packing, append_count, receive, remove_count
+from runtime.updates.packing import Packing, append_count, remove_count, send
+from runtime.updates.towers import Towers
 
 # Builds the loss, float32 [], from the parameters, as `Packing.split()` returns them, and the indices of a batch.
 LossFunction = Callable[[Sequence[tf.Tensor], tf.Tensor], tf.Tensor]
@@ -44,7 +45,9 @@ class ExchangeBuilder(Protocol):
 class GradientExchangeBuilder:
     """Builds exchanges of one batch each."""
 
-    def __init__(self, packing: Packing, build_loss: LossFunction, indices: tf.Tensor, dtype: tf.DType) -> None:
+    def __init__(
+        self, packing: Packing, build_loss: LossFunction, indices: tf.Tensor, dtype: tf.DType, towers: Towers
+    ) -> None:
         """Prepare to build exchanges.
 
         Args:
@@ -52,8 +55,9 @@ class GradientExchangeBuilder:
           build_loss: builds the loss of a batch.
           indices: of the batches of a run, int32 [batches in a run, b]: that of an exchange has the exchange's number.
           dtype: in which parameters and gradients travel.
+          towers: where the gradients are computed.
         """
-        self._packing, self._build_loss, self._dtype = packing, build_loss, dtype
+        self._packing, self._build_loss, self._dtype, self._towers = packing, build_loss, dtype, towers
         # Unstack here, where nothing is waited for: inside an exchange it would run before the gradients are sent.
         self._batches = tf.unstack(indices)
         self._last_gradients: list[tf.Tensor] = []
@@ -61,18 +65,23 @@ class GradientExchangeBuilder:
     def build_exchange(self, vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
         """Build the exchange that sends the gradients of batch `number`: see `ExchangeBuilder`."""
         assert not pending, "a classic step reads everything that this worker has done before"
-        parameters = self._packing.split(receive(vectors, self._dtype))
         # Gather a batch when its turn comes: the batches of a whole run would not stay in the cache.
         with tf.control_dependencies(self._last_gradients):
-            loss = self._build_loss(parameters, self._batches[number])
-        gradients = tf.gradients(loss, parameters)
-        with tf.control_dependencies([loss]):  # a ps without parameters, too, counts the step when it is computed
-            gradients = self._packing.pack(gradients)
+            indices = tf.identity(self._batches[number])
+        loss, *gradients = self._towers.average(self._compute, send(vectors, self._dtype), indices)
         self._last_gradients = [tf.cast(gradient, self._dtype) for gradient in gradients]
         # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape costs nothing, so the gradients
         # leave before the next batch is gathered, which becomes ready at the same moment.
         sent = [tf.reshape(gradient, [-1]) for gradient in self._last_gradients]
         return Exchange(sent, None, loss)
+
+    def _compute(self, messages: Sequence[tf.Tensor], indices: tf.Tensor) -> list[tf.Tensor]:
+        """Build the loss of a batch, and the packed gradients."""
+        parameters = self._packing.split([tf.cast(message, tf.float32) for message in messages])
+        loss = self._build_loss(parameters, indices)
+        gradients = tf.gradients(loss, parameters)
+        with tf.control_dependencies([loss]):  # a ps without parameters, too, counts the step when it is computed
+            return [loss, *self._packing.pack(gradients)]
 
 
 class Updates(NamedTuple):

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from runtime.updates.exchange import Exchange, LossFunction
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
+from runtime.updates.towers import Towers
 
 
 class Length(NamedTuple):
@@ -45,6 +46,7 @@ class LocalStepsExchangeBuilder:
         schedule: Schedule,
         length: Length,
         dtype: tf.DType,
+        towers: Towers,
     ) -> None:
         """Prepare to build exchanges.
 
@@ -56,9 +58,10 @@ class LocalStepsExchangeBuilder:
           schedule: of the learning rate.
           length: how many local steps an exchange has.
           dtype: in which the changes travel.
+          towers: where the gradients of each step are computed.
         """
         self._packing, self._build_loss, self._indices = packing, build_loss, indices
-        self._schedule, self._length, self._dtype = schedule, length, dtype
+        self._schedule, self._length, self._dtype, self._towers = schedule, length, dtype, towers
         self._rate: tf.Tensor  # of the step that is being built
         self._optimizer = make_optimizer(lambda: self._rate)
         global_step = tf.train.get_global_step()
@@ -82,8 +85,8 @@ class LocalStepsExchangeBuilder:
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             values = [copy.read_value() for copy in self._copies]
-            loss = self._build_loss(values, tf.gather(self._indices, number * self._length.max_steps + step))
-            gradients = tf.gradients(loss, values)
+            indices = tf.gather(self._indices, number * self._length.max_steps + step)
+            loss, *gradients = self._towers.average(self._compute, values, indices)
             self._rate = tf.gather(rates, step)
             with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
                 change = self._optimizer.apply_gradients(zip(gradients, self._copies, strict=True))
@@ -101,6 +104,11 @@ class LocalStepsExchangeBuilder:
             ends = self._packing.pack([copy.read_value() for copy in self._copies])
             changes = [tf.cast(start - end, self._dtype) for start, end in zip(starts, ends, strict=True)]
         return Exchange(changes, self._num_steps, loss)
+
+    def _compute(self, values: Sequence[tf.Tensor], indices: tf.Tensor) -> list[tf.Tensor]:
+        """Build the loss of a batch, and its gradients."""
+        loss = self._build_loss(values, indices)
+        return [loss, *tf.gradients(loss, values)]
 
     def _build_rates(self, number: int) -> tf.Tensor:
         """Build the learning rates, float32 [max_steps], of the steps of an exchange.

@@ -17,6 +17,7 @@ from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
 from runtime.updates.synchronous import build_sync_updates
+from runtime.updates.towers import make_towers
 
 OPTIMIZERS = ("adam", "momentum", "nesterov", "sgd")
 EXCHANGE_DTYPES = ("float32", "bfloat16")
@@ -84,7 +85,9 @@ def make_optimizer(
     return tf.train.GradientDescentOptimizer(learning_rate)
 
 
-def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor, mode: Mode, task: Task) -> Updates:
+def build_updates(
+    packing: Packing, build_loss: LossFunction, indices: tf.Tensor, mode: Mode, task: Task, config: tf.ConfigProto
+) -> Updates:
     """Build what a worker runs to take its steps.
 
     Args:
@@ -93,9 +96,11 @@ def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor
       indices: of the batches of a run, int32 [mode.batches_per_run, b].
       mode: how the workers update the parameters.
       task: this worker.
+      config: of its sessions.
     """
     num_workers = len(task.worker_hosts)
     dtype = tf.as_dtype(mode.exchange_dtype)
+    towers = make_towers(task, config)
 
     def make_optimizer_of_ps(num_updates: tf.Variable) -> tf.train.Optimizer:
         if mode.local_steps > 1:
@@ -106,14 +111,14 @@ def build_updates(packing: Packing, build_loss: LossFunction, indices: tf.Tensor
     builder: ExchangeBuilder
     with tf.device(task.device):
         if mode.local_steps == 1:
-            builder = GradientExchangeBuilder(packing, build_loss, indices, dtype)
+            builder = GradientExchangeBuilder(packing, build_loss, indices, dtype, towers)
         else:
             pace = 1 if mode.sync_replicas else num_workers
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
             make_local_optimizer = functools.partial(make_optimizer, mode.optimizer)
             builder = LocalStepsExchangeBuilder(
-                packing, build_loss, indices, make_local_optimizer, mode.schedule, length, dtype
+                packing, build_loss, indices, make_local_optimizer, mode.schedule, length, dtype, towers
             )
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)

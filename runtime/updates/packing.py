@@ -75,14 +75,13 @@ def split_vector(vector: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf
         return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)]
 
 
-def receive(vectors: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
-    """Build `vectors`, float32, here, after they have travelled as `dtype` from where they are."""
-    arrived = []
+def send(vectors: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+    """Build, where `vectors`, float32, are, the messages as which they travel: of that `dtype`."""
+    messages = []
     for vector in vectors:
         with tf.device(vector.device):
-            message = tf.cast(vector, dtype)
-        arrived.append(tf.cast(message, tf.float32))
-    return arrived
+            messages.append(tf.cast(vector, dtype))
+    return messages
 
 
 def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -1,0 +1,72 @@
+"""Towers: replicas of the model on several devices, each with a part of the batch, whose gradients are averaged.
+
+Over the GPUs of a worker this is multi-GPU training. Over the workers of a cluster it is in-graph replication, where
+the chief builds one graph for all of them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from runtime.cluster.task import Task
+
+REPLICATIONS = ("between_graph", "in_graph")
+
+# Builds what is averaged, float32 tensors, from what the tower is given and the indices of its examples, int32 [n].
+Computation = Callable[[Sequence[tf.Tensor], tf.Tensor], Sequence[tf.Tensor]]
+
+
+class Towers(NamedTuple):
+    """Where the gradients of a client are computed."""
+
+    client: str  # its device: there the gradients come together
+    devices: Sequence[str]  # of the towers
+
+    def average(self, compute: Computation, given: Sequence[tf.Tensor], indices: tf.Tensor) -> list[tf.Tensor]:
+        """Build the average of what `compute` builds on each device for its part of the examples.
+
+        Each example counts the same, wherever it is computed, so the number of devices does not change the result.
+
+        Args:
+          compute: builds averages over the examples whose indices it gets.
+          given: what each tower gets: sent to a task once, and from there to each of its devices.
+          indices: of the examples of the batch, int32 [b].
+        """
+        if len(self.devices) == 1:
+            with tf.device(self.devices[0]):
+                return list(compute(given, indices))
+        sizes = _divide(indices.shape[0], len(self.devices))
+        arrived: dict[str, list[tf.Tensor]] = {}
+        results = []
+        for device, own_indices in zip(self.devices, tf.split(indices, sizes), strict=False):
+            host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
+            if host not in arrived:
+                with tf.device(host):
+                    arrived[host] = [tf.identity(tensor) for tensor in given]
+            with tf.device(device), tf.name_scope("tower"):
+                results.append(compute(arrived[host], own_indices))
+        with tf.device(f"{self.client}/device:CPU:0"), tf.name_scope("average"):
+            shares = [size / sum(sizes) for size in sizes]
+            return [
+                tf.add_n([share * part for share, part in zip(shares, parts, strict=True)])
+                for parts in zip(*results, strict=True)
+            ]
+
+
+def _divide(num_examples: int, num_towers: int) -> list[int]:
+    """Return how many examples each tower gets: about the same, and no tower none, so there may be fewer towers."""
+    num_towers = min(num_examples, num_towers)
+    return [(num_examples + tower) // num_towers for tower in range(num_towers)]
+
+
+def make_towers(task: Task, config: tf.ConfigProto) -> Towers:
+    """Return the towers of a client: in-graph one on each worker, else one on each GPU in `config`, or one in all."""
+    num_gpus = config.device_count.get("GPU", 0)
+    if task.batches_per_step > 1:
+        devices = [f"/job:worker/task:{worker}" for worker in range(task.batches_per_step)]
+    elif num_gpus > 1:
+        devices = [f"{task.device}/device:GPU:{gpu}" for gpu in range(num_gpus)]
+    else:
+        devices = [task.device]
+    return Towers(task.device, devices)

@@ -1,0 +1,182 @@
+"""One averaged step of each mode, on real servers, equals what numpy computes from the same examples."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import distributed
+import mnist_input
+from benchmarks.testbed.messages import tensors_sent
+from runtime.cluster.task import Task
+from runtime.launch.ports import choose_ports
+from runtime.machine.session_config import make_session_config
+from runtime.updates import mode as mode_module
+from runtime.updates.asynchronous import EXCHANGES_PER_RUN
+from runtime.updates.mode import Mode
+from runtime.updates.towers import Towers, make_towers
+
+RANDOM = np.random.default_rng(0)
+EXAMPLES = mnist_input.Examples(
+    RANDOM.integers(0, 256, (200, 784), np.uint8), RANDOM.integers(0, 10, 200).astype(np.uint8)
+)
+FLAGS = ["--optimizer=sgd", "--learning_rate=0.5", "--batch_size=7", "--hidden_units=5"]
+PS_HOSTS, WORKER_HOSTS = ("a:1", "b:2"), ("c:3", "d:4", "e:5")
+
+
+class Client:
+    """A worker that builds a graph, with a session of its own."""
+
+    def __init__(self, task, connection, initialize=True):
+        mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
+        self.shard = mnist_input.shard(EXAMPLES, task.index, task.num_clients)
+        with tf.Graph().as_default() as graph:
+            cluster = tf.train.ClusterSpec(task.jobs)
+            batches, self.updates, _ = distributed.build_training(task, cluster, mode, connection.config, self.shard)
+            self.indices, self.parameters = batches.indices, tf.trainable_variables()
+            initializers = [tf.global_variables_initializer(), tf.variables_initializer(self.updates.unsaved_variables)]
+            local_initializer = tf.local_variables_initializer()
+        self.session = connection.session(graph)
+        for initializer in initializers if initialize else []:
+            self.session.run(initializer)
+        self.session.run([local_initializer, batches.initializer], batches.feed_dict(0))
+
+    def read(self):
+        """Return the parameters, in the order of their names: the biases and the weights of both layers."""
+        parameters = sorted(self.parameters, key=lambda variable: variable.op.name)
+        return self.session.run(parameters)
+
+    def step(self):
+        """Take a step; note the examples of the batches of the run, [batches, b] each, and the loss of the first."""
+        fetches = [self.indices, self.updates.loss, self.updates.train_op]
+        indices, self.loss, _ = self.session.run(fetches)
+        self.images, self.labels = self.shard.images[indices], self.shard.labels[indices]
+
+
+def take_sgd_step(parameters, images, labels):
+    """Return the parameters after a step with the mean gradient of all examples, and the loss before it."""
+    hidden_biases, hidden_weights, biases, weights = parameters
+    inputs = images / 255.0
+    hidden = np.maximum(inputs @ hidden_weights + hidden_biases, 0)
+    exponentials = np.exp(hidden @ weights + biases)
+    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+    rows = np.arange(len(labels))
+    loss = -np.log(probabilities[rows, labels]).mean()
+    of_logits = probabilities
+    of_logits[rows, labels] -= 1
+    of_logits /= len(labels)
+    of_hidden = of_logits @ weights.T * (hidden > 0)
+    gradients = [of_hidden.sum(axis=0), inputs.T @ of_hidden, of_logits.sum(axis=0), hidden.T @ of_logits]
+    return [value - 0.5 * gradient for value, gradient in zip(parameters, gradients, strict=True)], loss
+
+
+def assert_close(found, expected):
+    for value, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-6)
+
+
+def test_in_graph_a_step_averages_a_batch_of_each_worker(local_servers, set_flags):
+    set_flags(*FLAGS, "--train_steps=1")
+    servers = local_servers(2, 3)
+    task = servers.task("worker", 0).with_replication("in_graph")
+    connection = servers.connection("worker", 0)._replace(config=make_session_config(task))
+    client = Client(task, connection)
+    before = client.read()
+    client.step()
+    assert client.labels.shape == (EXCHANGES_PER_RUN, 3 * 7)
+    expected, loss = take_sgd_step(before, client.images[0], client.labels[0])
+    assert_close(client.read(), expected)
+    assert client.loss == pytest.approx(loss, rel=1e-4)
+
+    sent = tensors_sent(client.session, client.updates.train_op)
+    joined = [("worker", 1), ("worker", 2)]
+    assert {way: count / EXCHANGES_PER_RUN for way, count in sent.items()} == {
+        **{(("ps", ps), worker): 1 for ps in range(2) for worker in [("worker", 0), *joined]},  # parameters
+        **{(("worker", 0), worker): 2 for worker in joined},  # images and labels
+        **{(worker, ("worker", 0)): 2 for worker in joined},  # gradients, one for each ps
+        **{(("worker", 0), ("ps", ps)): 1 for ps in range(2)},  # their average
+    }
+
+
+def test_between_graph_a_synchronous_step_averages_a_batch_of_each_worker(local_servers, set_flags):
+    set_flags(*FLAGS, "--train_steps=1", "--sync_replicas")
+    servers = local_servers(2, 3)
+    clients = [
+        Client(servers.task("worker", index), servers.connection("worker", index), initialize=index == 0)
+        for index in range(3)
+    ]
+    before = clients[0].read()
+    threads = [threading.Thread(target=client.step, daemon=True) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    images, labels = ([getattr(client, name)[0] for client in clients] for name in ("images", "labels"))
+    assert_close(clients[0].read(), take_sgd_step(before, np.concatenate(images), np.concatenate(labels))[0])
+
+
+@pytest.fixture
+def client_with_devices(monkeypatch):
+    """Return what makes a worker with several processors in the place of GPUs."""
+
+    def make(num_devices):
+        ps_address, worker_address = (f"localhost:{port}" for port in choose_ports(2))
+        task = Task("worker", 0, (ps_address,), (worker_address,))
+        config = make_session_config(task)
+        config.device_count["CPU"] = num_devices
+        cluster = tf.train.ClusterSpec(task.jobs)
+        server = [tf.train.Server(cluster, "ps", 0), tf.train.Server(cluster, "worker", 0, config=config)][1]
+        towers = Towers(task.device, [f"{task.device}/device:CPU:{device}" for device in range(num_devices)])
+        monkeypatch.setattr(mode_module, "make_towers", lambda *_: towers)
+        return Client(task, distributed.Connection(server.target, config))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_devices", "num_batches"),
+    [
+        ([], 3, 1),
+        (["--batch_size=2"], 3, 1),
+        (["--sync_replicas", "--local_steps=2"], 3, 2),
+    ],
+    ids=["one step", "fewer examples than devices", "two local steps"],
+)
+def test_the_devices_of_a_worker_share_a_batch(client_with_devices, set_flags, flags, num_devices, num_batches):
+    set_flags(*FLAGS, f"--train_steps={num_batches}", *flags)
+    client = client_with_devices(num_devices)
+    used = {op.device for op in client.session.graph.get_operations() if op.type == "MatMul" and "tower" in op.name}
+    num_towers = min(num_devices, distributed.FLAGS.batch_size)
+    assert used == {f"/job:worker/task:0/device:CPU:{device}" for device in range(num_towers)}
+    parameters = client.read()
+    client.step()
+    for images, labels in list(zip(client.images, client.labels, strict=True))[:num_batches]:
+        parameters, _ = take_sgd_step(parameters, images, labels)
+    assert_close(client.read(), parameters)
+
+
+def test_a_worker_computes_on_all_of_its_gpus_and_an_in_graph_chief_on_all_workers():
+    task = Task("worker", 1, PS_HOSTS, WORKER_HOSTS)
+    assert make_towers(task, tf.ConfigProto(device_count={"GPU": 0})) == Towers(task.device, [task.device])
+    assert make_towers(task, tf.ConfigProto(device_count={"GPU": 1})).devices == [task.device]
+    gpus = [f"/job:worker/task:1/device:GPU:{gpu}" for gpu in range(2)]
+    assert make_towers(task, tf.ConfigProto(device_count={"GPU": 2})).devices == gpus
+    chief = Task("worker", 0, PS_HOSTS, WORKER_HOSTS, "in_graph")
+    assert make_towers(chief, make_session_config(chief)).devices == [f"/job:worker/task:{i}" for i in range(3)]
+
+
+def test_in_graph_the_chief_alone_trains_and_needs_all_others():
+    def describe(job_name, index, replication):
+        task = Task(job_name, index, PS_HOSTS, WORKER_HOSTS, replication)
+        needed = [f"{peer.job_name} {peer.index}" for peer in task.needed]
+        clients = [peer.index for peer in task.clients]
+        return task.only_serves, needed, clients, list(make_session_config(task).device_filters)
+
+    ps_1, worker_1, worker_2 = "ps 1", "worker 1", "worker 2"
+    chief_filters = ["/job:ps", "/job:worker", "/job:worker/task:0"]
+    assert describe("worker", 0, "in_graph") == (False, ["ps 0", ps_1, worker_1, worker_2], [], chief_filters)
+    assert describe("worker", 1, "in_graph") == (True, ["ps 0", ps_1, "worker 0"], [0], ["/job:worker/task:1"])
+    assert describe("ps", 0, "in_graph") == (True, [ps_1, "worker 0"], [0], ["/job:ps/task:0"])
+    filters = ["/job:ps", "/job:worker/task:1"]
+    assert describe("worker", 1, "between_graph") == (False, ["ps 0", ps_1, "worker 0"], [0, 2], filters)
