@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 PROJECT = pathlib.Path(__file__).parents[1]
 BENCHMARKS = PROJECT / "docs" / "benchmarks.md"
 SCALING = PROJECT / "docs" / "scaling.md"
+REPLICATION = PROJECT / "docs" / "replication.md"
 SECURITY = PROJECT / "docs" / "security.md"
 # The figures do not depend on these files, and benchmarks write some of them.
 NOT_MEASURED = (":!docs", ":!*.md", ":!benchmarks/*.json")

@@ -2,11 +2,12 @@
 
     .venv/bin/python benchmarks/scaling.py messages     # what crosses between tasks, counted in TensorFlow's graphs
     .venv/bin/python benchmarks/scaling.py processes    # 1 to 8 workers, 1 to 4 ps, both models
+    .venv/bin/python benchmarks/scaling.py replication  # one graph for each worker, one for all, towers on two devices
     .venv/bin/python benchmarks/scaling.py network      # each task on a host of its own, with slow links between them
     .venv/bin/python benchmarks/scaling.py encryption   # the same hosts, without and with WireGuard
 
-Each writes a table into `docs/scaling.md`, and the last into `docs/security.md`. The last two need Linux, `unshare`,
-`ip` and `/dev/net/tun`, and the last also WireGuard.
+Each writes a table into `docs/scaling.md`, but replication into `docs/replication.md`, and encryption into
+`docs/security.md`. The last two need Linux, `unshare`, `ip` and `/dev/net/tun`, and the last also WireGuard.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import psutil
 import tensorflow.compat.v1 as tf
 
 import mnist_input
-from benchmarks import contenders, report
+from benchmarks import contenders, replication, report
 from benchmarks.isolation import isolate
 from benchmarks.testbed.encrypted import EncryptedNetwork
 from benchmarks.testbed.messages import num_tensors_sent
@@ -243,9 +244,11 @@ def _read(tasks: Cluster, network: Network) -> tuple[float, int, int]:
 MEASUREMENTS: dict[str, Callable[[], str]] = {
     "messages": count_messages,
     "processes": measure_processes,
+    "replication": replication.measure,
     "network": measure_network,
     "encryption": measure_encryption,
 }
+DOCUMENTS = {"replication": report.REPLICATION, "encryption": report.SECURITY}  # of the others, scaling.md
 OF_HOSTS = ("network", "encryption")  # these have networks of their own
 
 
@@ -260,8 +263,7 @@ def main() -> None:
     header = report.run_header()
     text = MEASUREMENTS[options.what]()
     print(text)
-    document = report.SECURITY if options.what == "encryption" else report.SCALING
-    report.write_section(document, options.what, f"{header}\n\n{text}")
+    report.write_section(DOCUMENTS.get(options.what, report.SCALING), options.what, f"{header}\n\n{text}")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import tensorflow.compat.v1 as tf
 import distributed
 import mnist_input
 from benchmarks.testbed.messages import tensors_sent
+from runtime.cluster.connection import Connection
 from runtime.cluster.task import Task
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_session_config
-from runtime.updates import mode as mode_module
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 from runtime.updates.mode import Mode
 from runtime.updates.towers import Towers, make_towers
@@ -116,22 +116,15 @@ def test_between_graph_a_synchronous_step_averages_a_batch_of_each_worker(local_
     assert_close(clients[0].read(), take_sgd_step(before, np.concatenate(images), np.concatenate(labels))[0])
 
 
-@pytest.fixture
-def client_with_devices(monkeypatch):
-    """Return what makes a worker with several processors in the place of GPUs."""
-
-    def make(num_devices):
-        ps_address, worker_address = (f"localhost:{port}" for port in choose_ports(2))
-        task = Task("worker", 0, (ps_address,), (worker_address,))
-        config = make_session_config(task)
-        config.device_count["CPU"] = num_devices
-        cluster = tf.train.ClusterSpec(task.jobs)
-        server = [tf.train.Server(cluster, "ps", 0), tf.train.Server(cluster, "worker", 0, config=config)][1]
-        towers = Towers(task.device, [f"{task.device}/device:CPU:{device}" for device in range(num_devices)])
-        monkeypatch.setattr(mode_module, "make_towers", lambda *_: towers)
-        return Client(task, distributed.Connection(server.target, config))
-
-    return make
+def make_client_with_devices(num_devices):
+    """Return a worker with several CPUs, in the place of GPUs."""
+    ps_address, worker_address = (f"localhost:{port}" for port in choose_ports(2))
+    task = Task("worker", 0, (ps_address,), (worker_address,))
+    config = make_session_config(task)
+    config.device_count["CPU"] = num_devices
+    cluster = tf.train.ClusterSpec(task.jobs)
+    _, server = tf.train.Server(cluster, "ps", 0), tf.train.Server(cluster, "worker", 0, config=config)
+    return Client(task, Connection(server.target, config))
 
 
 @pytest.mark.parametrize(
@@ -143,9 +136,9 @@ def client_with_devices(monkeypatch):
     ],
     ids=["one step", "fewer examples than devices", "two local steps"],
 )
-def test_the_devices_of_a_worker_share_a_batch(client_with_devices, set_flags, flags, num_devices, num_batches):
+def test_the_devices_of_a_worker_share_a_batch(set_flags, flags, num_devices, num_batches):
     set_flags(*FLAGS, f"--train_steps={num_batches}", *flags)
-    client = client_with_devices(num_devices)
+    client = make_client_with_devices(num_devices)
     used = {op.device for op in client.session.graph.get_operations() if op.type == "MatMul" and "tower" in op.name}
     num_towers = min(num_devices, distributed.FLAGS.batch_size)
     assert used == {f"/job:worker/task:0/device:CPU:{device}" for device in range(num_towers)}

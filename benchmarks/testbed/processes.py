@@ -92,14 +92,16 @@ class Process:
 class Cluster:
     """Tasks of `distributed.py`, to be started, killed and started again by name, such as "worker 0".
 
-    They run on this machine, or, in the order of `names`, each on a host of its own of a `network.Network`. As a
-    context manager it ends what still runs; that something does is an error unless there is one already.
+    They run on this machine, or, in the order of `names`, each on a host of its own of a `network.Network`. Another
+    `script` may run `distributed.py` in its own way. As a context manager it ends what still runs; that something does
+    is an error unless there is one already.
     """
 
-    def __init__(self, folder, num_ps, num_workers, *flags, network=None):
+    def __init__(self, folder, num_ps, num_workers, *flags, network=None, script="distributed.py"):
         self.names = [f"ps {i}" for i in range(num_ps)] + [f"worker {i}" for i in range(num_workers)]
         self.tasks = {}
         self.network = network
+        self._script = PROJECT / script
         self._folder = pathlib.Path(folder)
         self.flags = ["--ps_hosts", "--worker_hosts", *flags]
         self.place(range(len(self.names)))
@@ -132,7 +134,7 @@ class Cluster:
     def start_with(self, name, *flags, env=None, before=(), **options):
         """Start a task with these flags and nothing else; `before` is a command that runs it."""
         on_host = self.network.command(self.host[name]) if self.network else []
-        command = [*on_host, *before, sys.executable, str(PROJECT / "distributed.py"), *flags]
+        command = [*on_host, *before, sys.executable, str(self._script), *flags]
         output = self._folder / f"{name.replace(' ', '-')}.log"
         self.tasks[name] = Process(command, output, env, cwd=self._folder, **options)
 

@@ -61,12 +61,13 @@ def _divide(num_examples: int, num_towers: int) -> list[int]:
 
 
 def make_towers(task: Task, config: tf.ConfigProto) -> Towers:
-    """Return the towers of a client: in-graph one on each worker, else one on each GPU in `config`, or one in all."""
-    num_gpus = config.device_count.get("GPU", 0)
+    """Return the towers of a client: in-graph one on each worker, else one on each GPU in `config`, or one in all.
+
+    Several CPUs in `config`, into which TensorFlow divides a processor, count like GPUs.
+    """
     if task.batches_per_step > 1:
-        devices = [f"/job:worker/task:{worker}" for worker in range(task.batches_per_step)]
-    elif num_gpus > 1:
-        devices = [f"{task.device}/device:GPU:{gpu}" for gpu in range(num_gpus)]
-    else:
-        devices = [task.device]
-    return Towers(task.device, devices)
+        return Towers(task.device, [f"/job:worker/task:{worker}" for worker in range(task.batches_per_step)])
+    for kind in ("GPU", "CPU"):
+        if (count := config.device_count.get(kind, 0)) > 1:
+            return Towers(task.device, [f"{task.device}/device:{kind}:{number}" for number in range(count)])
+    return Towers(task.device, [task.device])
