@@ -61,7 +61,7 @@ class Batches(NamedTuple):
     def batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Build the batch of `indices`, int32 [b]: images, float32 [b, 784] in [0, 1]; labels, int32 [b] in [0, 10)."""
         with tf.name_scope("batch"):
-            with self.images.graph.colocate_with(self.images.handle):  # where the examples are: only the batch goes elsewhere
+            with self.images.graph.colocate_with(self.images.handle):  # of all examples, only the batch goes elsewhere
                 images, labels = tf.gather(self.images, indices), tf.gather(self.labels, indices)
             return to_float(images), tf.cast(labels, tf.int32)
 
