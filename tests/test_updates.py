@@ -616,6 +616,7 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
         Schedule("constant", 0.5, None, train_steps=100),
         Length(max_steps=3, train_steps=100, num_shares=1, pace=1),
         tf.float32,
+        Towers("", [""]),
     )
     exchanges = [builder.build_exchange(packing.read(), [], number) for number in range(2)]
     assert tf.global_variables() == [global_step, weight]

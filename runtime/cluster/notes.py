@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 
 class Notes:
-    """Numbered texts on one task: a table which the graphs of all tasks share, and which ends with the process of that one.
+    """Numbered texts on one task: a table which the graphs of all tasks share, and which ends with that one's process.
 
     A table needs no initialisation, is no part of the model, and is read by one op, however many texts are in it.
     """
