@@ -81,7 +81,8 @@ def _measure_with(
     """Let all lines ask once a period, and some workers say something; return the processor seconds per second."""
     with tf.Graph().as_default() as graph:
         word = tf.placeholder(tf.string, [])
-        say = [Notes("/job:ps/task:0", "roll_call").write(worker, word) for worker in range(min(len(lines), WORDS_PER_SEC))]
+        notes = Notes("/job:ps/task:0", "roll_call")
+        say = [notes.write(worker, word) for worker in range(min(len(lines), WORDS_PER_SEC))]
     config = tf.ConfigProto(device_filters=["/job:nobody"])  # or the session would wait for the workers
     with tf.Session(f"grpc://{address}", graph, config) as session:
         started_at = before = 0.0
