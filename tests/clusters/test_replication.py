@@ -3,7 +3,7 @@
 import json
 import signal
 
-from benchmarks.testbed.processes import Cluster, poll_for
+from benchmarks.testbed.processes import Cluster
 from tests.clusters.test_training import PROGRESS, assert_all_end, steps_logged
 
 
@@ -45,8 +45,7 @@ def test_in_graph_a_worker_that_does_not_come_back_ends_the_run_and_a_signal_sav
         cluster["worker 0"].wait_for_output(rf"error: worker 0 waited \d+ s for {missing}")
         assert {cluster[name].wait() for name in ("ps 0", "worker 1")} == {1}
         cluster.start()
-        poll_for(lambda: (tmp_path / "checkpoint").exists(), "checkpoint")
-        cluster["worker 0"].wait_for_output(PROGRESS)
+        cluster["worker 0"].wait_for_output(rf"restored {tmp_path}/model\.ckpt-\d+, (?s:.*){PROGRESS}")
         for task in cluster.tasks.values():
             task.send(signal.SIGTERM)
         assert cluster.wait() == dict.fromkeys(cluster.names, 128 + signal.SIGTERM)
