@@ -109,3 +109,21 @@ def test_the_word_of_an_earlier_life_does_not_count(local_servers, caplog):
     caplog.clear()
     absent_worker(servers, step=5)
     assert "waited" not in caplog.text
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_worker_that_has_trained_ends_well_though_a_ps_is_lost_before_it_says_so(local_servers, monkeypatch, index):
+    servers = local_servers(1, 2)
+    roll_call, graph = build(servers, index)
+
+    def lose_ps(*_):  # a server here cannot be stopped
+        raise tf.errors.UnavailableError(None, None, "recvmsg:Connection reset by peer")
+
+    monkeypatch.setattr(roll_call, "say", lose_ps)
+    hook = attendance.RollCallHook(roll_call, servers.task("worker", index), False, startup_timeout_secs=60)
+    with servers.worker_session(index, graph) as session:
+        if index == 0:  # the chief has a model to evaluate
+            with pytest.raises(tf.errors.UnavailableError):
+                hook.end(session)
+        else:
+            hook.end(session)

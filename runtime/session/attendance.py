@@ -9,6 +9,7 @@ from runtime.cluster.probes import probe
 from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, Word, life_of
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
+from runtime.errors import reason
 
 GRACE_SECS = 20.0  # how long to wait for a worker that took part before, and may come back
 
@@ -17,7 +18,8 @@ class RollCallHook(tf.train.SessionRunHook):
     """Says when this worker trains and when it has trained; synchronous workers wait for each other before that.
 
     A new model waits for all of them, or fails. One that has trained already goes on without those that do not come
-    back soon. TensorFlow does not call `end()` after an error, so nothing is said then.
+    back soon. TensorFlow does not call `end()` after an error, so nothing is said then. A worker that has trained has
+    nothing left to do, even if a ps is lost before it can say so.
     """
 
     def __init__(self, roll_call: RollCall, task: Task, wait_for_all: bool, startup_timeout_secs: float):
@@ -54,7 +56,16 @@ class RollCallHook(tf.train.SessionRunHook):
         return bool(word.text)
 
     def end(self, session: tf.Session) -> None:
-        self._roll_call.say(session, TRAINED)
+        try:
+            self._roll_call.say(session, TRAINED)
+        except tf.errors.OpError as error:
+            if self._task.is_chief:
+                raise
+            logging.warning(
+                "%s: its last word has not reached every ps (%s): the others finish the training",
+                self._task,
+                reason(error),
+            )
 
 
 class WaitForWorkersHook(tf.train.SessionRunHook):
