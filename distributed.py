@@ -33,7 +33,8 @@ from runtime.cluster.leaving import Departure
 from runtime.cluster.roll_call import EVALUATED, RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
-from runtime.data import download
+from runtime.data import download, streams
+from runtime.data.sources import open_source
 from runtime.errors import UnusableError
 from runtime.flags import define_flags
 from runtime.machine.port import check_address, wait_until_address_leads_here
@@ -111,7 +112,7 @@ def train(
     check_export_dir(task, FLAGS.export_dir)
     train_examples, test_examples, data = load_examples(task)
     batches, updates, evaluation = build_training(task, cluster, mode, connection.config, train_examples)
-    evaluate = evaluation.on(test_examples or ())
+    evaluate = evaluation.on(test_examples)
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps. Its hooks run
     # around every step, in this order; at the end, those of the chief alone run before the others.
@@ -180,21 +181,20 @@ def make_scaffold(
 def agreed_flags() -> dict[str, object]:
     """Return the flags that all workers must be given alike."""
     names = ["model", "hidden_units", "batch_size", "ps_strategy", "partition_bytes", "seed", "stop_at_accuracy"]
-    return {name: FLAGS[name].value for name in (*Mode._fields, *names)}
+    return {name: FLAGS[name].value for name in (*Mode._fields, *names, "sharding")}
 
 
-def load_examples(task: Task) -> tuple[mnist_input.Examples, mnist_input.Examples | None, str]:
-    """Return this worker's training examples, all test examples for the chief, and what tells the data from others."""
-    download.fetch(FLAGS.data_dir)
-    train_examples = mnist_input.load(FLAGS.data_dir, "train")
-    test_examples = mnist_input.load(FLAGS.data_dir, "t10k") if task.is_chief else None
-    data = f"({len(train_examples.labels)} examples, CRC-32 {train_examples.checksum:08x})"
-    return mnist_input.shard(train_examples, task.index, task.num_clients), test_examples, data
+def load_examples(task: Task) -> tuple[streams.Source, streams.Columns, str]:
+    """Return what this worker trains on, all test examples for the chief, and what tells the data from others."""
+    source = open_source(FLAGS.data_dir, "train", mnist_input)
+    test_examples = open_source(FLAGS.data_dir, "t10k", mnist_input).load() if task.is_chief else ()
+    share = source if FLAGS.sharding == "dynamic" else source.share(task.index, task.num_clients)
+    return share, test_examples, source.description
 
 
 def build_training(
-    task: Task, cluster: tf.train.ClusterSpec, mode: Mode, config: tf.ConfigProto, shard: mnist_input.Examples
-) -> tuple[mnist_input.Batches, Updates, Evaluation]:
+    task: Task, cluster: tf.train.ClusterSpec, mode: Mode, config: tf.ConfigProto, source: streams.Source
+) -> tuple[streams.Batches, Updates, Evaluation]:
     """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
     tf.set_random_seed(FLAGS.seed)
 
@@ -208,16 +208,17 @@ def build_training(
         packing = Packing(parameters)
         batch_size = FLAGS.batch_size * task.batches_per_step
         with tf.device(task.device), tf.name_scope("input"):
-            batches = mnist_input.build_batches(shard, mode.batches_per_run, batch_size, FLAGS.seed, task.index)
+            decode = mnist_input.decode
+            batches = streams.build_batches(source, mode.batches_per_run, batch_size, FLAGS.seed, decode)
 
-        def build_loss(parts: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
-            images, labels = batches.batch(indices)
+        def build_loss(parts: Sequence[tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
+            images, labels = batches.batch(inputs)
             return model.build_loss(model.build_logits(packing.by_name(parts), images), labels)
 
-        updates = build_updates(packing, build_loss, batches.indices, mode, task, config)
+        updates = build_updates(packing, build_loss, batches.inputs, mode, task, config)
         evaluation = build_evaluation(packing, task.device)
         with tf.device(task.device), tf.name_scope("evaluation_of_batch"):
-            images, labels = batches.batch(batches.indices[-1])
+            images, labels = batches.batch(batches.inputs[-1])
             accuracy = model.build_accuracy(model.build_logits(evaluation.parameters, images), labels)
         summaries.build(task, updates, packing, evaluation.parameters, accuracy, mode.schedule)
     placement.log_placement(task)
@@ -238,10 +239,9 @@ def build_evaluation(packing: Packing, device: str) -> Evaluation:
 def evaluate_checkpoints(task: Task) -> None:
     """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
     train_dir = make_train_dir(task, FLAGS.train_dir)
-    download.fetch(FLAGS.data_dir)
     tf.train.create_global_step()
     packing = Packing(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
-    evaluate = build_evaluation(packing, device="").on(mnist_input.load(FLAGS.data_dir, "t10k"))
+    evaluate = build_evaluation(packing, device="").on(open_source(FLAGS.data_dir, "t10k", mnist_input).load())
     timeouts = Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs + FLAGS.save_checkpoint_secs)
     follow_checkpoints(task, evaluate, train_dir, Goal(FLAGS.train_steps, FLAGS.stop_at_accuracy), timeouts)
 

@@ -1,13 +1,16 @@
-"""From MNIST's IDX files to batches of examples.
+"""From MNIST's IDX files to examples, and from their bytes to what the model takes.
+
+`python mnist_input.py convert --shards N` writes them as TFRecord files.
 
 Shapes: n examples, b examples in a batch, 784 = 28 * 28 pixels of an image, row by row.
 """
 
+import contextlib
 import gzip
 import math
 import os
-import sys
 import zlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +20,8 @@ import tensorflow.compat.v1 as tf
 NUM_CLASSES = 10
 IMAGE_SHAPE = (28, 28)
 NUM_PIXELS = math.prod(IMAGE_SHAPE)
+RECORD_BYTES = NUM_PIXELS + 1  # of an example in a TFRecord file: its pixels and its label
+PART_SIZE = 10_000  # examples that are converted at once
 
 # The first four bytes of an IDX file: two zeros, 8 for "unsigned byte", and the number of dimensions.
 # http://yann.lecun.com/exdb/mnist/
@@ -34,37 +39,6 @@ class Examples(NamedTuple):
     images: npt.NDArray[np.uint8]  # uint8 [n, 784], 0 is paper and 255 is ink
     labels: npt.NDArray[np.uint8]  # uint8 [n], in [0, 10)
 
-    @property
-    def checksum(self) -> int:
-        """The CRC-32 of all bytes."""
-        return zlib.crc32(self.labels.data, zlib.crc32(self.images.data))
-
-
-class Batches(NamedTuple):
-    """An endless stream of batches, a few for each run of the graph; run `initializer` first, with `feed_dict()`.
-
-    The examples stay in memory as bytes. The stream carries indices: a run gathers and converts only what it uses.
-    """
-
-    images: tf.Variable  # uint8 [n, 784]
-    labels: tf.Variable  # uint8 [n]
-    indices: tf.Tensor  # int32 [batches in a run, b], in [0, n)
-    initializer: tf.Operation
-    examples: dict[tf.Tensor, npt.NDArray[np.uint8]]  # what the placeholders are fed
-    first_example: tf.Tensor  # int64 [], a placeholder: how many examples earlier sessions have used
-    batch_size: int
-
-    def feed_dict(self, first_batch: int) -> dict[tf.Tensor, Any]:
-        """Return what `initializer` is fed, so that the stream begins with batch `first_batch`."""
-        return {**self.examples, self.first_example: first_batch * self.batch_size}
-
-    def batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Build the batch of `indices`, int32 [b]: images, float32 [b, 784] in [0, 1]; labels, int32 [b] in [0, 10)."""
-        with tf.name_scope("batch"):
-            with self.images.graph.colocate_with(self.images.handle):  # of all examples, only the batch goes elsewhere
-                images, labels = tf.gather(self.images, indices), tf.gather(self.labels, indices)
-            return to_float(images), tf.cast(labels, tf.int32)
-
 
 def load(data_dir: str, split: str) -> Examples:
     """Read and check one split, `train` or `t10k`, of MNIST or of a data set with the same format and file names.
@@ -72,56 +46,119 @@ def load(data_dir: str, split: str) -> Examples:
     Raises:
       DataError: a file is missing or is no such IDX file, or the two files do not belong together.
     """
-    images_path = os.path.join(data_dir, f"{split}-images-idx3-ubyte.gz")
-    labels_path = os.path.join(data_dir, f"{split}-labels-idx1-ubyte.gz")
-    images = _read_idx(images_path, IMAGES_MAGIC, item_shape=IMAGE_SHAPE).reshape(-1, NUM_PIXELS)
+    images_path, labels_path = _paths(data_dir, split)
+    images = _read_idx(images_path, IMAGES_MAGIC, IMAGE_SHAPE).reshape(-1, NUM_PIXELS)
     labels = _read_idx(labels_path, LABELS_MAGIC, item_shape=())
-    if len(images) != len(labels):
+    _check_counts(data_dir, split, len(images), len(labels))
+    _check_labels(labels_path, labels, first=0)
+    return Examples(images, labels)
+
+
+def read_records(data_dir: str, split: str) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
+    """Yield what `load()` returns as records, uint8 [n, 785], part by part, each with the number of all of them.
+
+    Raises:
+      DataError: see `load()`.
+    """
+    images_path, labels_path = _paths(data_dir, split)
+    images, labels = _read_idx_parts(images_path, IMAGES_MAGIC, IMAGE_SHAPE), _read_idx_parts(labels_path, LABELS_MAGIC)
+    first = 0
+    for (of_images, num_images), (of_labels, num_labels) in zip(images, labels, strict=False):
+        _check_counts(data_dir, split, num_images, num_labels)
+        _check_labels(labels_path, of_labels, first)
+        yield np.concatenate([of_images.reshape(-1, NUM_PIXELS), of_labels[:, None]], axis=1), num_images
+        first += len(of_labels)
+
+
+def _paths(data_dir: str, split: str) -> tuple[str, str]:
+    """Return where the images and the labels of a split are."""
+    images, labels = f"{split}-images-idx3-ubyte.gz", f"{split}-labels-idx1-ubyte.gz"
+    return os.path.join(data_dir, images), os.path.join(data_dir, labels)
+
+
+def _check_counts(data_dir: str, split: str, num_images: int, num_labels: int) -> None:
+    images_path, labels_path = _paths(data_dir, split)
+    if num_images != num_labels:
         raise DataError(
-            f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels: these are not"
+            f"{images_path} has {num_images} images, but {labels_path} has {num_labels} labels: these are not"
             " files of one data set"
         )
+
+
+def _check_labels(path: str, labels: npt.NDArray[np.uint8], first: int) -> None:
+    """Check labels, the first of which has the number `first` in its file."""
     if labels.max() >= NUM_CLASSES:
         index = int(np.argmax(labels >= NUM_CLASSES))
-        raise DataError(f"{labels_path}: label {index} is {labels[index]}, expected 0 to {NUM_CLASSES - 1}")
-    return Examples(images, labels)
+        raise DataError(f"{path}: label {first + index} is {labels[index]}, expected 0 to {NUM_CLASSES - 1}")
 
 
 def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Read a gzipped IDX file of unsigned bytes as uint8 `[n, *item_shape]`, n > 0."""
-    remedy = "put the right file there, or delete it to have MNIST's fetched"
-    try:
-        with open(path, "rb") as file:
-            content = gzip.decompress(file.read())  # faster than reading from gzip.open()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as a gzip file ({error}): {remedy}") from error
-
+    with _explaining_errors(path), open(path, "rb") as file:
+        content = gzip.decompress(file.read())  # faster than reading from gzip.open()
     header_bytes = 4 * (2 + len(item_shape))
-    if len(content) < header_bytes:
-        raise DataError(f"{path} has {len(content)} bytes, expected a header of {header_bytes}: {remedy}")
-    file_magic, num_items, *file_shape = np.frombuffer(content[:header_bytes], ">u4").tolist()
-    if file_magic != magic:
-        raise DataError(f"{path} begins with 0x{file_magic:08x}, expected 0x{magic:08x}: {remedy}")
-    if tuple(file_shape) != item_shape:
-        raise DataError(f"{path} has images of {file_shape} pixels, expected {list(item_shape)}: {remedy}")
-    expected_bytes = header_bytes + num_items * math.prod(item_shape)
-    if num_items == 0 or len(content) != expected_bytes:
-        raise DataError(
-            f"{path} has {len(content)} bytes, expected {expected_bytes} for the {num_items} items that its header"
-            f" promises, one at least: {remedy}"
-        )
+    num_items = _check_header(path, content[:header_bytes], magic, item_shape)
+    _check_length(path, len(content), header_bytes, num_items, item_shape)
     return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(num_items, *item_shape)
 
 
-def shard(examples: Examples, index: int, num_shards: int) -> Examples:
-    """Return every `num_shards`-th example from `index` on: shards are disjoint and complete.
+def _read_idx_parts(
+    path: str, magic: int, item_shape: tuple[int, ...] = ()
+) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
+    """Yield what `_read_idx()` returns in parts of `PART_SIZE`, each with the number of all items."""
+    with _explaining_errors(path), gzip.open(path) as file:
+        header_bytes = 4 * (2 + len(item_shape))
+        num_items = _check_header(path, file.read(header_bytes), magic, item_shape)
+        for first in range(0, max(num_items, 1), PART_SIZE):
+            num_in_part = min(PART_SIZE, num_items - first)
+            content = file.read(num_in_part * math.prod(item_shape))
+            is_last = first + num_in_part == num_items
+            if len(content) < num_in_part * math.prod(item_shape) or is_last:
+                _check_length(path, file.tell() + len(file.read(1)), header_bytes, num_items, item_shape)
+            yield np.frombuffer(content, np.uint8).reshape(num_in_part, *item_shape), num_items
 
-    Raises:
-      DataError: there are fewer examples than shards, so this one is empty.
-    """
-    if len(examples.labels) <= index:
-        raise DataError(f"{len(examples.labels)} examples cannot be shared by {num_shards} workers: use fewer workers")
-    return Examples(examples.images[index::num_shards], examples.labels[index::num_shards])
+
+REMEDY = "put the right file there, or delete it to have MNIST's fetched"
+
+
+@contextlib.contextmanager
+def _explaining_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as a gzip file ({error}): {REMEDY}") from error
+
+
+def _check_header(path: str, header: bytes, magic: int, item_shape: tuple[int, ...]) -> int:
+    """Check the header of an IDX file, and return how many items it promises."""
+    header_bytes = 4 * (2 + len(item_shape))
+    if len(header) < header_bytes:
+        raise DataError(f"{path} has {len(header)} bytes, expected a header of {header_bytes}: {REMEDY}")
+    file_magic, num_items, *file_shape = np.frombuffer(header, ">u4").tolist()
+    if file_magic != magic:
+        raise DataError(f"{path} begins with 0x{file_magic:08x}, expected 0x{magic:08x}: {REMEDY}")
+    if tuple(file_shape) != item_shape:
+        raise DataError(f"{path} has images of {file_shape} pixels, expected {list(item_shape)}: {REMEDY}")
+    return int(num_items)
+
+
+def _check_length(path: str, num_bytes: int, header_bytes: int, num_items: int, item_shape: tuple[int, ...]) -> None:
+    expected_bytes = header_bytes + num_items * math.prod(item_shape)
+    if num_items == 0 or num_bytes != expected_bytes:
+        raise DataError(
+            f"{path} has {num_bytes} bytes, expected {expected_bytes} for the {num_items} items that its header"
+            f" promises, one at least: {REMEDY}"
+        )
+
+
+def split_records(records: Any) -> Examples:
+    """Split records of TFRecord files, uint8 [n, 785], an array or a tensor."""
+    return Examples(records[:, :NUM_PIXELS], records[:, NUM_PIXELS])
+
+
+def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Build what the model takes: images, float32 [b, 784] in [0, 1], and labels, int32 [b]; both come as uint8."""
+    return to_float(images), tf.cast(labels, tf.int32)
 
 
 def to_float(images: tf.Tensor) -> tf.Tensor:
@@ -129,45 +166,7 @@ def to_float(images: tf.Tensor) -> tf.Tensor:
     return tf.cast(images, tf.float32) * (1 / 255)  # faster than a division
 
 
-def build_batches(examples: Examples, num_batches: int, batch_size: int, seed: int, stream: int) -> Batches:
-    """Build an endless stream of shuffled batches.
+if __name__ == "__main__":
+    from runtime.data import convert  # only this command needs it
 
-    Each epoch uses every example once, in a new order that `seed`, `stream` and the number of the epoch determine. A
-    batch may span the end of an epoch, so none is ever short.
-
-    Args:
-      examples: usually one worker's shard; each session is fed them once, and they are no part of the graph.
-      num_batches: how many batches a run of the graph may use.
-      batch_size: b, at least 1; it may exceed the number of examples.
-      seed: the run's seed, in [0, 2**31).
-      stream: the index of the worker, so that workers shuffle differently.
-    """
-
-    @tf.autograph.experimental.do_not_convert  # it has no control flow to convert, and looking for it takes time
-    def shuffle(epoch: tf.Tensor) -> tf.Tensor:
-        run_seed = tf.constant([seed, stream], tf.int64)
-        order = tf.random.experimental.stateless_shuffle(
-            tf.range(num_examples), tf.random.experimental.stateless_fold_in(run_seed, epoch)
-        )
-        return order[tf.maximum(first_example - epoch * num_examples, 0) :]  # of the first epoch, what is left
-
-    num_examples = len(examples.labels)
-    first_example = tf.placeholder(tf.int64, [], name="first_example")
-    epochs = tf.data.Dataset.range(first_example // num_examples, sys.maxsize)
-    indices = epochs.map(shuffle).rebatch(num_batches * batch_size, drop_remainder=True).prefetch(2)
-    # There is nothing to tune, and closing a session would wait for the autotuner's thread, which may sleep a minute.
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    iterator = tf.data.make_initializable_iterator(indices.with_options(options))
-
-    fed = [tf.placeholder(tf.uint8, part.shape) for part in examples]
-    images, labels = (tf.Variable(part, trainable=False, collections=[]) for part in fed)
-    return Batches(
-        images,
-        labels,
-        tf.reshape(iterator.get_next(), [num_batches, batch_size]),
-        tf.group(iterator.initializer, images.initializer, labels.initializer),
-        dict(zip(fed, examples, strict=True)),
-        first_example,
-        batch_size,
-    )
+    convert.main(read_records, DataError)

@@ -35,6 +35,7 @@ from benchmarks.testbed.messages import num_tensors_sent
 from benchmarks.testbed.network import Network
 from benchmarks.testbed.processes import Cluster, poll_for
 from runtime.cluster.task import Task
+from runtime.data.sources import open_source
 from runtime.launch import ports
 from runtime.machine.session_config import make_session_config
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
@@ -87,11 +88,12 @@ def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
     cluster = tf.train.ClusterSpec(task.jobs)
     servers = [tf.train.Server(cluster, "ps", ps) for ps in range(num_ps)]
     servers.append(tf.train.Server(cluster, "worker", 0))
-    examples, config = mnist_input.load(distributed.FLAGS.data_dir, "train"), make_session_config(task)
+    source = open_source(distributed.FLAGS.data_dir, "train", mnist_input).share(0, 1)
+    config = make_session_config(task)
     tf.disable_eager_execution()
     tf.disable_control_flow_v2()
     with tf.Graph().as_default():
-        batches, updates, _ = distributed.build_training(task, cluster, mode, config, examples)
+        batches, updates, _ = distributed.build_training(task, cluster, mode, config, source)
         with tf.Session(servers[-1].target, config=config) as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             session.run(tf.variables_initializer(updates.unsaved_variables))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from runtime.data import download
+from runtime.data.sharding import SHARDINGS
 from runtime.machine import gpus
 from runtime.session import profiling
 from runtime.updates import placement
@@ -42,7 +43,9 @@ def _define_cluster() -> None:
 def _define_folders() -> None:
     """Define the folders, and who writes there."""
     flags.DEFINE_string(
-        "data_dir", download.default_data_dir(), "the four MNIST files; those that are missing are fetched"
+        "data_dir",
+        download.default_data_dir(),
+        "TFRecord files, or the four MNIST files; of these, those that are missing are fetched",
     )
     flags.DEFINE_string(
         "train_dir", "", "shared folder for checkpoints, summaries and result.json; empty: nothing is saved"
@@ -82,6 +85,9 @@ def _define_training(models: Sequence[str]) -> None:
     flags.DEFINE_integer("partition_bytes", None, "split variables larger than this over the ps tasks", lower_bound=1)
     flags.DEFINE_integer("local_steps", 1, "steps on a worker's own copy between exchanges with the ps", lower_bound=1)
     flags.DEFINE_enum("exchange_dtype", "float32", EXCHANGE_DTYPES, "how parameters and gradients travel")
+    flags.DEFINE_enum(
+        "sharding", "static", SHARDINGS, "a share of the examples for each worker, or as workers take them"
+    )
     flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples", 0, 2**31 - 1)
     flags.register_validator("learning_rate", lambda rate: 0 < rate < float("inf"), "it must be a number above 0")
     flags.register_multi_flags_validator(

@@ -113,6 +113,7 @@ def assert_refused(tmp_path):
         ([*WORKER, "--issync=1", "--replicas_to_aggregate=3"], "--replicas_to_aggregate is 3, expected at most 2"),
         ([*WORKER, "--issync=1", "--replicas_to_aggregate=0"], "flag --replicas_to_aggregate=0"),
         ([*WORKER, "--exchange_dtype=float16"], "flag --exchange_dtype=float16: value should be one of <float32|bfl"),
+        ([*WORKER, "--sharding=random"], "flag --sharding=random: value should be one of <static|dynamic>"),
         ([*WORKER, "--local_steps=0"], "flag --local_steps=0"),
         ([*WORKER, "--replication=graph"], "flag --replication=graph: value should be one of <between_graph|in_graph>"),
         ([*WORKER, "--replication=in_graph", "--issync=1"], "it takes neither --sync_replicas nor --local_steps"),
@@ -159,6 +160,12 @@ def test_an_unusable_data_file_is_refused(assert_refused):
     for split in ("train", "t10k"):
         idx_files.write(assert_refused.folder, split, np.zeros((2, 28, 28), np.uint8), np.array([0, 10], np.uint8))
     assert_refused([*WORKER, "--data_dir=."], "label 1 is 10, expected 0 to 9")
+
+
+def test_an_unusable_tfrecord_file_is_refused(assert_refused):
+    (assert_refused.folder / "train-00000-of-00001.tfrecord").write_bytes(b"no record")
+    message = "error: ./train-00000-of-00001.tfrecord does not begin with a record of 785 bytes: convert again, or copy"
+    assert_refused([*WORKER, "--data_dir=."], message)
 
 
 def test_a_port_in_use_is_refused(assert_refused):

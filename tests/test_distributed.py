@@ -11,19 +11,22 @@ import mnist_input
 from benchmarks.testbed.messages import tensors_sent, types_sent
 from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Task
+from runtime.data.memory import MemorySource
 from runtime.machine.session_config import make_session_config
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 from runtime.updates.mode import Mode
 
 PS_HOSTS = ("a:1", "b:2")
 WORKER_HOSTS = ("c:3", "d:4")
-EXAMPLES = mnist_input.Examples(np.zeros((50, 784), np.uint8), np.zeros(50, np.uint8))
+EXAMPLES = MemorySource(mnist_input.Examples(np.zeros((50, 784), np.uint8), np.zeros(50, np.uint8)))
 
 
 def build_training(task):
     """Build a worker's graph as the flags say."""
     mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
-    return distributed.build_training(task, tf.train.ClusterSpec(task.jobs), mode, make_session_config(task), EXAMPLES)
+    source = EXAMPLES if distributed.FLAGS.sharding == "dynamic" else EXAMPLES.share(0, 1)
+    config = make_session_config(task)
+    return distributed.build_training(task, tf.train.ClusterSpec(task.jobs), mode, config, source)
 
 
 def build(set_flags, *flags, worker=1):
@@ -81,6 +84,14 @@ def test_every_mode_saves_the_same_variables(graph, set_flags, flags):
     }
 
 
+def test_only_examples_that_workers_share_need_a_variable(graph, set_flags):
+    build(set_flags, "--sharding=dynamic")
+    devices = variable_devices()
+    with tf.Graph().as_default():
+        build(set_flags, "--sharding=static")
+        assert devices == {**variable_devices(), "sharding/runs_dealt_out": PS_0}
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -89,6 +100,7 @@ def test_every_mode_saves_the_same_variables(graph, set_flags, flags):
         ["--model=cnn", "--optimizer=momentum"],
         ["--local_steps=4"],
         ["--local_steps=4", "--sync_replicas"],
+        ["--sharding=dynamic"],
     ],
 )
 def test_every_op_has_its_place(graph, set_flags, flags):
@@ -123,6 +135,7 @@ def test_what_computes_is_on_the_worker_and_what_updates_is_on_the_ps(graph, set
         ["--local_steps=4"],
         ["--sync_replicas"],
         ["--sync_replicas", "--local_steps=4"],
+        ["--sharding=dynamic"],
     ],
 )
 def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, set_flags, local_servers, flags):
@@ -132,6 +145,8 @@ def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, se
     expected = {way: num_exchanges for ps in ps_tasks for way in ((ps, worker), (worker, ps))}
     if "--local_steps=4" in flags:
         expected[ps_tasks[0], worker] += 1  # the global step, once for the run
+    if "--sharding=dynamic" in flags:
+        expected[ps_tasks[0], worker] += 1  # which examples to take, once for the run
     assert tensors == expected, "nothing goes from ps to ps"
 
 

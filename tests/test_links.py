@@ -173,6 +173,8 @@ EXERCISED = {
     ".venv/bin/python benchmarks/compare.py --tune": Offered(),
     ".venv/bin/python benchmarks/compare.py --quick": Offered(),
     ".venv/bin/python benchmarks/compare.py --accuracy": Offered(),
+    ".venv/bin/python benchmarks/data.py": Offered(),
+    "python mnist_input.py convert --shards 16": RunBy('"mnist_input.py", "convert", "--shards"'),
     ".venv/bin/python benchmarks/start.py": Loaded(),
     ".venv/bin/python benchmarks/watching.py": Loaded(),
     ".venv/bin/python benchmarks/unequal.py": Loaded(),

@@ -87,86 +87,25 @@ def rewrite(change):
 )
 def test_an_unusable_file_is_refused(tmp_path, data_dir, name, damage, message):
     damage(tmp_path / name)
-    with pytest.raises(mnist_input.DataError) as error:
-        mnist_input.load(data_dir, "train")
-    assert f"{tmp_path}/{name}" in str(error.value)
-    assert message in str(error.value)
+    for read in (mnist_input.load, lambda *split: list(mnist_input.read_records(*split))):
+        with pytest.raises(mnist_input.DataError) as error:
+            read(data_dir, "train")
+        assert f"{tmp_path}/{name}" in str(error.value)
+        assert message in str(error.value)
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 3, 7])
-def test_shards_are_disjoint_and_complete(num_shards):
-    examples = mnist_input.Examples(np.arange(60000)[:, None], np.arange(60000))
-    shards = [mnist_input.shard(examples, index, num_shards) for index in range(num_shards)]
-    assert sorted(np.concatenate([shard.labels for shard in shards])) == list(range(60000))
-    for index, shard in enumerate(shards):
-        assert shard.labels[:2].tolist() == [index, index + num_shards]
-        assert (shard.images[:, 0] == shard.labels).all()
-
-
-def test_a_shard_without_examples_is_refused():
-    examples = mnist_input.Examples(np.zeros((2, 784), np.uint8), np.zeros(2, np.uint8))
-    with pytest.raises(mnist_input.DataError, match="2 examples cannot be shared by 3 workers"):
-        mnist_input.shard(examples, 2, 3)
-
-
-def draw(num_examples, batch_size, num_runs, num_batches=1, seed=0, stream=0, first_batch=0):
-    """Return the indices of the examples drawn: int [num_runs * num_batches * batch_size]."""
-    # Each example's index is written into its first two pixels.
-    images = np.zeros((num_examples, 784), np.uint8)
-    images[:, 0], images[:, 1] = np.divmod(np.arange(num_examples), 256)
-    labels = (np.arange(num_examples) % 10).astype(np.uint8)
-    with tf.Graph().as_default(), tf.Session() as session:
-        batches = mnist_input.build_batches(mnist_input.Examples(images, labels), num_batches, batch_size, seed, stream)
-        session.run(batches.initializer, batches.feed_dict(first_batch))
-        of_a_run = [batches.batch(indices) for indices in tf.unstack(batches.indices)]
-        drawn = [batch for _ in range(num_runs) for batch in session.run(of_a_run)]
-    indices = np.concatenate([np.rint(255 * (256 * image[:, 0] + image[:, 1])) for image, _ in drawn]).astype(int)
-    assert (np.concatenate([label for _, label in drawn]) == indices % 10).all()
-    assert all(image.shape == (batch_size, 784) and image.dtype == np.float32 for image, _ in drawn)
-    return indices
-
-
-@pytest.mark.parametrize("num_batches", [1, 4])
-@pytest.mark.parametrize("batch_size", [100, 70, 1000])  # a divisor, no divisor, more than there are
-def test_each_epoch_uses_every_example_once_in_a_new_order(batch_size, num_batches):
-    indices = draw(300, batch_size, num_runs=1000 // batch_size + 1, num_batches=num_batches)
-    epochs = [indices[start : start + 300] for start in (0, 300, 600)]
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(300))
-    assert not (epochs[0] == epochs[1]).all()
-    assert not (epochs[1] == epochs[2]).all()
-
-
-def test_the_order_is_that_of_seed_and_stream():
-    def order(seed, stream):
-        return draw(300, 100, 6, 1, seed, stream).tolist()
-
-    assert order(1, 2) == order(1, 2)
-    assert order(1, 2) != order(1, 3)
-    assert order(1, 2) != order(2, 2)
-    assert order(1, 2) != order(2, 1)
+@pytest.mark.parametrize("part_size", [1, 2, 3, 4])
+def test_records_come_in_parts(data_dir, monkeypatch, part_size):
+    monkeypatch.setattr(mnist_input, "PART_SIZE", part_size)
+    parts = list(mnist_input.read_records(data_dir, "train"))
+    assert {num_examples for _, num_examples in parts} == {3}
+    assert max(len(records) for records, _ in parts) == min(part_size, 3)
+    read = mnist_input.split_records(np.concatenate([records for records, _ in parts]))
+    for column, expected in zip(read, mnist_input.load(data_dir, "train"), strict=True):
+        np.testing.assert_array_equal(column, expected)
 
 
 def test_pixels_become_floats_from_0_to_1():
     with tf.Graph().as_default(), tf.Session() as session:
         pixels = session.run(mnist_input.to_float(tf.constant([[0, 51, 255]], tf.uint8)))
     np.testing.assert_array_max_ulp(pixels, np.float32([[0.0, 0.2, 1.0]]))
-
-
-def test_the_examples_are_no_part_of_the_graph(graph):
-    examples = mnist_input.Examples(np.zeros((60000, 784), np.uint8), np.zeros(60000, np.uint8))
-    mnist_input.build_batches(examples, 1, 100, 0, 0)
-    assert graph.as_graph_def().ByteSize() < 20_000
-
-
-@pytest.mark.parametrize("first_batch", [0, 1, 9, 10, 11, 25])
-def test_a_stream_goes_on_where_earlier_sessions_stopped(first_batch):
-    undisturbed = draw(num_examples=100, batch_size=10, num_runs=40)
-    resumed = draw(num_examples=100, batch_size=10, num_runs=40 - first_batch, first_batch=first_batch)
-    np.testing.assert_array_equal(resumed, undisturbed[10 * first_batch :])
-
-
-def test_the_checksum_tells_other_labels_too():
-    examples = mnist_input.Examples(np.zeros([2, 784], np.uint8), np.array([1, 2], np.uint8))
-    assert examples.checksum == examples._replace(images=examples.images.copy()).checksum
-    assert examples.checksum != examples._replace(labels=np.array([2, 1], np.uint8)).checksum

@@ -14,6 +14,7 @@ import distributed
 import mnist_input
 from benchmarks.testbed.processes import DEADLINE_SECS
 from runtime.cluster.task import Task
+from runtime.data.memory import MemorySource
 from runtime.session import summaries
 from runtime.session.evaluation import EvaluationLog, Measures, record_test
 from runtime.session.input import InputHook
@@ -26,7 +27,7 @@ from tests.test_updates import Worker
 
 BATCH_SIZE, NUM_RUNS = 10, 3
 # Paper without ink: nothing but the last biases gets a gradient, and the logits are these biases, zeros at first.
-EXAMPLES = mnist_input.Examples(np.zeros((50, 784), np.uint8), np.zeros(50, np.uint8))
+EXAMPLES = MemorySource(mnist_input.Examples(np.zeros((50, 784), np.uint8), np.zeros(50, np.uint8)), stream=0)
 PARAMETERS = ("hidden/weights", "hidden/biases", "logits/weights", "logits/biases")
 NORM_OF_GRADIENT = math.sqrt(9 * 0.1**2 + 0.9**2)  # of ten equal probabilities, less one for the label
 RATE = 1e-6  # so low that the parameters stay where they are

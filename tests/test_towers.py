@@ -11,6 +11,7 @@ import mnist_input
 from benchmarks.testbed.messages import tensors_sent
 from runtime.cluster.connection import Connection
 from runtime.cluster.task import Task
+from runtime.data.memory import MemorySource
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_session_config
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
@@ -30,11 +31,12 @@ class Client:
 
     def __init__(self, task, connection, initialize=True):
         mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
-        self.shard = mnist_input.shard(EXAMPLES, task.index, task.num_clients)
+        source = MemorySource(EXAMPLES).share(task.index, task.num_clients)
+        self.shard = source.load()
         with tf.Graph().as_default() as graph:
             cluster = tf.train.ClusterSpec(task.jobs)
-            batches, self.updates, _ = distributed.build_training(task, cluster, mode, connection.config, self.shard)
-            self.indices, self.parameters = batches.indices, tf.trainable_variables()
+            batches, self.updates, _ = distributed.build_training(task, cluster, mode, connection.config, source)
+            self.indices, self.parameters = batches.inputs, tf.trainable_variables()
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(self.updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
         self.session = connection.session(graph)

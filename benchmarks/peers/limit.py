@@ -15,6 +15,8 @@ from absl import app, flags
 import mnist_input
 import model
 from benchmarks.peers import launch, measure, problem
+from runtime.data import streams
+from runtime.data.memory import MemorySource
 from runtime.updates.holding import make_holdings
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
@@ -48,17 +50,18 @@ def train(num_cores: int) -> None:
     tf.train.create_global_step()
     parameters = model.build_parameters("mlp", problem.HIDDEN_UNITS)
     packing = Packing(parameters)
-    batches = mnist_input.build_batches(examples, FLAGS.steps_per_run, problem.BATCH_SIZE, FLAGS.seed, FLAGS.task_index)
+    source = MemorySource(examples, FLAGS.task_index)
+    batches = streams.build_batches(source, FLAGS.steps_per_run, problem.BATCH_SIZE, FLAGS.seed, mnist_input.decode)
 
-    def build_loss(parts: Sequence[tf.Tensor], indices: tf.Tensor) -> tf.Tensor:
-        images, labels = batches.batch(indices)
+    def build_loss(parts: Sequence[tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
+        images, labels = batches.batch(inputs)
         return model.build_loss(model.build_logits(packing.by_name(parts), images), labels)
 
     schedule = Schedule("constant", FLAGS.learning_rate, warmup_steps=0, train_steps=sys.maxsize)
     length = Length(FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1, pace=1)
     make_local_optimizer = functools.partial(make_optimizer, FLAGS.optimizer)
     builder = LocalStepsExchangeBuilder(
-        packing, build_loss, batches.indices, make_local_optimizer, schedule, length, tf.float32, Towers("", [""])
+        packing, build_loss, batches.inputs, make_local_optimizer, schedule, length, tf.float32, Towers("", [""])
     )
     exchange = builder.build_exchange(packing.read(), [], 0)
     (holding,) = make_holdings(packing, lambda _: tf.train.GradientDescentOptimizer(1.0))

@@ -10,6 +10,7 @@ from absl import flags
 
 import mnist_input
 from runtime.data import download
+from runtime.data.memory import MemorySource
 
 HIDDEN_UNITS = 100
 BATCH_SIZE = 100  # of each worker
@@ -55,7 +56,8 @@ def initial_parameters() -> Parameters:
 
 def load_train(index: int = 0, num_workers: int = 1) -> mnist_input.Examples:
     """Read the training examples of worker `index` of `num_workers`."""
-    return mnist_input.shard(mnist_input.load(FLAGS.data_dir, "train"), index, num_workers)
+    source = MemorySource(mnist_input.load(FLAGS.data_dir, "train"))
+    return mnist_input.Examples(*source.share(index, num_workers).load())
 
 
 def compute_logits(

@@ -68,17 +68,22 @@ def default_data_dir() -> str:
     return os.path.join(cache, "distributed-mnist")
 
 
-def fetch(data_dir: str, show_progress: bool = False) -> None:
-    """Put those of MNIST's four files that `data_dir` lacks into it; it never touches a file that is there.
+def has_shards(data_dir: str) -> bool:
+    """Return whether `data_dir` has TFRecord files, which take the place of the four files."""
+    return os.path.isdir(data_dir) and any(name.endswith(".tfrecord") for name in os.listdir(data_dir))
 
-    Several processes may do so at once: a file appears whole, by a rename. With `show_progress`, standard error is a
-    terminal that shows how far it is.
+
+def fetch(data_dir: str, show_progress: bool = False) -> None:
+    """Put those of MNIST's four files that `data_dir` lacks into it, unless it has TFRecord files.
+
+    It never touches a file that is there. Several processes may do so at once: a file appears whole, by a rename. With
+    `show_progress`, standard error is a terminal that shows how far it is.
 
     Raises:
       DownloadError: `data_dir` cannot be written, or holds a part of another data set, or no source had the files.
     """
     missing = [name for name in SHA256 if not os.path.exists(os.path.join(data_dir, name))]
-    if not missing:
+    if not missing or has_shards(data_dir):
         return
     _check_others_are_mnist(data_dir, missing)
     failures = []

@@ -17,6 +17,7 @@ ROWS = {
     "`--checkpoints`": (2, 2, ["--checkpoints=chief"], ""),
     "`--batch_size`, `--learning_rate`, `--seed`": (1, 2, ["--batch_size=50", "--learning_rate=0.01", "--seed=7"], ""),
     "`--lr_schedule`, `--exchange_dtype`": (1, 2, ["--lr_schedule=one_cycle", "--exchange_dtype=bfloat16"], ""),
+    "`--sharding=dynamic`": (1, 2, ["--sharding=dynamic"], "has no variable sharding/runs_dealt_out"),
     "`--optimizer=sgd`": (1, 2, ["--optimizer=sgd"], ""),
     "`--optimizer=momentum`": (1, 2, ["--optimizer=momentum"], "has no variable mlp/hidden/weights/Momentum"),
     "`--hidden_units`": (1, 2, ["--hidden_units=50"], "has mlp/hidden/weights of shape [784, 100], expected [784, 50]"),
