@@ -1,0 +1,138 @@
+"""What examples in TFRecord files cost, and examples that workers share: speed and memory, into `docs/data.md`.
+
+    .venv/bin/python benchmarks/data.py
+
+It makes MNIST larger by shifting its images, writes that as TFRecord files, and trains on them with 16 local steps,
+with one ps and two workers. For comparison it trains on MNIST in memory. Linux only: it says how much memory a process
+has used at most.
+"""
+
+import argparse
+import pathlib
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
+
+from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+
+# isort: split
+import numpy as np
+import numpy.typing as npt
+
+import mnist_input
+from benchmarks import report
+from benchmarks.isolation import isolate
+from benchmarks.testbed.processes import Cluster, poll_for
+from runtime.data import convert, download
+
+DOCUMENT = report.PROJECT / "docs" / "data.md"
+NUM_PS, NUM_WORKERS, NUM_SHARDS = 1, 2, 16
+FLAGS = ["--local_steps=16", "--optimizer=sgd", "--learning_rate=0.1", "--log_every_secs=1"]
+SHIFTS = [(down, right) for down in range(-3, 4) for right in range(-3, 4)] + [(4, 0)]  # 50 for each image
+LAST_LINE = r"test accuracy (\d\.\d+) .* in \d+\.\d s, (\d+) examples/s\n"
+
+
+def read_shifted(num_examples: int) -> convert.PartReader:
+    """Return what reads MNIST again and again, shifted by some pixels, until it has `num_examples` to train on."""
+
+    def read(data_dir: str, split: str) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
+        if split != "train":
+            yield from mnist_input.read_records(data_dir, split)
+            return
+        examples, num_missing = mnist_input.load(data_dir, split), num_examples
+        images = examples.images.reshape(-1, mnist_input.IMAGE_SIZE, mnist_input.IMAGE_SIZE)
+        for shift in SHIFTS:
+            shifted = np.roll(images, shift, axis=(1, 2)).reshape(-1, mnist_input.NUM_PIXELS)[:num_missing]
+            if len(shifted):
+                yield np.concatenate([shifted, examples.labels[: len(shifted), None]], axis=1), num_examples
+            num_missing -= len(shifted)
+
+    return read
+
+
+def train(data_dir: str, sharding: str, train_steps: int) -> tuple[float, float, float]:
+    """Return the examples per second, a worker's highest memory in GB, and the test accuracy."""
+    flags = [*FLAGS, f"--data_dir={data_dir}", f"--sharding={sharding}", f"--train_steps={train_steps}"]
+    with tempfile.TemporaryDirectory() as folder, Cluster(folder, NUM_PS, NUM_WORKERS, *flags) as cluster:
+        cluster.start()
+        workers = [cluster[f"worker {index}"] for index in range(NUM_WORKERS)]
+        peaks = [0] * NUM_WORKERS
+
+        def have_ended() -> bool:
+            for index, worker in enumerate(workers):
+                if worker.is_running():
+                    peaks[index] = max(peaks[index], peak_bytes(worker.pid))
+            return not any(worker.is_running() for worker in workers)
+
+        poll_for(have_ended, "end of training", timeout_secs=3600)
+        cluster.wait()
+        accuracy, examples_per_sec = re.findall(LAST_LINE, workers[0].output())[-1]
+    return float(examples_per_sec), max(peaks) / 1e9, float(accuracy)
+
+
+def peak_bytes(pid: int) -> int:
+    """Return how much memory a process has used at most, 0 if it has just ended."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return 1024 * int(match[1]) if match else 0
+
+
+def main() -> None:
+    """Measure in turns, and write the medians into the document."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--examples", type=int, default=3_000_000, help="in the TFRecord files, 3 million at most")
+    parser.add_argument("--train_steps", type=int, default=60_000, help="of each run: 100 examples each")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is measured")
+    parser.add_argument("--no_isolation", action="store_true", help="do not use a private network")
+    arguments = parser.parse_args()
+    if not arguments.no_isolation:
+        isolate()
+    header = report.run_header()
+    data_dir = download.default_data_dir()
+    download.fetch(data_dir)
+    folder = tempfile.mkdtemp()
+    try:
+        files = f"{folder}/shards"
+        convert.convert(read_shifted(arguments.examples), data_dir, files, NUM_SHARDS)
+        of_files = f"{arguments.examples:,} in {NUM_SHARDS} files".replace(",", " ")
+        kinds = [
+            (where, sharding, path)
+            for where, path in (("60 000 in memory", data_dir), (of_files, files))
+            for sharding in ("static", "dynamic")
+        ]
+        runs: dict[tuple[str, str, str], list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
+        for _ in range(arguments.rounds):
+            for kind, measured in runs.items():
+                measured.append(train(kind[2], kind[1], arguments.train_steps))
+                print(*kind, measured[-1], flush=True)
+    finally:
+        shutil.rmtree(folder)
+    rows = []
+    first_rate = statistics.median(rate for rate, _, _ in runs[kinds[0]])
+    for (where, sharding, _), measured in runs.items():
+        rates, peaks, accuracies = zip(*measured, strict=True)
+        rate = statistics.median(rates)
+        rows.append(
+            (
+                where,
+                sharding,
+                f"{rate / 1000:.0f} 000 ({min(rates) / 1000:.0f} to {max(rates) / 1000:.0f})",
+                f"{100 * rate / first_rate:.0f} %",
+                f"{max(peaks):.2f} GB",
+                f"{statistics.median(accuracies):.4f}",
+            )
+        )
+    headings = ("examples", "sharding", "examples per second", "of the first", "memory of a worker", "test accuracy")
+    report.write_section(DOCUMENT, "data", f"{header}\n\n{report.make_table(headings, rows)}")
+
+
+if __name__ == "__main__":
+    main()
