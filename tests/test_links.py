@@ -311,7 +311,7 @@ def test_every_flag_exists(document):
     known = {*distributed.FLAGS, "help", "constraints"}
     for script in ("run_local_cluster.sh", "tests/run"):
         known.update(FLAG.findall((PROJECT / script).read_text()))
-    programs = [PROJECT / "tests" / "chaos.py", PROJECT / "tests" / "soak.py"]
+    programs = [PROJECT / name for name in ("tests/chaos.py", "tests/soak.py", "runtime/data/convert.py")]
     for script in [*programs, *(PROJECT / "benchmarks").rglob("*.py")]:
         known.update(re.findall(r'add_argument\(\s*"--(\w+)"', script.read_text()))
         known.update(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', script.read_text()))

@@ -1,7 +1,7 @@
 """Examples in TFRecord files: each run carries what it has read of them, so memory does not grow with the data.
 
 A record is one example as bytes, and all records have one length. So the place of each is known, and neighbours are
-read at once: `tf.data.TFRecordDataset`, which takes record by record, needs five times as long.
+read at once: `tf.data.TFRecordDataset`, which takes record by record, needs several times as long.
 """
 
 import functools
@@ -28,6 +28,7 @@ NAME = re.compile(r"(?P<split>\w+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.tfrecor
 # https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
 HEADER_BYTES, FOOTER_BYTES = 12, 4
 BLOCK_SIZE = 128  # examples that are read at once, from one place
+REMEDY = "convert again, or copy it again"
 PLACES = 16  # from so many places at least come the examples of a run, where this allows fewer at once
 
 
@@ -120,7 +121,7 @@ class ShardSource:
         """Read the examples of some numbers, in any order: uint8 [n, record_bytes].
 
         Raises:
-          UnusableError: a file is not what it was at the start.
+          UnusableError: a file cannot be read, or is damaged there.
         """
         order = np.argsort(numbers)
         places = numbers[order]
@@ -142,7 +143,7 @@ class ShardSource:
         except OSError as error:
             raise UnusableError(f"{path} cannot be read: {error.strerror}") from error
         if num_bytes != framed.nbytes or (framed[:, :HEADER_BYTES] != self._header).any():
-            raise UnusableError(f"{path} has changed since this task began: record {first} and those after it")
+            raise UnusableError(f"{path} is damaged at record {first} or soon after it: {REMEDY}")
 
     @functools.cache  # noqa: B019  # a source lives as long as its process; so do its files
     def _open_file(self, file: int) -> int:
@@ -182,7 +183,6 @@ def make_header(record_bytes: int) -> bytes:
 def _look_at(path: str, record_bytes: int) -> Shard:
     """Check the length of a file, and its first and last records."""
     framed_bytes = HEADER_BYTES + record_bytes + FOOTER_BYTES
-    remedy = "convert again, or copy it again"
     try:
         with open(path, "rb") as file:
             num_bytes = file.seek(0, os.SEEK_END)
@@ -193,15 +193,15 @@ def _look_at(path: str, record_bytes: int) -> Shard:
     except OSError as error:
         raise UnusableError(f"{path} cannot be read: {error.strerror}") from error
     if first[:HEADER_BYTES] != make_header(record_bytes):
-        raise UnusableError(f"{path} does not begin with a record of {record_bytes} bytes: {remedy}")
+        raise UnusableError(f"{path} does not begin with a record of {record_bytes} bytes: {REMEDY}")
     if num_bytes % framed_bytes:
         raise UnusableError(
-            f"{path} has {num_bytes} bytes, expected a multiple of {framed_bytes}, which a record takes: {remedy}"
+            f"{path} has {num_bytes} bytes, expected a multiple of {framed_bytes}, which a record takes: {REMEDY}"
         )
     for which, framed in (("first", first), ("last", last)):
         is_whole = framed[:HEADER_BYTES] == make_header(record_bytes)
         if not is_whole or framed[-FOOTER_BYTES:] != _masked_crc(framed[HEADER_BYTES:-FOOTER_BYTES]):
-            raise UnusableError(f"{path}: the {which} record is damaged: {remedy}")
+            raise UnusableError(f"{path}: the {which} record is damaged: {REMEDY}")
     sample = f"{os.path.basename(path)} {num_bytes}".encode() + first + last
     return Shard(path, num_bytes // framed_bytes, zlib.crc32(sample))
 
