@@ -13,8 +13,8 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 from benchmarks.testbed.processes import PROJECT
 from runtime.data import convert, download, streams
-from runtime.data.shards import name_of
 from runtime.data.sources import open_source
+from runtime.data.tfrecords import name_of
 from runtime.errors import UnusableError, reason
 from tests import idx_files
 
@@ -211,7 +211,7 @@ def rename_all(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (remove, "lacks train-00001-of-00004.tfrecord, and 0 more of 4 shards"),
+        (remove, "lacks train-00001-of-00004.tfrecord: 1 of 4 shards of train are missing"),
         (truncate, f"has {100 * FRAMED - 1} bytes, expected a multiple of {FRAMED}"),
         (empty, "does not begin with a record of 785 bytes"),
         (mix, "has files of several sets, of 4 and of 5 shards of train"),

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
-from runtime.data import download, shards
+from runtime.data import download, tfrecords
 from runtime.errors import UNUSABLE_STATUS, UnusableError
 
 NUM_TEST_SHARDS = 1  # who tests reads all test examples into memory
@@ -49,7 +49,7 @@ def _make_unfinished(output_dir: str) -> Iterator[str]:
 
     A process that is killed leaves its folder behind, and the next one begins it anew.
     """
-    folder = output_dir + shards.UNFINISHED
+    folder = output_dir + tfrecords.UNFINISHED
     os.makedirs(folder, exist_ok=True)
     with contextlib.ExitStack() as stack:
         descriptor = os.open(folder, os.O_RDONLY)
@@ -66,7 +66,7 @@ def _make_unfinished(output_dir: str) -> Iterator[str]:
 
 def _write(parts: Iterable[tuple[npt.NDArray[np.uint8], int]], folder: str, split: str, num_shards: int) -> None:
     """Deal the records of `parts` out to files. A terminal shows how far this is; elsewhere there is one line."""
-    paths = [os.path.join(folder, shards.name_of(split, index, num_shards)) for index in range(num_shards)]
+    paths = [os.path.join(folder, tfrecords.name_of(split, index, num_shards)) for index in range(num_shards)]
     num_written = 0
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(tf.io.TFRecordWriter(path)) for path in paths]

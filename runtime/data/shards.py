@@ -6,8 +6,6 @@ read at once: `tf.data.TFRecordDataset`, which takes record by record, needs sev
 
 import functools
 import os
-import re
-import struct
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -19,16 +17,10 @@ import tensorflow.compat.v1 as tf
 
 from runtime.data.order import build_numbers
 from runtime.data.streams import Access, Columns
+from runtime.data.tfrecords import FOOTER_BYTES, HEADER_BYTES, REMEDY, Shard, make_header
 from runtime.errors import UnusableError
 
-SUFFIX = ".tfrecord"
-UNFINISHED = ".unfinished"  # at the end of the name of a folder into which something is being converted
-NAME = re.compile(r"(?P<split>\w+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.tfrecord")
-# A record is its length, 8 bytes, the CRC of these, 4 bytes, the example, and the CRC of that, 4 bytes.
-# https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
-HEADER_BYTES, FOOTER_BYTES = 12, 4
 BLOCK_SIZE = 128  # examples that are read at once, from one place
-REMEDY = "convert again, or copy it again"
 PLACES = 16  # from so many places at least come the examples of a run, where this allows fewer at once
 
 
@@ -39,60 +31,15 @@ class Format(NamedTuple):
     split: Callable[[Any], Columns]  # from records, uint8 [n, record_bytes], an array or a tensor, to their columns
 
 
-class Shard(NamedTuple):
-    """A file of records."""
-
-    path: str
-    num_examples: int
-    checksum: int  # of its name, its length, and its first and last record
-
-
-def name_of(split: str, index: int, num_shards: int) -> str:
-    """Return the name of a shard."""
-    return f"{split}-{index:05d}-of-{num_shards:05d}{SUFFIX}"
-
-
 class ShardSource:
     """Examples in TFRecord files: see `Source`."""
 
     def __init__(self, shards: Sequence[Shard], record_format: Format, stream: int | None = None):
-        """Take files that were checked; `find()` does that."""
+        """Take files that `find_shards()` has found; see `Source` for `stream`."""
         self._shards, self._format, self.stream = shards, record_format, stream
         ends = np.cumsum([shard.num_examples for shard in shards])
         self._firsts, self.num_examples = np.concatenate([[0], ends[:-1]]), int(ends[-1])
         self._header = np.frombuffer(make_header(record_format.record_bytes), np.uint8)
-
-    @classmethod
-    def find(cls, data_dir: str, split: str, record_format: Format) -> "ShardSource":
-        """Return the examples of one split, `train` or `t10k`, in `data_dir`, after a look at each file.
-
-        The look does not depend on the size of the files: at their lengths, and at their first and last records.
-
-        Raises:
-          UnusableError: a file is missing, or is not what it should be.
-        """
-        if os.path.abspath(data_dir).endswith(UNFINISHED):
-            raise UnusableError(f"--data_dir {data_dir} is what an unfinished conversion has left: convert again")
-        matches = [NAME.fullmatch(name) for name in sorted(os.listdir(data_dir)) if name.endswith(SUFFIX)]
-        found = [match for match in matches if match and match["split"] == split]
-        counts = sorted({int(match["count"]) for match in found})
-        expected = f"expected {split}-00000-of-00004{SUFFIX} and so on"
-        if not counts:
-            raise UnusableError(f"--data_dir {data_dir} has TFRecord files, but none of {split}: {expected}")
-        if len(counts) > 1:
-            raise UnusableError(
-                f"--data_dir {data_dir} has files of several sets, of {counts[0]} and of {counts[1]} shards of {split}:"
-                " keep one set"
-            )
-        names = [name_of(split, index, counts[0]) for index in range(counts[0])]
-        missing = [name for name in names if not os.path.exists(os.path.join(data_dir, name))]
-        if missing:
-            raise UnusableError(
-                f"--data_dir {data_dir} lacks {missing[0]}, and {len(missing) - 1} more of {len(names)} shards: copy"
-                " them there, or convert again"
-            )
-        paths = [os.path.join(data_dir, name) for name in names]
-        return cls([_look_at(path, record_format.record_bytes) for path in paths], record_format)
 
     @property
     def description(self) -> str:
@@ -172,53 +119,3 @@ class ShardSource:
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1  # it may wait for a disk, and no thread that computes shall
         return tf.data.Dataset.range(first, sys.maxsize, run_size).map(read).prefetch(1).with_options(options)
-
-
-def make_header(record_bytes: int) -> bytes:
-    """Return what stands before each record."""
-    length = struct.pack("<Q", record_bytes)
-    return length + _masked_crc(length)
-
-
-def _look_at(path: str, record_bytes: int) -> Shard:
-    """Check the length of a file, and its first and last records."""
-    framed_bytes = HEADER_BYTES + record_bytes + FOOTER_BYTES
-    try:
-        with open(path, "rb") as file:
-            num_bytes = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            first = file.read(framed_bytes)
-            file.seek(max(0, num_bytes - framed_bytes))
-            last = file.read(framed_bytes)
-    except OSError as error:
-        raise UnusableError(f"{path} cannot be read: {error.strerror}") from error
-    if first[:HEADER_BYTES] != make_header(record_bytes):
-        raise UnusableError(f"{path} does not begin with a record of {record_bytes} bytes: {REMEDY}")
-    if num_bytes % framed_bytes:
-        raise UnusableError(
-            f"{path} has {num_bytes} bytes, expected a multiple of {framed_bytes}, which a record takes: {REMEDY}"
-        )
-    for which, framed in (("first", first), ("last", last)):
-        is_whole = framed[:HEADER_BYTES] == make_header(record_bytes)
-        if not is_whole or framed[-FOOTER_BYTES:] != _masked_crc(framed[HEADER_BYTES:-FOOTER_BYTES]):
-            raise UnusableError(f"{path}: the {which} record is damaged: {REMEDY}")
-    sample = f"{os.path.basename(path)} {num_bytes}".encode() + first + last
-    return Shard(path, num_bytes // framed_bytes, zlib.crc32(sample))
-
-
-@functools.cache
-def _crc_table() -> list[int]:
-    """Return the CRC-32C (Castagnoli) of each byte."""
-    table = list(range(256))
-    for _ in range(8):
-        table = [(crc >> 1) ^ (0x82F63B78 if crc & 1 else 0) for crc in table]
-    return table
-
-
-def _masked_crc(content: bytes) -> bytes:
-    """Return the masked CRC-32C of a TFRecord."""
-    table, crc = _crc_table(), 0xFFFFFFFF
-    for byte in content:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -6,6 +6,7 @@ from runtime.data import download
 from runtime.data.memory import MemorySource
 from runtime.data.shards import Format, ShardSource
 from runtime.data.streams import Columns, Source
+from runtime.data.tfrecords import find_shards
 
 
 class Reader(Protocol):
@@ -28,6 +29,7 @@ def open_source(data_dir: str, split: str, reader: Reader) -> Source:
       UnusableError: a TFRecord file is missing, or is not what it should be.
     """
     if download.has_shards(data_dir):
-        return ShardSource.find(data_dir, split, Format(reader.RECORD_BYTES, reader.split_records))
+        files = find_shards(data_dir, split, reader.RECORD_BYTES)
+        return ShardSource(files, Format(reader.RECORD_BYTES, reader.split_records))
     download.fetch(data_dir)
     return MemorySource(reader.load(data_dir, split))
