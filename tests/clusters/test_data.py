@@ -13,7 +13,7 @@ from runtime.data import convert
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 
 PROGRESS = r"global step (\d+)/\d+, local step [1-9]"
-TRAIN_STEPS = 6000
+TRAIN_STEPS = 4000
 
 
 class Slowed:
