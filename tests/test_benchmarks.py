@@ -3,9 +3,11 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
-from benchmarks import compare, contenders, report, results, tables, tuning
+import mnist_input
+from benchmarks import compare, contenders, data, report, results, tables, tuning
 from benchmarks.peers.clock import Clock
 from benchmarks.peers.input_cost import constant_batch_ratio
 
@@ -276,3 +278,14 @@ def test_the_readme_recommends_what_tuning_chose():
     if chosen == contenders.OURS_ONE_CYCLE:
         flags += f" --train_steps={chosen.train_steps}"
     assert f"./run_local_cluster.sh {flags}\n" in (report.PROJECT / "README.md").read_text()
+
+
+def test_mnist_is_shifted_until_there_are_as_many_examples_as_wanted(mnist_dir):
+    (first, num_first), (second, num_second) = data.read_shifted(60_003)(mnist_dir, "train")
+    assert (len(first), len(second), num_first, num_second) == (60_000, 3, 60_003, 60_003)
+    examples = mnist_input.load(mnist_dir, "train")
+    images, labels = mnist_input.split_records(second)
+    np.testing.assert_array_equal(labels, examples.labels[:3])
+    shifted = np.roll(examples.images[:3].reshape(3, 28, 28), data.SHIFTS[1], axis=(1, 2))
+    np.testing.assert_array_equal(images.reshape(3, 28, 28), shifted)
+    assert len(set(data.SHIFTS)) == 50
