@@ -8,12 +8,12 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mnist_input
-from benchmarks.testbed.processes import Cluster
+from benchmarks.testbed.processes import DEADLINE_SECS, Cluster
 from runtime.data import convert
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 
 PROGRESS = r"global step (\d+)/\d+, local step [1-9]"
-TRAIN_STEPS = 4000
+TRAIN_STEPS = 3000
 
 
 class Slowed:
@@ -61,9 +61,9 @@ def test_workers_that_come_and_go_share_what_is_left(tmp_path, shards):
             cluster.start("worker 2").wait_for_output(PROGRESS)
         cluster["worker 1"].kill()
         cluster["worker 0"].send(signal.SIGCONT)
-        assert [cluster[name].wait() for name in ("worker 0", "worker 2", "ps 0")] == [0, 0, 0]
+        assert [cluster[name].wait(2 * DEADLINE_SECS) for name in ("worker 0", "worker 2", "ps 0")] == [0, 0, 0]
         output = cluster["worker 0"].output()
-    assert float(re.search(r"test accuracy (\d\.\d+)", output)[1]) > 0.96
+    assert float(re.search(r"test accuracy (\d\.\d+)", output)[1]) > 0.95
     checkpoint = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(train_dir)))
     num_runs = checkpoint.get_tensor("sharding/runs_dealt_out")
     num_unused = EXCHANGES_PER_RUN * num_runs - checkpoint.get_tensor("global_step")
