@@ -50,7 +50,7 @@ def read_shifted(num_examples: int) -> convert.PartReader:
             yield from mnist_input.read_records(data_dir, split)
             return
         examples, num_missing = mnist_input.load(data_dir, split), num_examples
-        images = examples.images.reshape(-1, mnist_input.IMAGE_SIZE, mnist_input.IMAGE_SIZE)
+        images = examples.images.reshape(-1, *mnist_input.IMAGE_SHAPE)
         for shift in SHIFTS:
             shifted = np.roll(images, shift, axis=(1, 2)).reshape(-1, mnist_input.NUM_PIXELS)[:num_missing]
             if len(shifted):
