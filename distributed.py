@@ -83,7 +83,7 @@ def main() -> None:
     watch = Watch(task, Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs))
     HostListsWatch(task, connection)
 
-    # It does what others' sessions demand: a ps changes variables, an in-graph worker computes. join() never returns.
+    # A ps changes variables, and an in-graph worker computes, as the sessions of others demand. join() never returns.
     if task.only_serves:
         Departure(task, connection)
         lower_priority(task)
