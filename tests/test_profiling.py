@@ -26,3 +26,12 @@ def test_a_disk_that_fails_costs_traces_and_nothing_else(graph, tmp_path, caplog
         while session.run(step) < 6:
             pass
     assert "no trace could be written" in caplog.text
+
+
+def test_a_task_that_comes_back_after_the_steps_traces_nothing(graph, tmp_path):
+    step = tf.train.create_global_step().assign_add(1)
+    hooks = profiling.make_profiling_hooks(WORKER, step, "0:100", str(tmp_path))
+    scaffold = tf.train.Scaffold(init_op=tf.train.get_global_step().assign(5000))
+    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), hooks) as session:
+        session.run(step)
+    assert list(tmp_path.rglob("*.pb")) == []

@@ -95,7 +95,7 @@ ALL_WAYS = {
 }
 
 
-@pytest.mark.parametrize("secs", [{}, {"ps 1": 3600, "worker 0": -7.5}])
+@pytest.mark.parametrize("secs", [{}, {"ps 1": 3600, "worker 0": -7.5}, {"worker 1": -900}])
 def test_each_task_is_there_once_and_messages_are_arrows_forward_in_time(train_dir, secs):
     change_clocks(train_dir, secs)
     result = Trace.read(trace.write(train_dir))
@@ -191,3 +191,13 @@ def test_two_clocks_are_compared_by_way_of_all_others():
 def test_a_clock_that_was_set_meanwhile_is_no_error():
     messages = [message("worker 0", 100, "ps 0", 50), message("ps 0", 100, "worker 0", 50)]
     assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0}
+
+
+def test_a_trace_that_cannot_be_written_says_why_and_leaves_nothing(train_dir):
+    pathlib.Path(train_dir, "trace.json").unlink(missing_ok=True)
+    pathlib.Path(train_dir, "trace.json").mkdir()
+    command = [sys.executable, "-m", "runtime.trace", train_dir]
+    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert process.returncode == 1
+    assert "error: the trace could not be made: [Errno 21] Is a directory" in process.stderr
+    assert not pathlib.Path(train_dir, "trace.json.tmp").exists()

@@ -4,6 +4,7 @@ import os
 
 from absl import logging
 
+from runtime.files import replace_file
 from runtime.report import history, page
 
 REPORT_FILE = "report.html"
@@ -18,10 +19,7 @@ def write(train_dir: str) -> str:
         return ""
     path = os.path.join(train_dir, REPORT_FILE)
     try:
-        text = page.make_page(history.read(train_dir))
-        with open(path + ".tmp", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(path + ".tmp", path)
+        replace_file(path, page.make_page(history.read(train_dir)).encode())
     except (OSError, KeyError, TypeError, ValueError) as error:
         logging.error("%s could not be made: %r", path, error)
         return ""

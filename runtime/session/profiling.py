@@ -11,6 +11,7 @@ from absl import logging
 from runtime import trace
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
+from runtime.files import replace_file
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -64,8 +65,9 @@ class ProfileHook(tf.train.SessionRunHook):
         self._global_step, self._first_step, self._last_step = global_step, first_step, last_step
         self._merged_dir = train_dir if task.is_chief else ""
 
-    def begin(self) -> None:
-        self._step = self._steps_per_run = 0  # after the last run, and by it
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        self._step = int(session.run(tf.train.get_global_step(session.graph)))  # after the last run
+        self._steps_per_run = 0
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         is_traced = self._step + self._steps_per_run >= self._first_step and self._step < self._last_step
@@ -78,12 +80,13 @@ class ProfileHook(tf.train.SessionRunHook):
         if run_values.options.trace_level == tf.RunOptions.FULL_TRACE:
             path = os.path.join(self.folder, f"step-{step}.pb")
             try:
-                with open(path + ".tmp", "wb") as file:
-                    file.write(run_values.run_metadata.SerializeToString())
-                os.replace(path + ".tmp", path)
+                replace_file(path, run_values.run_metadata.SerializeToString())
             except OSError as error:  # a full disk, say, costs the trace and nothing else
                 logging.error("no trace could be written (%s): make that possible", error)
 
     def end(self, session: tf.Session) -> None:
-        if path := trace.write(self._merged_dir):
-            logging.info("the trace of all tasks is in %s", path)
+        try:
+            if path := self._merged_dir and trace.write(self._merged_dir):
+                logging.info("the trace of all tasks is in %s", path)
+        except (OSError, ValueError) as error:
+            logging.error("the trace of all tasks could not be made (%s): make that possible", error)

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError
+from runtime.files import replace_file
 from runtime.session.evaluation import Measures
 from runtime.session.progress import ProgressHook
 
@@ -54,10 +55,7 @@ class Result:
             return
         path = os.path.join(train_dir, RESULT_FILE)
         try:
-            with open(path + ".tmp", "w") as file:
-                json.dump(dataclasses.asdict(self), file, indent=2)
-                file.write("\n")
-            os.replace(path + ".tmp", path)
+            replace_file(path, f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode())
         except OSError as error:
             raise UnsavedError(f"{path} could not be written: {error.strerror}; make room and train again") from error
         if not (tf.train.latest_checkpoint(train_dir) or "").endswith(f"-{self.global_step}"):

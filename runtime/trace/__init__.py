@@ -3,29 +3,25 @@
 import json
 import os
 
-from absl import logging
-
+from runtime.files import replace_file
 from runtime.trace import chrome, clocks, parts
 
 TRACE_FILE = "trace.json"
 
 
 def write(train_dir: str) -> str:
-    """Merge what the workers traced into `trace.json` in `train_dir`, unless that is empty.
+    """Merge what the workers traced into `trace.json` in `train_dir`, and return its path, or "" if there is nothing.
 
-    Returns:
-      The path of the trace, or "" if there is none. What cannot be read or written is only said.
+    Files of a worker that cannot be read are only said.
+
+    Raises:
+      OSError: the trace cannot be written.
+      ValueError: it cannot be made.
     """
-    path = os.path.join(train_dir, TRACE_FILE)
-    try:
-        runs = parts.read(train_dir) if train_dir else []
-        if not runs:
-            return ""
-        offsets = clocks.align(runs)
-        with open(path + ".tmp", "w", encoding="utf-8") as file:
-            json.dump(chrome.make_trace(runs, offsets), file)
-        os.replace(path + ".tmp", path)
-    except (OSError, ValueError) as error:
-        logging.error("%s could not be made: %r", path, error)
+    runs = parts.read(train_dir)
+    if not runs:
         return ""
+    offsets = clocks.align(runs)
+    path = os.path.join(train_dir, TRACE_FILE)
+    replace_file(path, json.dumps(chrome.make_trace(parts.last_job(runs), offsets)).encode())
     return path

@@ -13,7 +13,10 @@ def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print("usage: python -m runtime.trace TRAIN_DIR")
         sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
-    path = trace.write(sys.argv[1])
+    try:
+        path = trace.write(sys.argv[1])
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: the trace could not be made: {error}")
     if not path:
         sys.exit(f"error: there is no trace in {sys.argv[1]}: --profile_steps makes the workers write one there")
     print(path)

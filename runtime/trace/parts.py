@@ -10,7 +10,7 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
 
 def read(train_dir: str) -> list[Run]:
-    """Read what the workers of the last job in `train_dir` have written, in the order of time; name broken files."""
+    """Read what the workers have written into `train_dir`; name broken files."""
     runs = []
     for path in glob.glob(os.path.join(glob.escape(train_dir), PARTS)):
         worker = os.path.basename(os.path.dirname(path)).replace("-", " ")
@@ -68,7 +68,12 @@ def read(train_dir: str) -> list[Run]:
             runs.append(_read_run(worker, step_stats))
         except (OSError, ValueError, DecodeError) as error:
             logging.error("the trace goes without %s, which cannot be read: %s", path, error)
-    runs.sort(key=lambda run: run.start)
+    return runs
+
+
+def last_job(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs of the last of several jobs in one folder, in the order of time, which is by one clock."""
+    runs = sorted(runs, key=lambda run: run.start)
     starts = [after.start for before, after in itertools.pairwise(runs) if after.start - before.start > GAP_SECS * 1e9]
     return [run for run in runs if not starts or run.start >= starts[-1]]
 
