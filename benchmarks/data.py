@@ -150,13 +150,13 @@ def main() -> None:
             (
                 where,
                 sharding,
-                f"{rate / 1000:.0f} 000 ({min(rates) / 1000:.0f} to {max(rates) / 1000:.0f})",
+                f"{rate / 1000:.0f} ({min(rates) / 1000:.0f} to {max(rates) / 1000:.0f})",
                 f"{100 * rate / first_rate:.0f} %",
                 f"{max(peaks):.2f} GB",
                 f"{statistics.median(accuracies):.4f}",
             )
         )
-    headings = ("examples", "sharding", "examples per second", "of the first", "memory of a worker", "test accuracy")
+    headings = ("examples", "sharding", "1000 examples/s", "of the first", "memory of a worker", "test accuracy")
     reading = (
         f"Reading alone takes {in_blocks:.2f} µs of a processor for each example, and {one_by_one:.2f} µs with"
         " `tf.data.TFRecordDataset`."

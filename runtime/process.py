@@ -25,8 +25,8 @@ def set_session_niceness(niceness: int) -> None:
                 file.write(str(niceness))
 
 
-def allow_many_connections() -> None:
-    """Let this process open as many files as the system allows: each connection of a large cluster is one."""
+def allow_many_files() -> None:
+    """Let this process open as many files as the system allows; each connection counts as one."""
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # some systems name no limit, and have one
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

@@ -9,7 +9,7 @@ from absl import app, flags, logging
 
 from runtime.cluster.signals import STOP_SIGNALS
 from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
-from runtime.process import allow_many_connections, end_process, set_session_niceness
+from runtime.process import allow_many_files, end_process, set_session_niceness
 from runtime.session.stopping import StoppedError
 
 
@@ -39,7 +39,7 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
 
 def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> None:
     set_session_niceness(0)  # a task that was killed may have left another one
-    allow_many_connections()
+    allow_many_files()
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell has it for background jobs
             # Until a ps or a session listens. The system has no default action for process 1 of a container.

@@ -25,7 +25,7 @@ def test_shares_are_disjoint_and_complete(num_shares):
 def test_a_share_without_examples_is_refused():
     source = MemorySource(mnist_input.Examples(np.zeros((2, 784), np.uint8), np.zeros(2, np.uint8)))
     with pytest.raises(UnusableError, match="2 examples cannot be shared by 3 workers"):
-        source.share(2, 3)
+        source.share(0, 3)
 
 
 def draw(num_examples, batch_size, num_runs, num_batches=1, seed=0, stream=0, first_batch=0):

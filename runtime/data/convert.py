@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
@@ -14,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.data import download, tfrecords
 from runtime.errors import UNUSABLE_STATUS, UnusableError
+from runtime.process import allow_many_files
 
 NUM_TEST_SHARDS = 1  # who tests reads all test examples into memory
 
@@ -102,10 +104,20 @@ def main(read_parts: PartReader, data_error: type[Exception]) -> None:
     if not 0 < arguments.shards <= 99999:
         parser.error("--shards must be from 1 to 99999")
     output_dir = arguments.output_dir or os.path.join(arguments.data_dir, "tfrecord")
+    allow_many_files()  # each shard is one
     try:
+        for name, folder in (("data_dir", arguments.data_dir), ("output_dir", output_dir)):
+            if folder.startswith("~"):
+                raise UnusableError(f"--{name}={folder}: ~ is only understood by a shell: write $HOME")
+        if download.has_shards(arguments.data_dir):
+            raise UnusableError(
+                f"--data_dir {arguments.data_dir} has TFRecord files already: give that of the IDX files"
+            )
         download.fetch(arguments.data_dir)
         convert(read_parts, arguments.data_dir, output_dir, arguments.shards)
     except (UnusableError, download.DownloadError, data_error) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(UNUSABLE_STATUS)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     print(f"give --data_dir={output_dir} to distributed.py")

@@ -70,7 +70,9 @@ def default_data_dir() -> str:
 
 def has_shards(data_dir: str) -> bool:
     """Return whether `data_dir` has TFRecord files, which take the place of the four files."""
-    return os.path.isdir(data_dir) and any(name.endswith(".tfrecord") for name in os.listdir(data_dir))
+    with contextlib.suppress(OSError):  # there is no such folder, or it may not be listed
+        return any(name.endswith(".tfrecord") for name in os.listdir(data_dir))
+    return False
 
 
 def fetch(data_dir: str, show_progress: bool = False) -> None:

@@ -37,13 +37,14 @@ class MemorySource:
         """Return every `num_workers`-th example from `index` on.
 
         Raises:
-          UnusableError: there are fewer examples than workers, so this share is empty.
+          UnusableError: there are fewer examples than workers, so a share is empty.
         """
-        if self.num_examples <= index:
+        if self.num_examples < num_workers:
             raise UnusableError(
                 f"{self.num_examples} examples cannot be shared by {num_workers} workers: use fewer workers"
             )
-        return MemorySource(type(self._columns)(*(column[index::num_workers] for column in self._columns)), index)
+        copies = (np.ascontiguousarray(column[index::num_workers]) for column in self._columns)  # frees the others
+        return MemorySource(type(self._columns)(*copies), index)
 
     def load(self) -> Columns:
         """Return all examples."""

@@ -51,9 +51,9 @@ class ShardSource:
         """Return the examples in every `num_workers`-th file from `index` on.
 
         Raises:
-          UnusableError: there are fewer files than workers, so this share is empty.
+          UnusableError: there are fewer files than workers, so a share is empty.
         """
-        if len(self._shards) <= index:
+        if len(self._shards) < num_workers:
             raise UnusableError(
                 f"{len(self._shards)} shards cannot be shared by {num_workers} workers: convert into more of them, or"
                 " give --sharding=dynamic"
