@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from runtime.updates.packing import Packing, append_count, remove_count, send
 from runtime.updates.towers import Towers
 
-# Builds the loss, float32 [], from the parameters, as `Packing.split()` returns them, and the indices of a batch.
+# Builds the loss, float32 [], from the parameters, as `Packing.split()` returns them, and the inputs of a batch.
 LossFunction = Callable[[Sequence[tf.Tensor], tf.Tensor], tf.Tensor]
 
 
@@ -46,20 +46,20 @@ class GradientExchangeBuilder:
     """Builds exchanges of one batch each."""
 
     def __init__(
-        self, packing: Packing, build_loss: LossFunction, indices: tf.Tensor, dtype: tf.DType, towers: Towers
+        self, packing: Packing, build_loss: LossFunction, inputs: tf.Tensor, dtype: tf.DType, towers: Towers
     ) -> None:
         """Prepare to build exchanges.
 
         Args:
           packing: of the parameters.
           build_loss: builds the loss of a batch.
-          indices: of the batches of a run, int32 [batches in a run, b]: that of an exchange has the exchange's number.
+          inputs: of the batches of a run, [batches in a run, b, ...]: that of an exchange has the exchange's number.
           dtype: in which parameters and gradients travel.
           towers: where the gradients are computed.
         """
         self._packing, self._build_loss, self._dtype, self._towers = packing, build_loss, dtype, towers
         # Unstack here, where nothing is waited for: inside an exchange it would run before the gradients are sent.
-        self._batches = tf.unstack(indices)
+        self._batches = tf.unstack(inputs)
         self._last_gradients: list[tf.Tensor] = []
 
     def build_exchange(self, vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
@@ -67,18 +67,18 @@ class GradientExchangeBuilder:
         assert not pending, "a classic step reads everything that this worker has done before"
         # Gather a batch when its turn comes: the batches of a whole run would not stay in the cache.
         with tf.control_dependencies(self._last_gradients):
-            indices = tf.identity(self._batches[number])
-        loss, *gradients = self._towers.average(self._compute, send(vectors, self._dtype), indices)
+            inputs = tf.identity(self._batches[number])
+        loss, *gradients = self._towers.average(self._compute, send(vectors, self._dtype), inputs)
         self._last_gradients = [tf.cast(gradient, self._dtype) for gradient in gradients]
         # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape costs nothing, so the gradients
         # leave before the next batch is gathered, which becomes ready at the same moment.
         sent = [tf.reshape(gradient, [-1]) for gradient in self._last_gradients]
         return Exchange(sent, None, loss)
 
-    def _compute(self, messages: Sequence[tf.Tensor], indices: tf.Tensor) -> list[tf.Tensor]:
+    def _compute(self, messages: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
         """Build the loss of a batch, and the packed gradients."""
         parameters = self._packing.split([tf.cast(message, tf.float32) for message in messages])
-        loss = self._build_loss(parameters, indices)
+        loss = self._build_loss(parameters, inputs)
         gradients = tf.gradients(loss, parameters)
         with tf.control_dependencies([loss]):  # a ps without parameters, too, counts the step when it is computed
             return [loss, *self._packing.pack(gradients)]

@@ -41,7 +41,7 @@ class LocalStepsExchangeBuilder:
         self,
         packing: Packing,
         build_loss: LossFunction,
-        indices: tf.Tensor,
+        inputs: tf.Tensor,
         make_optimizer: Callable[[Callable[[], tf.Tensor]], tf.train.Optimizer],
         schedule: Schedule,
         length: Length,
@@ -53,14 +53,14 @@ class LocalStepsExchangeBuilder:
         Args:
           packing: of the parameters.
           build_loss: builds the loss of a batch.
-          indices: of the batches of a run, int32 [batches in a run, b]: `length.max_steps` for each exchange.
+          inputs: of the batches of a run, [batches in a run, b, ...]: `length.max_steps` for each exchange.
           make_optimizer: makes what takes the local steps, given what builds its learning rate.
           schedule: of the learning rate.
           length: how many local steps an exchange has.
           dtype: in which the changes travel.
           towers: where the gradients of each step are computed.
         """
-        self._packing, self._build_loss, self._indices = packing, build_loss, indices
+        self._packing, self._build_loss, self._inputs = packing, build_loss, inputs
         self._schedule, self._length, self._dtype, self._towers = schedule, length, dtype, towers
         self._rate: tf.Tensor  # of the step that is being built
         self._optimizer = make_optimizer(lambda: self._rate)
@@ -85,8 +85,8 @@ class LocalStepsExchangeBuilder:
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             values = [copy.read_value() for copy in self._copies]
-            indices = tf.gather(self._indices, number * self._length.max_steps + step)
-            loss, *gradients = self._towers.average(self._compute, values, indices)
+            inputs = tf.gather(self._inputs, number * self._length.max_steps + step)
+            loss, *gradients = self._towers.average(self._compute, values, inputs)
             self._rate = tf.gather(rates, step)
             with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
                 change = self._optimizer.apply_gradients(zip(gradients, self._copies, strict=True))
@@ -105,9 +105,9 @@ class LocalStepsExchangeBuilder:
             changes = [tf.cast(start - end, self._dtype) for start, end in zip(starts, ends, strict=True)]
         return Exchange(changes, self._num_steps, loss)
 
-    def _compute(self, values: Sequence[tf.Tensor], indices: tf.Tensor) -> list[tf.Tensor]:
+    def _compute(self, values: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
         """Build the loss of a batch, and its gradients."""
-        loss = self._build_loss(values, indices)
+        loss = self._build_loss(values, inputs)
         return [loss, *tf.gradients(loss, values)]
 
     def _build_rates(self, number: int) -> tf.Tensor:

@@ -86,14 +86,14 @@ def make_optimizer(
 
 
 def build_updates(
-    packing: Packing, build_loss: LossFunction, indices: tf.Tensor, mode: Mode, task: Task, config: tf.ConfigProto
+    packing: Packing, build_loss: LossFunction, inputs: tf.Tensor, mode: Mode, task: Task, config: tf.ConfigProto
 ) -> Updates:
     """Build what a worker runs to take its steps.
 
     Args:
       packing: of the parameters.
       build_loss: builds the loss of a batch.
-      indices: of the batches of a run, int32 [mode.batches_per_run, b].
+      inputs: of the batches of a run, [mode.batches_per_run, b, ...], as `Batches` has them.
       mode: how the workers update the parameters.
       task: this worker.
       config: of its sessions.
@@ -111,14 +111,14 @@ def build_updates(
     builder: ExchangeBuilder
     with tf.device(task.device):
         if mode.local_steps == 1:
-            builder = GradientExchangeBuilder(packing, build_loss, indices, dtype, towers)
+            builder = GradientExchangeBuilder(packing, build_loss, inputs, dtype, towers)
         else:
             pace = 1 if mode.sync_replicas else num_workers
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
             make_local_optimizer = functools.partial(make_optimizer, mode.optimizer)
             builder = LocalStepsExchangeBuilder(
-                packing, build_loss, indices, make_local_optimizer, mode.schedule, length, dtype, towers
+                packing, build_loss, inputs, make_local_optimizer, mode.schedule, length, dtype, towers
             )
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)

@@ -13,7 +13,7 @@ from runtime.cluster.task import Task
 
 REPLICATIONS = ("between_graph", "in_graph")
 
-# Builds what is averaged, float32 tensors, from what the tower is given and the indices of its examples, int32 [n].
+# Builds what is averaged, float32 tensors, from what the tower is given and the inputs of its examples, [n, ...].
 Computation = Callable[[Sequence[tf.Tensor], tf.Tensor], Sequence[tf.Tensor]]
 
 
@@ -23,29 +23,29 @@ class Towers(NamedTuple):
     client: str  # its device: there the gradients come together
     devices: Sequence[str]  # of the towers
 
-    def average(self, compute: Computation, given: Sequence[tf.Tensor], indices: tf.Tensor) -> list[tf.Tensor]:
+    def average(self, compute: Computation, given: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
         """Build the average of what `compute` builds on each device for its part of the examples.
 
         Each example counts the same, wherever it is computed, so the number of devices does not change the result.
 
         Args:
-          compute: builds averages over the examples whose indices it gets.
+          compute: builds averages over the examples whose inputs it gets.
           given: what each tower gets: sent to a task once, and from there to each of its devices.
-          indices: of the examples of the batch, int32 [b].
+          inputs: of the examples of the batch, [b, ...].
         """
         if len(self.devices) == 1:
             with tf.device(self.devices[0]):
-                return list(compute(given, indices))
-        sizes = _divide(indices.shape[0], len(self.devices))
+                return list(compute(given, inputs))
+        sizes = _divide(inputs.shape[0], len(self.devices))
         arrived: dict[str, list[tf.Tensor]] = {}
         results = []
-        for device, own_indices in zip(self.devices, tf.split(indices, sizes), strict=False):
+        for device, own_inputs in zip(self.devices, tf.split(inputs, sizes), strict=False):
             host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
             if host not in arrived:
                 with tf.device(host):
                     arrived[host] = [tf.identity(tensor) for tensor in given]
             with tf.device(device), tf.name_scope("tower"):
-                results.append(compute(arrived[host], own_indices))
+                results.append(compute(arrived[host], own_inputs))
         with tf.device(f"{self.client}/device:CPU:0"), tf.name_scope("average"):
             shares = [size / sum(sizes) for size in sizes]
             return [
