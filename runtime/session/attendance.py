@@ -18,8 +18,8 @@ class RollCallHook(tf.train.SessionRunHook):
     """Says when this worker trains and when it has trained; synchronous workers wait for each other before that.
 
     A new model waits for all of them, or fails. One that has trained already goes on without those that do not come
-    back soon. TensorFlow does not call `end()` after an error, so nothing is said then. A worker that has trained has
-    nothing left to do, even if a ps is lost before it can say so.
+    back soon. TensorFlow does not call `end()` after an error, so nothing is said then. An asynchronous worker that
+    has trained has nothing left to do, even if a ps is lost before it can say so.
     """
 
     def __init__(self, roll_call: RollCall, task: Task, wait_for_all: bool, startup_timeout_secs: float):
@@ -59,7 +59,7 @@ class RollCallHook(tf.train.SessionRunHook):
         try:
             self._roll_call.say(session, TRAINED)
         except tf.errors.OpError as error:
-            if self._task.is_chief:
+            if self._task.is_chief or self._wait_for_all:
                 raise
             logging.warning(
                 "%s: its last word has not reached every ps (%s): the others finish the training",
