@@ -84,7 +84,10 @@ def local_servers():
                 task = servers.task(job_name, index)
                 spec = tf.train.ClusterSpec(task.jobs)
                 config = make_server_config(make_session_config(task))
-                started.append(tf.train.Server(spec, job_name, index, config=config))
+                with pytest.MonkeyPatch.context() as patch:
+                    # By default each server has 64 threads for this, and a process can have some 16 000 in all.
+                    patch.setenv("TF_GRPC_WORKER_CACHE_QUEUES", "4")
+                    started.append(tf.train.Server(spec, job_name, index, config=config))
                 if job_name == "ps":
                     with Board(started[-1].target) as board:
                         board.put_given(HostLists.of(task))
