@@ -24,7 +24,7 @@ from benchmarks.contenders import Contender
 from benchmarks.isolation import isolate
 
 NUM_ROUNDS, NUM_QUICK_ROUNDS = 5, 4
-CHART = report.BENCHMARKS.with_suffix(".png")
+CHART, QUICK_CHART = (report.BENCHMARKS.with_name(f"{name}.png") for name in ("benchmarks", "benchmarks-quick"))
 ACCURACY_STEPS = 10000
 ACCURACY_SETTING = (
     "adam 0.001"  # the program's default; the setting that is soonest at 97.5 % is not the best in the end
@@ -62,14 +62,19 @@ def accuracy_names() -> list[str]:
 
 
 def comparison_sections(comparison: results.Results) -> dict[str, str]:
-    """Return the sections of the document that a comparison fills, by name."""
-    (first, *_) = comparison.figures.values()
-    rounds = f"Medians of {len(first.examples_per_sec)} rounds."
+    """Return the sections of the document that a full comparison fills, by name."""
     return {
-        "results": f"{comparison.header}\n{rounds}\n\n{tables.results_table(comparison)}",
+        "results": describe(comparison),
         "chart": f"![The table as a chart]({CHART.name})",
         "input": tables.input_table(comparison.figures),
     }
+
+
+def describe(comparison: results.Results) -> str:
+    """Return the table of a comparison, and what it holds for."""
+    (first, *_) = comparison.figures.values()
+    rounds = f"Medians of {len(first.examples_per_sec)} rounds."
+    return f"{comparison.header}\n{rounds}\n\n{tables.results_table(comparison)}"
 
 
 def accuracy_sections(accuracy: results.Accuracy) -> dict[str, str]:
@@ -79,10 +84,14 @@ def accuracy_sections(accuracy: results.Accuracy) -> dict[str, str]:
 
 
 def write_document() -> None:
-    """Write the figures of the last full runs into the document, and draw the chart."""
+    """Write the figures of the last runs into the document, and draw the charts."""
     sections: dict[str, str] = {}
+    if results.QUICK.exists():
+        comparison = results.read_results(results.QUICK)
+        sections["quick"] = f"{describe(comparison)}\n\n![This table as a chart]({QUICK_CHART.name})"
+        chart.draw_chart(comparison.figures, QUICK_CHART)
     if results.RESULTS.exists():
-        comparison = results.read_results()
+        comparison = results.read_results(results.RESULTS)
         sections |= comparison_sections(comparison)
         chart.draw_chart(tables.without_constant_batch(comparison.figures), CHART)
     if results.ACCURACY.exists():
@@ -128,7 +137,8 @@ def main() -> None:
         comparison = run_comparison([c for c in contenders.CONTENDERS if c.name in options.only], num_rounds)
         print(tables.results_table(comparison), tables.input_table(comparison.figures), sep="\n\n")
     else:
-        results.write_results(run_comparison(tuning.compared(tuning.read_settings(), options.quick), num_rounds))
+        comparison = run_comparison(tuning.compared(tuning.read_settings(), options.quick), num_rounds)
+        results.write_results(comparison, results.QUICK if options.quick else results.RESULTS)
         write_document()
 
 

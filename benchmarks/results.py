@@ -1,4 +1,4 @@
-"""The figures of a full run, as the tables need them: `results.json` and `accuracy.json`."""
+"""The figures of a run, as the tables need them: `results.json`, `quick.json` and `accuracy.json`."""
 
 import json
 import pathlib
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 FOLDER = pathlib.Path(__file__).parent
-RESULTS, ACCURACY = FOLDER / "results.json", FOLDER / "accuracy.json"
+RESULTS, QUICK, ACCURACY = (FOLDER / f"{name}.json" for name in ("results", "quick", "accuracy"))
 
 
 class Figures(NamedTuple):
@@ -48,15 +48,15 @@ def make_figures(setting: str, runs: Sequence[Mapping[str, Any]]) -> Figures:
     )
 
 
-def write_results(results: Results) -> None:
-    """Write the figures of a full comparison, one contender a line."""
+def write_results(results: Results, path: pathlib.Path) -> None:
+    """Write the figures of a comparison, one contender a line."""
     figures = {name: figures._asdict() for name, figures in results.figures.items()}
-    _write(RESULTS, {"header": results.header, "recommended": results.recommended}, figures)
+    _write(path, {"header": results.header, "recommended": results.recommended}, figures)
 
 
-def read_results() -> Results:
-    """Return the figures of the last full comparison."""
-    fields = json.loads(RESULTS.read_text())
+def read_results(path: pathlib.Path) -> Results:
+    """Return the figures of the last comparison that was written there."""
+    fields = json.loads(path.read_text())
     figures = {name: Figures(**values) for name, values in fields.pop("contenders").items()}
     return Results(figures=figures, **fields)
 

@@ -199,19 +199,24 @@ def test_a_document_is_written_from_the_files_of_the_last_full_runs(monkeypatch,
     accuracy = results.Accuracy("a machine", 10000, "adam 0.001", {"ours": [0.97]})
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results.json")
     monkeypatch.setattr(results, "ACCURACY", tmp_path / "accuracy.json")
-    results.write_results(COMPARISON)
+    monkeypatch.setattr(results, "QUICK", tmp_path / "quick.json")
+    results.write_results(COMPARISON, results.RESULTS)
+    results.write_results(COMPARISON._replace(header="another machine"), results.QUICK)
     results.write_accuracy(accuracy)
-    assert (results.read_results(), results.read_accuracy()) == (COMPARISON, accuracy)
+    assert (results.read_results(results.RESULTS), results.read_accuracy()) == (COMPARISON, accuracy)
 
     monkeypatch.setattr(report, "BENCHMARKS", tmp_path / "benchmarks.md")
     monkeypatch.setattr(compare, "CHART", tmp_path / "benchmarks.png")
+    monkeypatch.setattr(compare, "QUICK_CHART", tmp_path / "quick.png")
     monkeypatch.setattr(compare.chart, "draw_chart", lambda figures, path: path.write_text(",".join(figures)))
-    names = ("results", "chart", "input", "accuracy")
+    names = ("results", "chart", "input", "quick", "accuracy")
     report.BENCHMARKS.write_text("\n".join(f"<!-- begin {name} -->\n<!-- end {name} -->" for name in names))
     compare.write_document()
     assert compare.CHART.read_text() == "slow,fast"
     document = report.BENCHMARKS.read_text()
-    for text in (tables.results_table(COMPARISON), "(benchmarks.png)", "| constant |", "0.9700 to 0.9700"):
+    assert document.count(tables.results_table(COMPARISON)) == 2
+    assert document.count("another machine") == 1
+    for text in ("(benchmarks.png)", "(quick.png)", "| constant |", "0.9700 to 0.9700"):
         assert document.count(text) == 1
 
 
