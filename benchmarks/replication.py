@@ -1,12 +1,21 @@
-"""Classic ways to replicate a model, on the same examples: how fast each is, and what the model is worth after it."""
+"""Classic ways to replicate a model, on the same examples: how fast each is, and what the model is worth after it.
+
+    .venv/bin/python benchmarks/replication.py
+
+It writes the table into `docs/replication.md`: means over all seeds.
+"""
 
 import json
 import pathlib
 import statistics
+import sys
 import tempfile
 from typing import Any, NamedTuple
 
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
+
 from benchmarks import report
+from benchmarks.isolation import isolate
 from benchmarks.testbed.processes import Cluster
 
 SEEDS = (0, 1, 2)
@@ -32,18 +41,6 @@ WAYS = (
 )
 
 
-def measure() -> str:
-    """Return a table of the means over all seeds."""
-    rows = []
-    for way in WAYS:
-        results = [train(way, seed) for seed in SEEDS]
-        rate, accuracy = (
-            statistics.mean(result[field] for result in results) for field in ("examples_per_sec", "test_accuracy")
-        )
-        rows.append([way.name, str(way.num_workers), f"{rate / 1000:.1f}", f"{100 * accuracy:.2f} %"])
-    return report.make_table(("replicas", "workers", "thousand examples/s", "test accuracy"), rows)
-
-
 def train(way: Way, seed: int) -> dict[str, Any]:
     """Train once with one ps, and return what is in `result.json`."""
     num_steps = NUM_EXAMPLES // BATCH_SIZE // way.batches_per_step
@@ -57,3 +54,24 @@ def train(way: Way, seed: int) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(pathlib.Path(folder, "result.json").read_text())
     print(f"{way.name}, seed {seed}: {result}", flush=True)
     return result
+
+
+def main() -> None:
+    """Measure, and write the means into the document."""
+    header = report.run_header()
+    rows = []
+    for way in WAYS:
+        results = [train(way, seed) for seed in SEEDS]
+        rate, accuracy = (
+            statistics.mean(result[field] for result in results) for field in ("examples_per_sec", "test_accuracy")
+        )
+        rows.append([way.name, str(way.num_workers), f"{rate / 1000:.1f}", f"{100 * accuracy:.2f} %"])
+    table = report.make_table(("replicas", "workers", "thousand examples/s", "test accuracy"), rows)
+    print(table)
+    report.write_section(report.REPLICATION, "replication", f"{header}\n\n{table}")
+
+
+if __name__ == "__main__":
+    if "--no_isolation" not in sys.argv:
+        isolate()
+    main()

@@ -6,6 +6,7 @@ import os
 import pathlib
 import platform
 import re
+import statistics
 import subprocess
 from collections.abc import Iterable, Sequence
 
@@ -37,6 +38,11 @@ def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of Markdown."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def median_and_spread(values: Sequence[float]) -> list[str]:
+    """Return two cells of a table: the median, and the least and the greatest value."""
+    return [f"{statistics.median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}"]
 
 
 def run_header() -> str:

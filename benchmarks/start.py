@@ -66,7 +66,7 @@ def main() -> None:
         ("all but the import", [first_step - imports for imports, first_step, _ in rounds]),
         ("from the last line to the end of every process", [end for _, _, end in rounds]),
     ):
-        rows.append([name, f"{statistics.median(secs):.2f}", f"{min(secs):.2f} to {max(secs):.2f}"])
+        rows.append([name, *report.median_and_spread(secs)])
     table = report.make_table(("", "seconds", "spread"), rows)
     print(table)
     text = f"{header}\nMedians of {NUM_ROUNDS} rounds, one ps and two workers.\n\n{table}"

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
-from benchmarks.report import make_table
+from benchmarks.report import make_table, median_and_spread
 from benchmarks.results import Accuracy, Figures, Results
 
 HEADINGS = (
@@ -43,8 +43,7 @@ def input_table(figures: Mapping[str, Figures]) -> str:
     rows = []
     for name, of_one in figures.items():
         if ratios := of_one.constant_batch_ratio:
-            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-            rows.append([name, f"{statistics.median(ratios):.2f}", spread])
+            rows.append([name, *median_and_spread(ratios)])
     return make_table(("", "of the rate on real batches", "spread"), rows)
 
 

@@ -90,7 +90,7 @@ def main() -> None:
     rows = []
     for name, of_one in rates.items():
         ratios = [rate / base for rate, base in zip(of_one, rates[NOTHING], strict=True)]
-        rows.append([name, f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"])
+        rows.append([name, *report.median_and_spread(ratios)])
     table = report.make_table(("watched by", "of the examples/s of the first", "spread"), rows)
     text = f"{header}\nMedians of {NUM_ROUNDS} rounds.\n\n{table}\n\n"
     text += f"A process that makes the report again takes {statistics.median(report_secs):.1f} s."

@@ -180,9 +180,9 @@ EXERCISED = {
     ".venv/bin/python benchmarks/unequal.py": Loaded(),
     ".venv/bin/python benchmarks/scaling.py messages": Offered(),
     ".venv/bin/python benchmarks/scaling.py processes": Offered(),
-    ".venv/bin/python benchmarks/scaling.py replication": Offered(),
-    ".venv/bin/python benchmarks/scaling.py network": Offered(),
-    ".venv/bin/python benchmarks/scaling.py encryption": Offered(),
+    ".venv/bin/python benchmarks/replication.py": Offered(),
+    ".venv/bin/python benchmarks/hosts.py network": Offered(),
+    ".venv/bin/python benchmarks/hosts.py encryption": Offered(),
     ".venv/bin/python benchmarks/crowd.py simulated": Offered(),
     ".venv/bin/python benchmarks/crowd.py real": Offered(),
 }

@@ -1,0 +1,158 @@
+"""What the network between hosts does to the speed: each task has a host of its own, one ps and two workers.
+
+    .venv/bin/python benchmarks/hosts.py network     # slow links between them, and what a simple model says of it
+    .venv/bin/python benchmarks/hosts.py encryption  # the same hosts, without and with WireGuard
+
+The first writes a table into `docs/scaling.md`, the second into `docs/security.md`. They need Linux, `unshare`, `ip`
+and `/dev/net/tun`, and the second also WireGuard.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
+
+import runtime.environment  # noqa: F401  (first: it sets what TensorFlow reads when it is imported)
+
+# isort: split
+from benchmarks import report
+from benchmarks.testbed.encrypted import EncryptedNetwork
+from benchmarks.testbed.network import Network
+from benchmarks.testbed.processes import Cluster, poll_for
+from runtime.updates.asynchronous import EXCHANGES_PER_RUN
+
+BATCH_SIZE = 100
+LINKS = {  # seconds of a round trip, and bits per second of each host, each way
+    "no limit": (0.0, float("inf")),
+    "1 ms of delay": (2e-3, float("inf")),
+    "10 ms of delay": (20e-3, float("inf")),
+    "1 Gbit/s": (0.0, 1e9),
+    "100 Mbit/s": (0.0, 1e8),
+}
+NETWORK_WORKERS = 2
+LOCAL_STEPS = (1, 4, 16, 64)
+EXCHANGES = [(local_steps, "float32") for local_steps in LOCAL_STEPS] + [(1, "bfloat16"), (16, "bfloat16")]
+MEASURED_SECS = 8.0
+PROGRESS = re.compile(r"global step (\d+)/\d+, local step \d+, loss")
+
+
+class Rate(NamedTuple):
+    """The rates of a cluster of one ps and two workers, per second."""
+
+    exchanges: float  # of both workers
+    bytes: float  # that the ps sent and received
+
+
+def measure_network() -> str:
+    """Return a table of 1000 examples/s over each link, and of what the model predicts: see `predict()`."""
+    rows = []
+    unlimited: dict[tuple[int, str], Rate] = {}
+    for link, (round_trip_secs, bits_per_sec) in LINKS.items():
+        row = [link]
+        for local_steps, dtype in EXCHANGES:
+            rate = measure_rate(local_steps, round_trip_secs, bits_per_sec, dtype=dtype)
+            print(f"{link}, {local_steps} local steps, {dtype}: {rate}", flush=True)
+            base = unlimited.setdefault((local_steps, dtype), rate)
+            examples = local_steps * BATCH_SIZE / 1000
+            predicted = examples * predict(base, local_steps, round_trip_secs, bits_per_sec)
+            row.append(f"{examples * rate.exchanges:.1f} ({predicted:.1f})")
+        rows.append(row)
+    names = [f"H = {local_steps}" + (", bfloat16" if dtype == "bfloat16" else "") for local_steps, dtype in EXCHANGES]
+    rows.append(["kB of an exchange", *(f"{rate.bytes / rate.exchanges / 1000:.0f}" for rate in unlimited.values())])
+    return report.make_table(("link", *names), rows)
+
+
+def predict(unlimited: Rate, local_steps: int, round_trip_secs: float, bits_per_sec: float) -> float:
+    """Return the exchanges per second of two workers over a link, predicted from their rate without limits.
+
+    An exchange takes a round trip and the time of its bytes, half of them each way. With H = 1 a worker waits for it
+    before it computes. With more local steps, a worker computes while two exchanges are on their way. The start and the
+    end of a run take two more round trips, which its exchanges share. The link of the ps carries the bytes of both
+    workers.
+    """
+    max_pending = 0 if local_steps == 1 else 1
+    busy_secs = NETWORK_WORKERS / unlimited.exchanges
+    exchange_bytes = unlimited.bytes / unlimited.exchanges
+    link_secs = round_trip_secs + 8 * exchange_bytes / bits_per_sec
+    worker_secs = max(busy_secs, (busy_secs + link_secs) / (1 + max_pending))
+    worker_secs += 2 * round_trip_secs / EXCHANGES_PER_RUN
+    ps_link_secs = NETWORK_WORKERS * 8 * exchange_bytes / 2 / bits_per_sec
+    return NETWORK_WORKERS / max(worker_secs, ps_link_secs)
+
+
+def measure_encryption() -> str:
+    """Return a table of 1000 examples/s without encryption and with it, and of the ratio."""
+    rates = {
+        name: [measure_rate(local_steps, 0.0, float("inf"), kind).exchanges for local_steps in LOCAL_STEPS]
+        for name, kind in (("open", Network), ("WireGuard", EncryptedNetwork))
+    }
+    rows = [
+        [
+            name,
+            *(
+                f"{local_steps * BATCH_SIZE / 1000 * rate:.1f}"
+                for local_steps, rate in zip(LOCAL_STEPS, row, strict=True)
+            ),
+        ]
+        for name, row in rates.items()
+    ]
+    rows.append(["ratio", *(f"{encrypted / opened:.2f}" for opened, encrypted in zip(*rates.values(), strict=True))])
+    return report.make_table(("network", *(f"H = {local_steps}" for local_steps in LOCAL_STEPS)), rows)
+
+
+def measure_rate(
+    local_steps: int,
+    round_trip_secs: float,
+    bits_per_sec: float,
+    kind: type[Network] = Network,
+    dtype: str = "float32",
+) -> Rate:
+    """Train for a while on one ps and two workers, each on a host of its own."""
+    with tempfile.TemporaryDirectory() as folder, kind(1 + NETWORK_WORKERS) as network:
+        flags = ["--train_steps=100000000", f"--local_steps={local_steps}", "--log_every_secs=0.1", "--optimizer=sgd"]
+        flags.append(f"--exchange_dtype={dtype}")
+        with Cluster(folder, 1, NETWORK_WORKERS, *flags, network=network) as tasks:
+            tasks.start()
+            for worker in range(NETWORK_WORKERS):
+                tasks[f"worker {worker}"].wait_for_output(PROGRESS.pattern)
+            network.set_delay(round_trip_secs / 2)
+            network.set_bits_per_sec(bits_per_sec)
+            time.sleep(2)  # until everything on its way has arrived
+            secs, step, num_bytes = _read(tasks, network)
+            time.sleep(MEASURED_SECS)
+            secs_after, step_after, num_bytes_after = _read(tasks, network)
+            for name in tasks.names:
+                tasks[name].kill()
+    secs = secs_after - secs
+    return Rate((step_after - step) / local_steps / secs, (num_bytes_after - num_bytes) / secs)
+
+
+def _read(tasks: Cluster, network: Network) -> tuple[float, int, int]:
+    """Return the time, the global step and the bytes so far, as soon as the chief has logged its next line."""
+    before = len(PROGRESS.findall(tasks["worker 0"].output()))
+    lines = poll_for(lambda: PROGRESS.findall(tasks["worker 0"].output())[before:], "progress of worker 0")
+    return time.monotonic(), int(lines[-1]), network.num_bytes(0)
+
+
+MEASUREMENTS = {"network": (measure_network, report.SCALING), "encryption": (measure_encryption, report.SECURITY)}
+
+
+def main() -> None:
+    """Measure what the command line names, and write its section of the document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=list(MEASUREMENTS))
+    what = parser.parse_args().what
+    measure, document = MEASUREMENTS[what]
+    header = report.run_header()
+    text = measure()
+    print(text)
+    report.write_section(document, what, f"{header}\n\n{text}")
+
+
+if __name__ == "__main__":
+    main()
