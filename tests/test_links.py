@@ -180,7 +180,7 @@ EXERCISED = {
     ".venv/bin/python benchmarks/unequal.py": Loaded(),
     ".venv/bin/python benchmarks/scaling.py messages": Offered(),
     ".venv/bin/python benchmarks/scaling.py processes": Offered(),
-    ".venv/bin/python benchmarks/replication.py": Offered(),
+    ".venv/bin/python benchmarks/replication.py": Loaded(),
     ".venv/bin/python benchmarks/hosts.py network": Offered(),
     ".venv/bin/python benchmarks/hosts.py encryption": Offered(),
     ".venv/bin/python benchmarks/crowd.py simulated": Offered(),
