@@ -1,13 +1,15 @@
-"""Record what a terminal shows while the launcher runs, for the documents: .venv/bin/python tests/record.py.
+"""Renew the pictures in the documents, each of a real run: .venv/bin/python tests/record.py.
 
-It writes `docs/display-80.svg`, which moves: a run from its start to its end, in a terminal of 80 columns. It also
-writes `docs/display-140.svg`, one moment of a run, in a terminal of 140 columns.
+`docs/display-80.svg` moves: it is what a terminal of 80 columns shows of the launcher, from start to end.
+`docs/display-140.svg` is one moment of a run, in a terminal of 140 columns. `docs/report-*.png` are the report of a run
+in which a ps was killed, as Chromium shows it on several screens.
 """
 
 import io
 import pathlib
 import re
 import sys
+import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
@@ -15,9 +17,11 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from benchmarks.testbed.processes import PROJECT
+from benchmarks.testbed.processes import PROJECT, Cluster
+from tests import browser
 from tests.terminal import Terminal
 
+DOCS = PROJECT / "docs"
 COMMAND = "./run_local_cluster.sh"
 NUM_FRAMES, FRAME_SECS, END_FRAMES = 14, 0.8, 6  # the end stays for so many frames
 FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # rich would have the reader fetch one
@@ -68,14 +72,31 @@ def animate(pictures):
 """
 
 
+def record_report(folder):
+    """Train on two ps tasks, of which one is killed, and return the path of the report."""
+    train_dir = pathlib.Path(folder, "run1")
+    flags = ["--train_steps=20000", "--local_steps=4", "--save_checkpoint_secs=2", "--eval_every_secs=1"]
+    with Cluster(folder, 2, 2, *flags, f"--train_dir={train_dir}") as tasks:
+        tasks.start()
+        tasks["worker 0"].wait_for_output(r"global step [6-9]\d\d\d/")
+        tasks["ps 1"].kill()
+        tasks.start("ps 1")
+        assert not any(tasks.wait().values()), tasks["worker 0"].output()
+    return train_dir / "report.html"
+
+
 def main():
     history = record(80)
     moments = [wrap(history[i * (len(history) - 1) // (NUM_FRAMES - 1)], 80) for i in range(NUM_FRAMES)]
     num_rows = max(map(len, moments))
     pictures = [draw([*rows, *[Text()] * (num_rows - len(rows))], 80) for rows in moments]
-    (PROJECT / "docs" / "display-80.svg").write_text(animate(pictures))
+    (DOCS / "display-80.svg").write_text(animate(pictures))
     half_way = next(filter(is_half_way, record(140)))
-    (PROJECT / "docs" / "display-140.svg").write_text(draw(wrap(half_way, 140), 140))
+    (DOCS / "display-140.svg").write_text(draw(wrap(half_way, 140), 140))
+    with tempfile.TemporaryDirectory() as folder:
+        page = record_report(folder)
+        for name, screen in browser.SCREENS.items():
+            browser.take_picture(page, screen, DOCS / f"report-{name}.png")
 
 
 if __name__ == "__main__":

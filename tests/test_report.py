@@ -3,18 +3,18 @@
 import base64
 import json
 import re
-import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from benchmarks.testbed.processes import PROJECT, can_run
+from benchmarks.testbed.processes import PROJECT
 from runtime import events, report
 from runtime.report import charts, history
 from runtime.report.history import Span
 from runtime.session.mistakes import find_mistakes
+from tests import browser
 
 START = {"command": ["python", "distributed.py"], "host": "here", "versions": {"tensorflow": "2.21.0"}}
 RESULT = {
@@ -186,16 +186,13 @@ def test_ticks_are_round_numbers(low, high, ticks):
     assert charts.make_ticks(low, high) == ticks
 
 
-CHROMIUM = shutil.which("chromium") or "chromium"
+needs_browser = pytest.mark.skipif(browser.IS_MISSING, reason="needs chromium (Debian: apt-get install chromium)")
 
 
-@pytest.mark.skipif(not can_run([CHROMIUM, "--version"]), reason="needs chromium (Debian: apt-get install chromium)")
+@needs_browser
 def test_a_browser_shows_the_page_without_complaint_and_fetches_nothing(train_dir):
     path, net_log = report.write(str(train_dir)), train_dir / "net.json"
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND"]
-    files = [f"--user-data-dir={train_dir / 'profile'}", f"--log-net-log={net_log}"]
-    command = [CHROMIUM, *options, *files, "--enable-logging=stderr", "--dump-dom", f"file://{path}"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    shown = browser.browse(path, f"--log-net-log={net_log}", "--enable-logging=stderr", "--dump-dom")
     assert re.findall(r".*CONSOLE.*", shown.stderr) == []
     # What the browser itself would like to have, such as an update, has no origin.
     fetched = re.findall(r'"initiator":"(?!not an origin)[^}]*', net_log.read_text())
@@ -203,3 +200,16 @@ def test_a_browser_shows_the_page_without_complaint_and_fetches_nothing(train_di
     assert len(re.findall(r"<section><h2>", shown.stdout)) == 8
     assert shown.stdout.count('role="img"') == 5 + 3, "the charts, and a lane for each task"
     assert '<rect class="gone"' in shown.stdout
+
+
+@needs_browser
+@pytest.mark.parametrize("name", browser.SCREENS)
+def test_a_page_suits_the_screen(train_dir, name):
+    screen = browser.SCREENS[name]
+    picture = browser.take_picture(report.write(str(train_dir)), screen, train_dir / f"{name}.png")
+    assert picture.size == (screen.width, screen.height)
+    back, colors = picture.getpixel((0, 0)), picture.getcolors(picture.width * picture.height)
+    assert (max(back) < 64) if screen.is_dark else (min(back) > 192)
+    assert len(colors) > 100, "text and charts"
+    right_edge = picture.crop((screen.width - 4, 0, screen.width, screen.height))
+    assert right_edge.getcolors() == [(4 * screen.height, back)], "nothing is wider than the screen"
