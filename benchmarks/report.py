@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 PROJECT = pathlib.Path(__file__).parents[1]
 BENCHMARKS = PROJECT / "docs" / "benchmarks.md"
+OVERHEAD = PROJECT / "docs" / "overhead.md"
 SCALING = PROJECT / "docs" / "scaling.md"
 REPLICATION = PROJECT / "docs" / "replication.md"
 SECURITY = PROJECT / "docs" / "security.md"

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/start.py
 
-It writes the table into `docs/benchmarks.md`. In each round, three processes first import TensorFlow at the same time
+It writes the table into `docs/overhead.md`. In each round, three processes first import TensorFlow at the same time
 and do nothing else; then a cluster of as many tasks, one ps and two workers, starts.
 """
 
@@ -70,7 +70,7 @@ def main() -> None:
     table = report.make_table(("", "seconds", "spread"), rows)
     print(table)
     text = f"{header}\nMedians of {NUM_ROUNDS} rounds, one ps and two workers.\n\n{table}"
-    report.write_section(report.BENCHMARKS, "start", text)
+    report.write_section(report.OVERHEAD, "start", text)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/watching.py
 
-It writes the table into `docs/benchmarks.md`. In each round all variants run once, one after the other, and each is
+It writes the table into `docs/overhead.md`. In each round all variants run once, one after the other, and each is
 compared with the first of its round. It needs `script` (Debian: bsdutils), which gives the launcher a terminal.
 """
 
@@ -95,7 +95,7 @@ def main() -> None:
     text = f"{header}\nMedians of {NUM_ROUNDS} rounds.\n\n{table}\n\n"
     text += f"A process that makes the report again takes {statistics.median(report_secs):.1f} s."
     print(text)
-    report.write_section(report.BENCHMARKS, "watching", text)
+    report.write_section(report.OVERHEAD, "watching", text)
 
 
 if __name__ == "__main__":
