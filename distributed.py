@@ -116,7 +116,7 @@ def train(
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps. Its hooks run
     # around every step, in this order; at the end, those of the chief alone run before the others.
-    roll_call = RollCall(task)
+    roll_call = RollCall(task, before_last_word=watch.stop)
     scaffold = make_scaffold(task, connection, updates, data, train_dir, watch.timeouts)
     saving_hooks = make_saving_hooks(task, train_dir, scaffold, FLAGS.save_checkpoint_secs)
     progress = ProgressHook(task, updates, FLAGS.train_steps, FLAGS.batch_size, FLAGS.log_every_secs, train_dir)

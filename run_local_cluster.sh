@@ -153,7 +153,7 @@ isolate() {
   if "${unshare[@]}" ip link set lo up 2>/dev/null; then
     # shellcheck disable=SC2016 # the inner shell expands these
     exec "${unshare[@]}" sh -c 'ip link set lo up && exec "$0" "$@"' \
-      "${BASH_SOURCE[0]}" "$@" --train_dir "$train_dir" --no_isolation --no_tensorboard
+      "$BASH" "$here/${BASH_SOURCE[0]##*/}" "$@" --train_dir "$train_dir" --no_isolation --no_tensorboard
   fi
   say "no private network here (it takes unshare and ip): whoever reaches this machine's ports can use the cluster"
 }

@@ -31,6 +31,7 @@ from runtime.cluster.notes import Notes
 from runtime.cluster.probes import Line, probe
 from runtime.cluster.roll_call import TRAINING
 from runtime.launch.ports import choose_ports
+from runtime.process import allow_many_files
 
 NUM_SIMULATED = (10, 100, 500, 1000)
 PROBE_PERIOD_SECS = 1.0  # as `waiting.Watch` looks
@@ -155,6 +156,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.no_isolation:
         isolate()
+    allow_many_files()  # each simulated worker has a connection
     header = report.run_header()
     text = MEASUREMENTS[options.what]()
     print(text)

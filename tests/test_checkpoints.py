@@ -61,6 +61,24 @@ def test_a_broken_checkpoint_is_refused(model, tmp_path):
     assert f"name an older one in {tmp_path}/checkpoint, or give another --train_dir" in str(error.value)
 
 
+@pytest.mark.parametrize("damage", ["index is missing", "not a checkpoint state", "empty", "a folder"])
+def test_a_new_model_never_takes_the_place_of_a_checkpoint_that_is_not_found(model, tmp_path, damage):
+    path, state = save(tmp_path, {"w": [3, 2], "steps": []}), tmp_path / "checkpoint"
+    if damage == "index is missing":
+        os.remove(f"{path}.index")
+    else:
+        state.unlink()
+        state.mkdir() if damage == "a folder" else state.write_text("" if damage == "empty" else "model.ckpt-5")
+    for look in (checkpoints.check_last_checkpoint, lambda folder: checkpoints.recover(tf.train.Saver(), folder)):
+        with pytest.raises(UnusableError, match=f"{state} names no checkpoint that is there: let it name one that is"):
+            look(str(tmp_path))
+
+
+def test_what_cannot_be_removed_of_a_failed_checkpoint_stays(tmp_path):
+    (tmp_path / "model.ckpt-5.tempstate1").mkdir()
+    checkpoints.remove_unfinished(str(tmp_path))
+
+
 def test_a_checkpoint_of_which_a_part_is_elsewhere_is_refused(model, tmp_path):
     path = save(tmp_path, {"w": [3, 2], "steps": []})
     os.rename(f"{path}.data-00000-of-00001", f"{path}.data-00001-of-00002")

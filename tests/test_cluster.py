@@ -137,3 +137,11 @@ def test_a_watch_tells_a_process_that_has_ended_from_a_link_that_is_cut(monkeypa
         watch._update(ps, float(second))
     assert watch.ended_servers(since=0.5) == (ended and f"ps 0 at a:1 ({ended})")
     assert watch.ended_servers(since=9.0) == ""
+
+
+def test_a_watch_that_is_stopped_looks_no_more():
+    watch = Watch(Task("worker", 0, (f"localhost:{choose_ports(1)[0]}",), WORKERS), Timeouts(300, 600))
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "watch")
+    watch.stop()
+    thread.join(60)
+    assert not thread.is_alive()

@@ -113,3 +113,17 @@ def test_the_context_of_the_image_has_what_it_copies():
     }
     copied = {source for kind, arguments in deployed.image() if kind == "COPY" for source in arguments.split()[:-1]}
     assert copied == kept
+
+
+def test_under_slurm_a_task_that_always_fails_is_started_again_five_times(tmp_path):
+    script = (deployed.DEPLOY / "slurm.sbatch").read_text()
+    (function,) = re.findall(r"^run_task\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)
+    stubs = 'python() { echo started; return 1; }; sleep() { :; }; scancel() { echo "cancelled $1"; }'
+    variables = "PYTHON=python NUM_PS=1 SLURM_PROCID=2 SLURM_JOB_ID=7 TRAIN_DIR=there"
+    command = ["bash", "-c", f"{stubs}\n{variables}\n{function}\nrun_task"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    again = [f"worker 1 ended with status 1: starting it again in {delay} s" for delay in (1, 2, 5, 15, 60)]
+    expected = [line for pair in zip(["started"] * 5, again, strict=True) for line in pair]
+    last = ["started", "worker 1 ended with status 1: cancelling the job", "cancelled 7"]
+    assert (lines, done.returncode) == (expected + last, 1)

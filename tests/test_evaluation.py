@@ -5,6 +5,7 @@ import json
 import pytest
 import tensorflow.compat.v1 as tf
 
+from benchmarks.testbed.processes import poll_for
 from runtime.cluster.roll_call import REACHED, RollCall
 from runtime.cluster.task import Task
 from runtime.session.evaluation import EvaluationHook, EvaluationLog, Measures
@@ -70,3 +71,22 @@ def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers):
             coord = tf.train.Coordinator()
             hook.after_create_session(session, coord)
             assert coord.should_stop() == is_said
+
+
+def test_any_accuracy_reaches_the_goal_of_0(local_servers):
+    servers = local_servers(1, 1)
+    with tf.Graph().as_default() as graph:
+        roll_call = RollCall(servers.task("worker", 0))
+        tf.train.create_global_step()
+        initialize = tf.global_variables_initializer()
+    with servers.worker_session(0, graph) as session:
+        session.run(initialize)
+        hook = EvaluationHook(CHIEF, lambda _: MEASURES, "", roll_call, every_secs=0.1, stop_at_accuracy=0.0)
+        hook.after_create_session(session, tf.train.Coordinator())
+        context = tf.train.SessionRunContext(None, session)
+
+        def is_stopped():
+            hook.after_run(context, None)
+            return context.stop_requested
+
+        poll_for(is_stopped, "an evaluation")

@@ -55,6 +55,17 @@ def test_pip_shows_its_progress_on_request(install):
     assert "--quiet" in log.read_text()
 
 
+@pytest.mark.parametrize("python", ["/typo/python3", "false"])
+def test_a_wrong_python_costs_no_environment(install, python):
+    assert install("requirements.txt") == ["requirements.txt"]
+    script = install.project / "runtime" / "launch" / "venv.sh"
+    environment = {**os.environ, "PYTHON": python}
+    done = subprocess.run([script, "requirements.txt"], env=environment, capture_output=True, text=True)
+    message = f"error: {python} is not Python 3.10 to 3.13; name one with PYTHON=/path/to/python3\n"
+    assert (done.returncode, done.stderr) == (2, message)
+    assert install("requirements.txt") == [], "it is still there"
+
+
 def test_requirements_are_installed_once_and_again_when_they_change(install):
     assert install("requirements.txt") == ["requirements.txt"]
     assert install("requirements.txt") == []

@@ -109,6 +109,28 @@ def test_only_the_last_run_in_a_folder_is_told(train_dir):
     assert run.secs == 3
 
 
+def test_a_run_that_slept_with_its_machine_is_one_run(tmp_path):
+    for after_sleep, began_at in ((False, 1e9), (True, 1e9 + 3600)):
+        of_part = {task: [e for e in of_task if (e[0] >= 20) == after_sleep] for task, of_task in EVENTS.items()}
+        write(tmp_path, of_part, began_at)
+    run = history.read(str(tmp_path))
+    assert (run.secs, list(run.events)) == (3630, ["ps 0", "worker 0", "worker 1"])
+    assert report.write(str(tmp_path))
+
+
+def test_events_without_the_beginning_of_a_run_have_a_report(tmp_path):
+    write(tmp_path, {"worker-0": EVENTS["worker-0"][-3:]})
+    assert report.write(str(tmp_path))
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_run_that_diverged_has_a_report(train_dir, loss):
+    write(train_dir, {"worker-1": [(10, "progress", {**progress(200, 100), "loss": loss})]})
+    (train_dir / "result.json").write_text(json.dumps({**RESULT, "test_loss": loss}))
+    assert report.write(str(train_dir))
+    assert str(loss) in (train_dir / "report.html").read_text()
+
+
 def test_a_run_that_was_killed_and_left_half_a_line_has_a_report(tmp_path, capsys):
     write(tmp_path, {task: of_task[:6] for task, of_task in EVENTS.items()})
     with open(tmp_path / "events" / "worker-0.jsonl", "a") as file:

@@ -2,7 +2,7 @@ import dataclasses
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, life_of
+from runtime.cluster.roll_call import EVALUATED, TRAINED, TRAINING, RollCall, life_of
 from runtime.launch.ports import choose_ports
 
 
@@ -62,3 +62,15 @@ def test_a_word_carries_the_life_of_the_process_that_said_it(local_servers):
     assert lives[0] not in ("", lives[1])
     nobody = dataclasses.replace(servers.task("ps", 0).others("worker")[0], address=f"localhost:{choose_ports(1)[0]}")
     assert life_of(nobody) == ""
+
+
+def test_a_chief_ceases_to_watch_before_its_last_word(local_servers):
+    servers, heard = local_servers(1, 1), []
+    with tf.Graph().as_default() as graph:
+        roll_call = RollCall(servers.task("worker", 0), lambda: heard.append(texts(roll_call, session)))
+    with servers.worker_session(0, graph) as session:
+        roll_call.say(session, TRAINED)
+        assert heard == []
+        roll_call.say(session, EVALUATED)
+        assert heard == [["trained"]]
+        assert texts(roll_call, session) == ["evaluated"]

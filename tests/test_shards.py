@@ -1,5 +1,6 @@
 """TFRecord files: how a data set becomes some, how they are read, and which are refused."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -155,6 +156,23 @@ def test_all_examples_are_read_back(data_dir, make_shards):
     np.testing.assert_array_equal(read.labels[order], expected.labels)
     test_examples = open_source(str(make_shards(2, "others")), "t10k", mnist_input).load()
     np.testing.assert_array_equal(numbers_of(test_examples.images), np.arange(50))
+
+
+def test_a_read_that_is_cut_short_goes_on(make_shards, monkeypatch):
+    whole, preadv = open_source(str(make_shards(2)), "train", mnist_input).load(), os.preadv
+    cut = lambda file, buffers, offset: preadv(file, [buffers[0][:10_000]], offset)  # noqa: E731
+    monkeypatch.setattr(os, "preadv", cut)
+    again = open_source(str(make_shards(2, "again")), "train", mnist_input).load()
+    np.testing.assert_array_equal(again.images, whole.images)
+
+
+def test_a_file_system_without_locks_can_be_converted_into(make_shards, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(convert.fcntl, "flock", refuse)
+    assert len(os.listdir(make_shards(2))) == 3
+    assert "cannot be locked (No locks available)" in capsys.readouterr().err
 
 
 def draw(source, batch_size, num_runs, num_batches=2, seed=0, first_batch=0):

@@ -212,3 +212,11 @@ def test_a_full_disk_costs_its_summaries_and_nothing_else(tmp_path, capfd):
     (path,) = folder.iterdir()
     assert [event.step for event in tf.train.summary_iterator(str(path))] == [0, 2, 3]
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_a_model_that_diverges_costs_its_histograms_and_nothing_else(local_servers, set_flags, tmp_path, caplog):
+    set_flags("--optimizer=momentum", "--learning_rate=1e38", f"--batch_size={BATCH_SIZE}")
+    parameters = train(local_servers(1, 1), 0, str(tmp_path))
+    assert not np.isfinite(parameters["logits/biases"]).all()
+    assert "no histograms at global step" in caplog.text
+    assert "loss" in read(tmp_path)

@@ -1,6 +1,6 @@
 """The roll call: what each worker that trains last said of itself, kept on every task that serves it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -34,10 +34,13 @@ class RollCall:
     can read it again.
     """
 
-    def __init__(self, task: Task):
-        """Build the ops for `task` in the default graph: a client uses every server, a server only itself."""
+    def __init__(self, task: Task, before_last_word: Callable[[], None] = lambda: None):
+        """Build the ops for `task` in the default graph: a client uses every server, a server only itself.
+
+        `before_last_word` is called before this task, the chief, says its last word, after which the servers leave.
+        """
         devices = [task.device] if task.only_serves else [server.device for server in task.servers]
-        self._task = task
+        self._task, self._before_last_word = task, before_last_word
         with tf.name_scope("roll_call/"):
             notes = [Notes(device, "roll_call") for device in devices]
             with tf.device(task.device):
@@ -49,6 +52,8 @@ class RollCall:
 
     def say(self, session: tf.Session, text: str) -> None:
         """Tell every server what this worker is doing."""
+        if text == EVALUATED:
+            self._before_last_word()
         session.run(self._say, {self._word: f"{text} {_life(session, self._task.device)}"})
 
     def listen(self, session: tf.Session) -> list[Word]:

@@ -74,20 +74,28 @@ class Watch:
         self._lines = {peer: probes.Line(peer.address) for peer in task.needed}
         self._unreachable: dict[Peer, str] = {}
         self._ends = dict.fromkeys(task.servers, (-math.inf, ""))  # when a process was last seen to have ended
+        self._is_over = threading.Event()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let the others leave: this task does not need them any more."""
+        self._is_over.set()
 
     def ended_servers(self, since: float) -> str:
         """Return each server whose process has ended after `since`, as of the last look; what it held is gone."""
         return probes.describe({server: reason for server, (at, reason) in self._ends.items() if at > since})
 
     def _watch(self) -> None:
-        while True:
+        secs = 0.0
+        while not self._is_over.wait(secs):
             reasons = {peer: line.ask() for peer, line in self._lines.items()}
+            if self._is_over.is_set():  # they may have left meanwhile
+                break
             self._unreachable = {peer: reason for peer, reason in reasons.items() if reason}
             for peer in self._lines:
                 self._update(peer, time.monotonic())
             # Look more often while somebody has not come yet, so that nobody comes and goes unseen.
-            time.sleep(LOOK_SECS if all(seen.was_there for seen in self._sightings.values()) else POLL_SECS)
+            secs = LOOK_SECS if all(seen.was_there for seen in self._sightings.values()) else POLL_SECS
 
     def _update(self, peer: Peer, now: float) -> None:
         seen = self._sightings[peer]

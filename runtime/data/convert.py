@@ -60,6 +60,8 @@ def _make_unfinished(output_dir: str) -> Iterator[str]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UnusableError(f"another process converts into {folder}: wait for it, or end it") from error
+        except OSError as error:  # some network file systems know no locks
+            print(f"{folder} cannot be locked ({error.strerror}): let no other process convert there", file=sys.stderr)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         for name in os.listdir(folder):
             os.remove(os.path.join(folder, name))

@@ -84,9 +84,11 @@ class ShardSource:
 
     def _read_neighbours(self, file: int, first: int, framed: npt.NDArray[np.uint8]) -> None:
         """Fill `framed` with the records of a file from number `first` on."""
-        path = self._shards[file].path
+        path, content, num_bytes = self._shards[file].path, framed.data.cast("B"), 0
         try:
-            num_bytes = os.preadv(self._open_file(file), [framed.data], first * framed.shape[1])
+            # One call reads 2 GiB at most.
+            while more := os.preadv(self._open_file(file), [content[num_bytes:]], first * framed.shape[1] + num_bytes):
+                num_bytes += more
         except OSError as error:
             raise UnusableError(f"{path} cannot be read: {error.strerror}") from error
         if num_bytes != framed.nbytes or (framed[:, :HEADER_BYTES] != self._header).any():

@@ -19,6 +19,8 @@ quiet="--quiet"
 
 is_suitable() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
 
+version_of() { "$1" -c 'import sys; print(sys.version_info[:2])'; }
+
 find_python() {
   local candidate candidates=(python3 python3.13 python3.12 python3.11 python3.10)
   if [[ -n "${PYTHON:-}" ]]; then candidates=("$PYTHON"); fi
@@ -45,15 +47,12 @@ while [[ "${1:-}" == --* ]]; do
   shift
 done
 # PYTHON asks for a certain version; another one's .venv is of no use then.
-if [[ -x "$venv/bin/python" && -n "${PYTHON:-}" ]]; then
-  version='import sys; print(sys.version_info[:2])'
-  if [[ "$("$PYTHON" -c "$version")" != "$("$venv/bin/python" -c "$version")" ]]; then
-    rm -rf "$venv"
-  fi
-fi
-if ! is_suitable "$venv/bin/python"; then
+wanted="${PYTHON:-$venv/bin/python}"
+if ! is_suitable "$venv/bin/python" || ! is_suitable "$wanted" ||
+  [[ "$(version_of "$wanted")" != "$(version_of "$venv/bin/python")" ]]; then
   python="$(find_python)"
-  "$python" -m venv --clear "$venv" >&2 || exit 2
+  rm -rf "$venv"
+  "$python" -m venv "$venv" >&2 || exit 2
 fi
 for requirements in "$@"; do
   file="$requirements"

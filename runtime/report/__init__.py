@@ -20,7 +20,7 @@ def write(train_dir: str) -> str:
     path = os.path.join(train_dir, REPORT_FILE)
     try:
         replace_file(path, page.make_page(history.read(train_dir)).encode())
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever it is
         logging.error("%s could not be made: %r", path, error)
         return ""
     return path

@@ -38,6 +38,8 @@ def make_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def format_number(value: float) -> str:
     """Return a number for people: thousands with thin spaces, and no more digits than tell something."""
+    if not math.isfinite(value):
+        return str(value)
     return f"{value:,.0f}".replace(",", "\u202f") if abs(value) >= 100 or value == int(value) else f"{value:.4g}"
 
 
@@ -63,8 +65,12 @@ def make_details(summary: str, content: str) -> str:
 
 
 def make_line_chart(title: str, x_name: str, y_name: str, series: Sequence[Series], is_share: bool = False) -> str:
-    """Return a figure of lines, or a sentence if there is nothing to draw; shares, in [0, 1], need not begin at 0."""
-    drawn = [line for line in series if line.points]
+    """Return a figure of lines, or a sentence if there is nothing to draw; shares, in [0, 1], need not begin at 0.
+
+    Points that are not finite are left out.
+    """
+    finite = [line._replace(points=[p for p in line.points if all(map(math.isfinite, p))]) for line in series]
+    drawn = [line for line in finite if line.points]
     if not drawn:
         return f"<figure><figcaption>{html.escape(title)}</figcaption><p>Nothing was recorded.</p></figure>"
     xs, ys = ([point[axis] for line in drawn for point in line.points] for axis in (0, 1))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from runtime.events import EVENTS_FOLDER
 
-GAP_SECS = 600.0  # nothing happens for so long between two runs in one folder; the report is of the last
+GAP_SECS = 600.0  # nothing happens for so long before the next run in one folder starts; the report is of the last
 SILENCE_SECS = 10.0  # a worker that trains says so more often
 
 Event = dict[str, Any]
@@ -57,10 +57,15 @@ def read(train_dir: str) -> History:
     files = sorted(glob.glob(os.path.join(glob.escape(train_dir), EVENTS_FOLDER, "*.jsonl")), key=_natural)
     events = {os.path.basename(path)[: -len(".jsonl")].replace("-", " "): _read_lines(path) for path in files}
     result = _read_result(train_dir)
-    moments = sorted(event["unix_secs"] for of_task in events.values() for event in of_task)
+    recorded = sorted((event["unix_secs"], event["event"]) for of_task in events.values() for event in of_task)
+    moments = [at for at, _ in recorded]
     if not moments and not result:
         raise FileNotFoundError(2, "no run has recorded anything here", train_dir)
-    starts = [after for before, after in itertools.pairwise(moments) if after - before > GAP_SECS]
+    starts = [
+        after
+        for (before, _), (after, kind) in itertools.pairwise(recorded)
+        if after - before > GAP_SECS and kind == "starting"  # else the run has slept, with its machine
+    ]
     began_at = [0.0, *moments[:1], *starts][-1]
     evaluations = _read_lines(os.path.join(train_dir, "eval.jsonl"))
     for entry in [*evaluations, *(event for of_task in events.values() for event in of_task)]:

@@ -97,13 +97,14 @@ def _make_speed(run: History) -> str:
     for task, events in run.events.items():
         rates: list[tuple[float, float]] = []
         counts: list[tuple[float, float]] = []  # of one process: the next begins at 0
+        batch_size = 0  # not known yet
         for event in events:
             if event["event"] == "training":
                 rates += charts.pairwise_rates(counts)
                 if rates:  # nothing was used between the two sessions
                     rates += [(rates[-1][0], 0.0), (event["secs"], 0.0)]
                 counts, batch_size = [], event["batch_size"]
-            if event["event"] in ("training", "progress", "finished") and "local_step" in event:
+            if batch_size and event["event"] in ("training", "progress", "finished") and "local_step" in event:
                 counts.append((event["secs"], event["local_step"] * batch_size))
         rates += charts.pairwise_rates(counts)
         if rates:

@@ -66,6 +66,25 @@ def _lock(train_dir: str) -> None:
     os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
+def find_last_checkpoint(train_dir: str) -> str | None:
+    """Return the path of the last checkpoint in `train_dir`, or None if there is none.
+
+    Raises:
+      UnusableError: the file that names it cannot be read, or names one that is not there. A new model would take the
+        place of what somebody wants to go on with.
+    """
+    state = os.path.join(train_dir, "checkpoint")
+    if not train_dir or not os.path.exists(state):
+        return None
+    with contextlib.suppress(tf.errors.OpError, ValueError):
+        if path := tf.train.latest_checkpoint(train_dir):
+            return str(path)
+    raise UnusableError(
+        f"{state} names no checkpoint that is there: let it name one that is, remove it to begin with a new model, or"
+        " give another --train_dir"
+    )
+
+
 def check_last_checkpoint(train_dir: str) -> None:
     """Check that every variable of the graph can be restored, since TensorFlow's message comes late and is long.
 
@@ -73,7 +92,7 @@ def check_last_checkpoint(train_dir: str) -> None:
       UnusableError: the last checkpoint in `train_dir` is broken or incomplete, or lacks a variable, or has it in
         another shape.
     """
-    path = tf.train.latest_checkpoint(train_dir) if train_dir else None
+    path = find_last_checkpoint(train_dir)
     if not path:
         return
     try:
@@ -134,16 +153,20 @@ def remove_unfinished(train_dir: str) -> None:
     for folder in glob.glob(f"{pattern}_temp"):  # the parts of the ps tasks
         shutil.rmtree(folder, ignore_errors=True)
     for path in glob.glob(f"{pattern}.tempstate*"):
-        os.remove(path)
+        with contextlib.suppress(OSError):
+            os.remove(path)
 
 
 def recover(saver: tf.train.Saver, train_dir: str) -> str | None:
-    """Return the last checkpoint in `train_dir`, if there is one; `saver` learns of all, and deletes old ones."""
-    state = tf.train.get_checkpoint_state(train_dir) if train_dir else None
-    if not state:
-        return None
-    saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
-    return tf.train.latest_checkpoint(train_dir)
+    """Return the last checkpoint in `train_dir`, if there is one; `saver` learns of all, and deletes old ones.
+
+    Raises:
+      UnusableError: see `find_last_checkpoint()`.
+    """
+    path = find_last_checkpoint(train_dir)
+    if path:
+        saver.recover_last_checkpoints(tf.train.get_checkpoint_state(train_dir).all_model_checkpoint_paths)
+    return path
 
 
 class _CheckpointListener(tf.train.CheckpointSaverListener):

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 import os
 import threading
 import time
@@ -178,7 +177,8 @@ class EvaluationHook(tf.train.SessionRunHook):
                     measures = self._evaluate(session)
                     self._log.write(measures)
                     last_step = measures.global_step
-                    self._has_reached = (self._stop_at_accuracy or math.inf) <= measures.accuracy
+                    goal = self._stop_at_accuracy
+                    self._has_reached = goal is not None and goal <= measures.accuracy
                 coord.wait_for_stop(max(0.0, start + every_secs - time.monotonic()))
         except (tf.errors.OpError, RuntimeError):
             pass  # the session was closed, at the end or after the loss of a ps; the next one evaluates again

@@ -8,8 +8,10 @@ import time
 from collections.abc import Mapping
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from runtime.cluster.task import Task
+from runtime.errors import reason
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
@@ -150,4 +152,7 @@ class SummaryHook(tf.train.SessionRunHook):
 
     def _write_histograms(self, session: tf.Session, global_step: int) -> None:
         if self._histograms is not None:
-            write(self._folder, global_step, session.run(self._histograms))
+            try:
+                write(self._folder, global_step, session.run(self._histograms))
+            except tf.errors.InvalidArgumentError as error:  # of a model that has diverged there are none
+                logging.warning("no histograms at global step %d: %s", global_step, reason(error))
