@@ -123,7 +123,9 @@ def test_waiting_ends_when_nothing_is_missing_any_more(caplog):
         ([None, "no answer", "no answer", None], ""),  # its link was cut
         ([None, "connection refused"], "connection refused"),
         ([None, "connection refused", None, None], "connection refused"),  # a short absence is not overlooked
+        ([None, "no answer", None], ""),
         ([None, "no answer", "no answer", "moved"], "its name has moved"),
+        ([None, "no answer", "moved"], "its name has moved"),  # it was there again at the next look
         ([None, "name not known", "name not known", "moved", "moved"], "its name has moved"),
     ],
 )

@@ -103,13 +103,13 @@ class Watch:
             self._note_end(peer, now, probes.REFUSED)
         if peer not in self._unreachable:
             addresses = seen.addresses
-            if seen.is_lost or not seen.was_there:
+            if seen.missed_since is not None:  # it may answer from elsewhere now, however short it was away
                 addresses = probes.resolve(peer.address)
+                if seen.was_there and addresses.isdisjoint(seen.addresses):
+                    self._note_end(peer, now, "its name has moved")
             if seen.is_lost:
                 logging.info("%s: %s is back", self._task, peer)
                 events.record("back", task=f"{peer.job_name} {peer.index}")
-                if addresses.isdisjoint(seen.addresses):
-                    self._note_end(peer, now, "its name has moved")
             self._sightings[peer] = _Sighting(missed_since=None, was_there=True, addresses=addresses)
         elif seen.missed_since is None:
             seen.missed_since = now  # lost if it is still away at the next look: at the end all tasks leave together
