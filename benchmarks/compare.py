@@ -55,10 +55,10 @@ def run_accuracy(chosen: Sequence[Contender], num_rounds: int) -> results.Accura
 
 
 def accuracy_names() -> list[str]:
-    """Return the contenders whose accuracies are compared: with one step per exchange, with some, and with many."""
+    """Return the contenders whose accuracies are compared: exchanges that are exact, rounded, or after many steps."""
     recommended = tuning.read_settings().get(contenders.RECOMMENDED, contenders.OURS_SYNC_LOCAL[-1].name)
-    ours = (contenders.OURS, contenders.OURS_16, contenders.OURS_64, contenders.OURS_SYNC, contenders.OURS_SYNC_16)
-    return [*ours, recommended]
+    asynchronous = (contenders.OURS, contenders.OURS_BFLOAT16, contenders.OURS_16, contenders.OURS_64)
+    return [*asynchronous, contenders.OURS_SYNC, contenders.OURS_SYNC_16, recommended]
 
 
 def comparison_sections(comparison: results.Results) -> dict[str, str]:

@@ -31,6 +31,7 @@ class Contender(NamedTuple):
 
 SYNC, LOCAL, CONSTANT = "--sync_replicas", "--local_steps=", "--constant_batch"
 OURS, OURS_16, OURS_64 = "ours, asynchronous", "ours, 16 local steps", "ours, 64 local steps"
+OURS_BFLOAT16 = "ours, asynchronous, bfloat16"
 OURS_SYNC, OURS_SYNC_16 = "ours, synchronous", "ours, synchronous, 16 local steps"
 ARITHMETIC = "the two large products of a step alone"
 TORCH_16 = "PyTorch, 16 local steps"
@@ -57,6 +58,7 @@ FAMILIES = {RECOMMENDED: [*OURS_SYNC_LOCAL, OURS_ONE_CYCLE], RECOMMENDED_TORCH: 
 # Contenders that one wants to compare run one after the other, because a shared machine changes within a round, too.
 CONTENDERS = [
     Contender(OURS, "ours", 7000),
+    Contender(OURS_BFLOAT16, "ours", 7000, ("--exchange_dtype=bfloat16",), OURS),
     Contender("ours, 4 local steps", "ours", 12000, (f"{LOCAL}4",), OURS_16),
     Contender("ours, 8 local steps", "ours", 14000, (f"{LOCAL}8",), OURS_16),
     Contender(OURS_16, "ours", 22000, (f"{LOCAL}16",)),
