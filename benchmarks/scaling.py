@@ -112,7 +112,7 @@ def run_tasks(model: str, num_ps: int, num_workers: int) -> Run:
     contender = contenders.Contender(f"{flags}", "ours", NUM_STEPS[model], (*flags, "--snapshot_secs=0.5"))
     num_bytes = _loopback_bytes()
     result = contenders.run(contender, ADAM, seed=0)
-    step_bytes = (_loopback_bytes() - num_bytes) / result["global_step"]  # with the few bytes of the start
+    step_bytes = (_loopback_bytes() - num_bytes) / NUM_STEPS[model]  # with the few bytes of the start
     return Run(result["examples_per_sec"], result["secs_to_target"], step_bytes)
 
 

@@ -81,12 +81,13 @@ def best_setting(contender: Contender) -> str:
 
 
 def soonest(secs_to_target: Mapping[str, Sequence[float | None]]) -> str:
-    """Return the name with the lowest median; None stands for a run that never reached the target."""
+    """Return the name with the lowest median among those whose runs reach the target most often; None: it never did."""
 
-    def median(name: str) -> float:
-        return statistics.median(float("inf") if secs is None else secs for secs in secs_to_target[name])
+    def rank(name: str) -> tuple[float, float]:
+        secs = [float("inf") if value is None else value for value in secs_to_target[name]]
+        return secs.count(float("inf")) / len(secs), statistics.median(secs)
 
-    return min(secs_to_target, key=median)
+    return min(secs_to_target, key=rank)
 
 
 def _secs(contender: Contender, setting: str, seeds: Iterable[int]) -> list[float | None]:

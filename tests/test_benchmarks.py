@@ -92,7 +92,8 @@ def test_the_constant_batch_ratio_ignores_the_start_of_a_second_the_warm_up_and_
     assert constant_batch_ratio(pairs) == pytest.approx((15 / 0.5) / (10 / 0.5))
 
 
-def test_the_soonest_has_the_lowest_median_and_never_is_later_than_anything():
+def test_the_soonest_has_the_lowest_median_of_those_that_reach_the_target_most_often():
+    assert tuning.soonest({"a": [1.0, 1.0, None], "b": [3.0, 2.0, 4.0]}) == "b"
     assert tuning.soonest({"a": [1.0, 9.0, 9.0], "b": [3.0, 2.0, 4.0], "c": [0.5, None, None]}) == "b"
     assert tuning.soonest({"a": [None], "b": [60.0]}) == "b"
 
