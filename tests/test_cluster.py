@@ -124,21 +124,40 @@ def test_waiting_ends_when_nothing_is_missing_any_more(caplog):
         ([None, "connection refused"], "connection refused"),
         ([None, "connection refused", None, None], "connection refused"),  # a short absence is not overlooked
         ([None, "no answer", None], ""),
-        ([None, "no answer", "no answer", "moved"], "its name has moved"),
-        ([None, "no answer", "moved"], "its name has moved"),  # it was there again at the next look
-        ([None, "name not known", "name not known", "moved", "moved"], "its name has moved"),
+        ([None, "no answer", "no answer", "another"], "another process answers there"),
+        ([None, "no answer", "another"], "another process answers there"),  # it was there again at the next look
+        ([None, "name not known", "name not known", "another", "another"], "another process answers there"),
+        ([None, "no answer", "silent", "another"], "another process answers there"),
+        ([None, "no answer", "silent", None], ""),
+        ([None, "another"], "another process answers there"),  # between two looks
     ],
 )
 def test_a_watch_tells_a_process_that_has_ended_from_a_link_that_is_cut(monkeypatch, looks, ended):
     monkeypatch.setattr(waiting.threading.Thread, "start", lambda _: None)  # the test looks itself
     watch = Watch(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
     (ps,) = watch._sightings
+    lives = {"another": "2", "silent": ""}  # a silent server answers the probe, but says nothing of itself
     for second, found in enumerate(looks):
-        monkeypatch.setattr(probes, "resolve", lambda _, found=found: frozenset({found or "10.0.0.1"}))
-        watch._unreachable = {} if found in (None, "moved") else {ps: found}
+        life = lives.get(found, "1")
+        monkeypatch.setattr(waiting, "life_of", lambda _, life=life: life)
+        watch._lines[ps].num_connections += 1
+        watch._unreachable = {ps: found} if found and found not in lives else {}
         watch._update(ps, float(second))
     assert watch.ended_servers(since=0.5) == (ended and f"ps 0 at a:1 ({ended})")
     assert watch.ended_servers(since=9.0) == ""
+
+
+def test_a_process_that_was_seen_to_end_ends_no_session_with_the_one_that_follows(monkeypatch):
+    monkeypatch.setattr(waiting.threading.Thread, "start", lambda _: None)  # the test looks itself
+    watch = Watch(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
+    (ps,) = watch._sightings
+    for second, (reason, life) in enumerate([(None, "1"), ("connection refused", ""), (None, "2"), (None, "2")]):
+        monkeypatch.setattr(waiting, "life_of", lambda _, life=life: life)
+        watch._lines[ps].num_connections += 1
+        watch._unreachable = {ps: reason} if reason else {}
+        watch._update(ps, float(second))
+    assert watch.ended_servers(since=0.5) == "ps 0 at a:1 (connection refused)"
+    assert watch.ended_servers(since=1.5) == "", "that of a session which was made while it was away"
 
 
 def test_a_watch_that_is_stopped_looks_no_more():

@@ -2,7 +2,8 @@ import dataclasses
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.roll_call import EVALUATED, TRAINED, TRAINING, RollCall, life_of
+from runtime.cluster.lives import life_of
+from runtime.cluster.roll_call import EVALUATED, TRAINED, TRAINING, RollCall
 from runtime.launch.ports import choose_ports
 
 

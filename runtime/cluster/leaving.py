@@ -31,6 +31,7 @@ class Departure:
         self._received: signal.Signals | None = None
         self._last_words = [Word("", "")] * task.num_clients
         signals.listen(self._note_signal)
+        logging.info("%s: serving at %s", task, task.address)
         events.record("serving")
         threading.Thread(target=self._watch_and_leave, name="watch_and_leave", daemon=True).start()
 

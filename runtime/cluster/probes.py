@@ -7,6 +7,7 @@ from runtime.cluster.task import Peer, host_of, port_of
 
 PROBE_SECS = 2.0  # how long a probe waits for an answer
 REFUSED = "connection refused"  # the host is there, but the task is not
+NO_ANSWER = "no answer"
 
 # An HTTP/2 client, and so gRPC, first sends a preface and a SETTINGS frame. The server sends a SETTINGS frame of its
 # own, and acknowledges the client's. A frame begins with the length of its payload in three bytes, its type, its flags,
@@ -26,6 +27,7 @@ class Line:
     """
 
     def __init__(self, address: str):
+        self.num_connections = 0  # each may lead to another process
         self._address = address
         self._socket: socket.socket | None = None
 
@@ -61,6 +63,7 @@ class Line:
         self._answers = self._socket.makefile("rb")
         self._ask(PREFACE + SETTINGS_FRAME)
         self._socket.sendall(ACK_FRAME)  # of the server's own settings
+        self.num_connections += 1
 
     def _ask(self, question: bytes) -> None:
         """Send what ends with a SETTINGS frame, and wait until the server acknowledges that.
@@ -95,16 +98,8 @@ def _reason(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return REFUSED
     if isinstance(error, TimeoutError):
-        return "no answer"
+        return NO_ANSWER
     return error.strerror or str(error)
-
-
-def resolve(address: str) -> frozenset[str]:
-    """Return the IP addresses of the host of `host:port`, none if its name is not known."""
-    try:
-        return frozenset(str(info[4][0]) for info in socket.getaddrinfo(host_of(address), None))
-    except socket.gaierror:
-        return frozenset()
 
 
 def unreachable(peers: Sequence[Peer]) -> dict[Peer, str]:

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from runtime.cluster.lives import life_in
 from runtime.cluster.notes import Notes
-from runtime.cluster.task import Peer, Task
+from runtime.cluster.task import Task
 
 # What a worker says of itself.
 TRAINING = "training"
@@ -14,9 +15,6 @@ REACHED = "reached"  # the chief: the model is good enough, so that all shall st
 TRAINED = "trained"
 STOPPED = "stopped"  # by a signal, before the end
 EVALUATED = "evaluated"  # the chief's last word: nobody needs its servers any more
-
-
-PROBE_MS = 5000  # how long to wait for the answer of a worker's server
 
 
 class Word(NamedTuple):
@@ -54,7 +52,7 @@ class RollCall:
         """Tell every server what this worker is doing."""
         if text == EVALUATED:
             self._before_last_word()
-        session.run(self._say, {self._word: f"{text} {_life(session, self._task.device)}"})
+        session.run(self._say, {self._word: f"{text} {life_in(session, self._task.device)}"})
 
     def listen(self, session: tf.Session) -> list[Word]:
         """Return what each client last said, by task index.
@@ -77,20 +75,3 @@ def _build_said(notes: Sequence[Notes], workers: Sequence[int]) -> tf.Tensor:
 def _to_word(said: bytes) -> Word:
     text, _, life = said.decode().partition(" ")
     return Word(text, life)
-
-
-def life_of(worker: Peer) -> str:
-    """Return the life of the process that answers at the address of `worker`, or "" if none does in time."""
-    config = tf.ConfigProto(device_filters=[worker.device], operation_timeout_in_ms=PROBE_MS)
-    config.rpc_options.use_rpc_for_inprocess_master = True  # or its own address always leads a process to itself
-    try:
-        with tf.Session(f"grpc://{worker.address}", config=config) as session:
-            return _life(session, worker.device)
-    except tf.errors.OpError:
-        return ""
-
-
-def _life(session: tf.Session, device: str) -> str:
-    """Return the incarnation of a server: TensorFlow gives each that starts another number."""
-    name = f"{device.replace('/task', '/replica:0/task')}/device:CPU:0"
-    return next((str(found.incarnation) for found in session.list_devices() if found.name == name), "")

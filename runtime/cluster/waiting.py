@@ -11,6 +11,7 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster import probes
+from runtime.cluster.lives import life_of
 from runtime.cluster.task import Peer, Task
 from runtime.process import end_process
 
@@ -56,7 +57,8 @@ class _Sighting:
     missed_since: float | None
     was_there: bool = False
     is_lost: bool = False
-    addresses: frozenset[str] = frozenset()  # of its host
+    num_connections: int = 0  # to it, so far
+    life: str = ""  # of a server: which process it was
 
 
 class Watch:
@@ -73,7 +75,8 @@ class Watch:
         self._sightings = {peer: _Sighting(missed_since=time.monotonic()) for peer in task.needed}
         self._lines = {peer: probes.Line(peer.address) for peer in task.needed}
         self._unreachable: dict[Peer, str] = {}
-        self._ends = dict.fromkeys(task.servers, (-math.inf, ""))  # when a process was last seen to have ended
+        # When a process that runs a part of this task's graph was last seen to have ended, and how that was seen.
+        self._ends = dict.fromkeys([] if task.only_serves else task.servers, (-math.inf, ""))
         self._is_over = threading.Event()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
@@ -98,19 +101,22 @@ class Watch:
             secs = LOOK_SECS if all(seen.was_there for seen in self._sightings.values()) else POLL_SECS
 
     def _update(self, peer: Peer, now: float) -> None:
-        seen = self._sightings[peer]
-        if self._unreachable.get(peer) == probes.REFUSED:
-            self._note_end(peer, now, probes.REFUSED)
+        seen, num_connections = self._sightings[peer], self._lines[peer].num_connections
+        life = seen.life
+        if peer in self._ends and peer not in self._unreachable and num_connections > seen.num_connections:
+            # However short it was away, another process may answer now, perhaps on another host.
+            is_known = seen.missed_since is not None and self._ends[peer][0] >= seen.missed_since
+            if not (life := life_of(peer)):
+                self._unreachable[peer] = probes.NO_ANSWER
+            elif seen.was_there and life != seen.life and not is_known:
+                self._ends[peer] = (now, "another process answers there")
+        if peer in self._ends and self._unreachable.get(peer) == probes.REFUSED:
+            self._ends[peer] = (now, probes.REFUSED)
         if peer not in self._unreachable:
-            addresses = seen.addresses
-            if seen.missed_since is not None:  # it may answer from elsewhere now, however short it was away
-                addresses = probes.resolve(peer.address)
-                if seen.was_there and addresses.isdisjoint(seen.addresses):
-                    self._note_end(peer, now, "its name has moved")
             if seen.is_lost:
                 logging.info("%s: %s is back", self._task, peer)
                 events.record("back", task=f"{peer.job_name} {peer.index}")
-            self._sightings[peer] = _Sighting(missed_since=None, was_there=True, addresses=addresses)
+            self._sightings[peer] = _Sighting(None, True, False, num_connections, life)
         elif seen.missed_since is None:
             seen.missed_since = now  # lost if it is still away at the next look: at the end all tasks leave together
         else:
@@ -121,10 +127,6 @@ class Watch:
             secs = now - seen.missed_since
             if secs > (self.timeouts.recovery_secs if seen.was_there else self.timeouts.startup_secs):
                 self._give_up(secs)
-
-    def _note_end(self, peer: Peer, now: float, reason: str) -> None:
-        if peer in self._ends:
-            self._ends[peer] = (now, reason)
 
     def _give_up(self, secs: float) -> None:
         missing = probes.describe(self._unreachable)

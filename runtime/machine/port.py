@@ -7,8 +7,8 @@ import socket
 import psutil
 from absl import logging
 
+from runtime.cluster.lives import life_of
 from runtime.cluster.probes import probe
-from runtime.cluster.roll_call import life_of
 from runtime.cluster.task import Peer, Task, host_of, port_of
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import UnusableError

@@ -5,8 +5,9 @@ import time
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime.cluster.lives import life_of
 from runtime.cluster.probes import probe
-from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, Word, life_of
+from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, Word
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import reason
@@ -83,12 +84,12 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
         answered_at = {worker: time.monotonic() for worker in self._task.clients}
 
         def describe_training() -> str:
-            words = self._roll_call.listen(session)
+            words, now = self._roll_call.listen(session), time.monotonic()  # each probe takes its time
             training = [worker for worker in answered_at if words[worker.index].text == TRAINING]
             for worker in training:
                 if probe(worker.address) is None:
-                    answered_at[worker] = time.monotonic()
-            awaited = [worker for worker in training if time.monotonic() < answered_at[worker] + GRACE_SECS]
+                    answered_at[worker] = now
+            awaited = [worker for worker in training if now < answered_at[worker] + GRACE_SECS]
             return ", ".join(f"worker {worker.index} to take its last step" for worker in awaited)
 
         try:

@@ -183,7 +183,8 @@ BIND_HOSTS = 'mount --bind "$0" /etc/hosts && exec "$@"'  # the file of names of
 
 
 @pytest.mark.skipif(not can_run(["unshare", "--user", "--map-root-user", "--mount", "true"]), reason="needs unshare")
-def test_a_ps_comes_back_under_its_name_at_another_address(hosts, tmp_path, black_and_white_dir):
+@pytest.mark.parametrize("new_host", [SPARE, PS], ids=["at_another_address", "behind_a_cut_link"])
+def test_a_ps_comes_back_under_its_name(hosts, new_host, tmp_path, black_and_white_dir):
     names = tmp_path / "hosts"
     flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
     with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", *flags, network=hosts) as cluster:
@@ -197,9 +198,13 @@ def test_a_ps_comes_back_under_its_name_at_another_address(hosts, tmp_path, blac
         for worker in ("worker 0", "worker 1"):
             hosts.cut(PS, cluster.host[worker])  # a host that breaks down closes no connection
         cluster["ps 0"].kill()
-        cluster.host["ps 0"] = SPARE
-        names.write_text(f"127.0.0.1 localhost\n{hosts.address(SPARE)} ps-0\n")
+        cluster.host["ps 0"] = new_host
+        names.write_text(f"127.0.0.1 localhost\n{hosts.address(new_host)} ps-0\n")
         cluster.start_with("ps 0", *cluster.role("ps 0"), *cluster.flags, before=before)
+        if new_host == PS:  # nobody has seen it leave or come
+            poll_for(lambda: cluster["ps 0"].output().count("ps 0: serving at ") == 2, "start of the other ps")
+            for worker in ("worker 0", "worker 1"):
+                hosts.heal(PS, cluster.host[worker])
         for worker in ("worker 0", "worker 1"):
             cluster[worker].wait_for_output(r"the last session is lost(?s:.*)local step \d+,")
         for task in cluster.tasks.values():
