@@ -155,14 +155,14 @@ def train(
 def finish(
     task: Task, connection: Connection, evaluate: Evaluate, progress: ProgressHook, roll_call: RollCall, train_dir: str
 ) -> None:
-    """Evaluate the finished model, and say what came of the run. The ps tasks leave when they hear of it."""
-    with connection.session() as session:
+    """Evaluate the finished model, and write what came of it. The ps tasks keep it until then: this task may die."""
+    with connection.session() as session, contextlib.ExitStack() as last:  # calls the last first, whatever fails
         measures = evaluate(session)
         result = make_result(task, agreed_flags(), measures, progress)
         print(result, flush=True)
-        roll_call.say(session, EVALUATED)
-    with contextlib.ExitStack() as last:  # from the last to the first, each whatever becomes of the others
         last.callback(report.write, train_dir)
+        last.callback(session.close)  # before the ps tasks are gone
+        last.callback(roll_call.say, session, EVALUATED)
         last.callback(result.write, train_dir)
         last.callback(export, FLAGS.export_dir, build_serving, measures.parameters)
         record_test(measures, train_dir)

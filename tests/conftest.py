@@ -96,6 +96,18 @@ def local_servers():
     return start
 
 
+@pytest.fixture
+def leave_checkpoint(tmp_path):
+    """A function that leaves in `tmp_path` what tells that the last checkpoint is that of a global step."""
+
+    def leave(global_step):
+        path = str(tmp_path / f"model.ckpt-{global_step}")
+        pathlib.Path(f"{path}.index").touch()
+        tf.train.update_checkpoint_state(str(tmp_path), path)
+
+    return leave
+
+
 @pytest.fixture(scope="session")
 def mnist_dir():
     """The folder with the real MNIST; fetched into the user's cache if it is not there."""

@@ -6,10 +6,13 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
-from runtime.cluster.roll_call import REACHED, RollCall
+from runtime.cluster.roll_call import REACHED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
+from runtime.cluster.waiting import Timeouts
 from runtime.session.evaluation import EvaluationHook, EvaluationLog, Measures
+from runtime.session.evaluator import follow_checkpoints
 from runtime.session.result import Goal, is_finished
+from runtime.session.stopping import StopWithChiefHook
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
 EVALUATOR = Task("evaluator", 0, ("a:1",), ("b:2",))
@@ -53,13 +56,29 @@ def test_a_folder_that_cannot_be_written_costs_only_the_entry(tmp_path, caplog):
         ("", False),
     ],
 )
-def test_a_run_is_finished_when_its_result_has_reached_the_goal(tmp_path, result, finished):
+def test_a_run_is_finished_when_its_result_has_reached_the_goal(tmp_path, leave_checkpoint, result, finished):
     (tmp_path / "result.json").write_text(result)
-    assert is_finished(str(tmp_path), Goal(train_steps=100, test_accuracy=0.9)) == finished
+    goal = Goal(train_steps=100, test_accuracy=0.9)
+    global_step = json.loads(result or '{"global_step": 100}')["global_step"]
+    leave_checkpoint(global_step)
+    assert is_finished(str(tmp_path), goal) == finished
+    leave_checkpoint(global_step - 1)
+    assert not is_finished(str(tmp_path), goal), "the model of this result could not be saved, or another run has begun"
     assert not is_finished("", Goal(100, 0.9)), "without a folder, nobody knows"
 
 
-def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers):
+def test_an_evaluator_that_is_started_again_waits_as_long_as_one_that_was_not(tmp_path, leave_checkpoint):
+    EvaluationLog(EVALUATOR, str(tmp_path)).write(MEASURES)
+    leave_checkpoint(MEASURES.global_step)  # which it has evaluated
+    with tf.Graph().as_default():
+        tf.get_variable("weights", [])
+        timeouts = Timeouts(startup_secs=0, recovery_secs=1)
+        with pytest.raises(TimeoutError, match=r"waited 1 s for a checkpoint after global step 40 in "):
+            follow_checkpoints(EVALUATOR, lambda _: MEASURES, str(tmp_path), Goal(100, None), timeouts)
+
+
+@pytest.mark.parametrize("last_word", [REACHED, TRAINED])
+def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers, last_word):
     servers = local_servers(1, 2)
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(servers.task("worker", 0))
@@ -67,10 +86,28 @@ def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers):
         hook = EvaluationHook(CHIEF, lambda _: MEASURES, "", roll_call, every_secs=None, stop_at_accuracy=0.9)
         for is_said in (False, True):
             if is_said:
-                roll_call.say(session, REACHED)
+                roll_call.say(session, last_word)
             coord = tf.train.Coordinator()
             hook.after_create_session(session, coord)
             assert coord.should_stop() == is_said
+
+
+@pytest.mark.parametrize(("word", "is_over"), [(TRAINING, False), (REACHED, True), (TRAINED, True)])
+def test_a_worker_that_comes_after_the_chief_has_stopped_takes_no_step(local_servers, word, is_over):
+    servers = local_servers(1, 2)
+    graphs = [tf.Graph(), tf.Graph()]
+    roll_calls = []
+    for index, graph in enumerate(graphs):
+        with graph.as_default():
+            roll_calls.append(RollCall(servers.task("worker", index)))
+    with servers.worker_session(0, graphs[0]) as session:
+        roll_calls[0].say(session, word)
+    with servers.worker_session(1, graphs[1]) as session:
+        coord = tf.train.Coordinator()
+        hook = StopWithChiefHook(servers.task("worker", 1), roll_calls[1], stop_at_accuracy=0.9)
+        hook.after_create_session(session, coord)
+        assert coord.should_stop() == is_over
+        coord.request_stop()
 
 
 def test_any_accuracy_reaches_the_goal_of_0(local_servers):

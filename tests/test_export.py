@@ -107,6 +107,21 @@ def test_only_the_chief_needs_the_folder(tmp_path, values):
             check_export_dir(CHIEF, str(unusable))
 
 
+@NEEDS_PRIVATE_MOUNTS
+def test_a_full_disk_at_the_start_is_said_and_ends_nothing(tmp_path):
+    script = (
+        "import sys\n"
+        "from runtime.cluster.task import Task\n"
+        "from runtime.session import export\n"
+        "export.check_export_dir(Task('worker', 0, ('a:1',), ('b:2',)), sys.argv[1])\n"
+    )
+    command = [*full_disk(tmp_path, "64k,nr_inodes=1"), sys.executable, "-c", script, str(tmp_path)]
+    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    line = f"worker 0: --export_dir {tmp_path} cannot be written: No space left on device; make room before training"
+    assert line in process.stderr
+
+
 def test_what_a_killed_export_has_left_is_removed_later(tmp_path):
     old, new = (tmp_path / f"tmp-{digit * 32}" for digit in "ab")
     foreign, version = tmp_path / "tmp-notes", tmp_path / "1"

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import events
-from runtime.cluster.roll_call import REACHED, RollCall
+from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
 from runtime.cluster.task import Task
 from runtime.session import summaries
 from runtime.session.mistakes import find_mistakes
@@ -161,8 +161,9 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._has_reached = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        if self._stop_at_accuracy is not None and self._roll_call.listen_to_chief(session).text == REACHED:
-            self._has_reached = True  # this task said so in its last life, and the others have stopped
+        last_word = self._roll_call.listen_to_chief(session).text  # of this task in its last life
+        if self._stop_at_accuracy is not None and last_word in (REACHED, TRAINED):
+            self._has_reached = True  # the others have stopped
             coord.request_stop()
         elif self._every_secs is not None:
             arguments = (session, coord, self._every_secs)

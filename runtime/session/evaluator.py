@@ -26,19 +26,18 @@ def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goa
     log = EvaluationLog(task, train_dir)
     evaluated = log.read_steps()
     saver = tf.train.Saver()
-    timeout_secs = timeouts.startup_secs
 
     def describe_missing() -> str:
         is_there = _new_checkpoints(train_dir, evaluated) or is_finished(train_dir, goal)
         after = f" after global step {max(evaluated)}" if evaluated else ""
         return "" if is_there else f"a checkpoint{after} in {train_dir}"
 
-    with tf.Session() as session:
+    with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:  # the GPUs are for the workers
         while True:
             wait_until_nothing_is_missing(
                 task,
                 describe_missing,
-                timeout_secs,
+                timeouts.recovery_secs if evaluated else timeouts.startup_secs,
                 "start the chief, or give the --train_dir and the --train_steps of the run",
             )
             was_finished = is_finished(train_dir, goal)  # first: the result comes after the last checkpoint
@@ -54,7 +53,6 @@ def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goa
             if was_finished:
                 logging.info("%s: the run is finished, and its checkpoints are evaluated", task)
                 return
-            timeout_secs = timeouts.recovery_secs
 
 
 def _new_checkpoints(train_dir: str, evaluated: set[int]) -> dict[int, str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError, UnusableError, reason
@@ -31,6 +32,8 @@ def check_export_dir(task: Task, export_dir: str) -> None:
 
     What exports that were killed have left there is removed. Other jobs may be exporting into the same folder now.
 
+    If its disk is full now, training goes on: there may be room at the end.
+
     Raises:
       UnusableError: it cannot.
     """
@@ -46,7 +49,10 @@ def check_export_dir(task: Task, export_dir: str) -> None:
         _remove_abandoned(export_dir, now=os.path.getmtime(temporary))
         os.rmdir(temporary)
     except OSError as error:
-        raise UnusableError(f"--export_dir {export_dir} cannot be written: {error.strerror}") from error
+        problem = f"--export_dir {export_dir} cannot be written: {error.strerror}"
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not os.path.isdir(export_dir):
+            raise UnusableError(problem) from error
+        logging.warning("%s: %s; make room before training ends", task, problem)
 
 
 def export(export_dir: str, build_serving: Callable[[], Serving], values: Mapping[str, Any]) -> None:
@@ -91,7 +97,8 @@ def _remove_abandoned(export_dir: str, now: float) -> None:
 
 
 def _save(folder: str, build_serving: Callable[[], Serving], values: Mapping[str, Any]) -> None:
-    with tf.Graph().as_default(), tf.Session() as session:
+    config = tf.ConfigProto(device_count={"GPU": 0})  # those of this process belong to its server
+    with tf.Graph().as_default(), tf.Session(config=config) as session:
         serving = build_serving()
         for name, variable in serving.parameters.items():
             variable.load(values[name], session)

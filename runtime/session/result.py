@@ -58,7 +58,7 @@ class Result:
             replace_file(path, f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode())
         except OSError as error:
             raise UnsavedError(f"{path} could not be written: {error.strerror}; make room and train again") from error
-        if not (tf.train.latest_checkpoint(train_dir) or "").endswith(f"-{self.global_step}"):
+        if not _is_saved(train_dir, self.global_step):
             raise UnsavedError(
                 f"the model of global step {self.global_step} could not be saved in {train_dir}, and is lost: make room"
                 " and train again"
@@ -99,9 +99,23 @@ def read_result(train_dir: str) -> dict[str, Any]:
 
 
 def is_finished(train_dir: str, goal: Goal) -> bool:
-    """Return whether `train_dir` has the result of a run that has reached `goal`."""
+    """Return whether `train_dir` has the result of a run that has reached `goal`, and its model.
+
+    A result does not count if the model could not be saved, or was removed: then training may begin again.
+    """
     result = read_result(train_dir) if train_dir else {}
-    return bool(result) and (
-        result["global_step"] >= goal.train_steps
-        or (goal.test_accuracy is not None and result["reached_accuracy"] >= goal.test_accuracy)
+    return (
+        bool(result)
+        and (
+            result["global_step"] >= goal.train_steps
+            or (goal.test_accuracy is not None and result["reached_accuracy"] >= goal.test_accuracy)
+        )
+        and _is_saved(train_dir, result["global_step"])
     )
+
+
+def _is_saved(train_dir: str, global_step: int) -> bool:
+    """Return whether the last checkpoint in `train_dir` has the model of `global_step`."""
+    state = tf.train.get_checkpoint_state(train_dir)
+    path = state.model_checkpoint_path if state else ""
+    return path.endswith(f"-{global_step}") and os.path.exists(f"{path}.index")

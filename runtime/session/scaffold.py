@@ -82,7 +82,7 @@ class TrainingScaffold(tf.train.Scaffold):
         """Wait until a session can be made and used.
 
         Raises:
-          FinishedError: no ps answers, and the job has finished.
+          FinishedError: a ps does not answer, and the job has finished.
           TimeoutError: the chief did not initialise or restore the model in time, or the host lists differ.
           UnusableError: this task and the chief do not agree.
         """
@@ -137,8 +137,8 @@ class TrainingScaffold(tf.train.Scaffold):
         is_late = unreachable and time.monotonic() > start + LATE_SECS
         if is_late and not self._task.is_chief and result.is_finished(self._job.train_dir, self._job.goal):
             raise FinishedError(
-                f"{self._task}: nothing is left to do: no ps answers, and {self._job.train_dir} has the result of a"
-                " finished run"
+                f"{self._task}: nothing is left to do: {self._job.train_dir} has the result of a finished run, and"
+                f" there is no {probes.describe(unreachable)}"
             )
         return probes.describe(unreachable)
 

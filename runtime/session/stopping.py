@@ -79,15 +79,24 @@ class StopWithChiefHook(tf.train.SessionRunHook):
         self._shall_stop = self._has_stopped = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        if self._listens:
-            threading.Thread(target=self._listen, args=(session, coord), name="stop_with_chief", daemon=True).start()
+        if not self._listens:
+            return
+        if self._has_chief_stopped(session):
+            coord.request_stop()  # before the first step, since the chief may have saved the model
+            return
+        threading.Thread(target=self._listen, args=(session, coord), name="stop_with_chief", daemon=True).start()
+
+    def _has_chief_stopped(self, session: tf.Session) -> bool:
+        if self._roll_call.listen_to_chief(session).text not in (REACHED, TRAINED):
+            return False
+        logging.info("%s: the chief says that the model is good enough", self._task)
+        return True
 
     def _listen(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         try:
-            while self._roll_call.listen_to_chief(session).text not in (REACHED, TRAINED):
+            while not self._has_chief_stopped(session):
                 if coord.wait_for_stop(POLL_SECS):
                     return
-            logging.info("%s: the chief says that the model is good enough", self._task)
             self._shall_stop = True
             time.sleep(LAST_STEP_SECS)
             if not self._has_stopped:
