@@ -1,4 +1,7 @@
-"""The learning rate: a function of the global step, so a run that is resumed goes on with the rate that it had."""
+"""The learning rate: a function of the global step, so a run that is resumed goes on with the rate that it had.
+
+A cycle is resumed with the same number of steps, or the rate jumps to that of the longer cycle.
+"""
 
 from typing import NamedTuple
 
