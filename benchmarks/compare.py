@@ -23,7 +23,7 @@ from benchmarks import chart, contenders, report, results, tables, tuning
 from benchmarks.contenders import Contender
 from benchmarks.isolation import isolate
 
-NUM_ROUNDS, NUM_QUICK_ROUNDS = 5, 4
+NUM_ROUNDS, NUM_QUICK_ROUNDS = 5, 3
 CHART, QUICK_CHART = (report.BENCHMARKS.with_name(f"{name}.png") for name in ("benchmarks", "benchmarks-quick"))
 ACCURACY_STEPS = 10000
 ACCURACY_SETTING = (

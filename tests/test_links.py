@@ -113,7 +113,8 @@ class Task(NamedTuple):
 
 SEVERAL = (("10.0.0.1:2222",), ("10.0.0.2:2222", "10.0.0.3:2222"))
 SEVERAL_FLAGS = "--ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 --train_dir=/shared/run1"
-RECOMMENDED = "--sync_replicas --local_steps=128 --optimizer=momentum --learning_rate=0.1"
+ONE_CYCLE = "--lr_schedule=one_cycle --optimizer=nesterov --learning_rate=0.3 --train_steps=1024"
+RECOMMENDED = f"--sync_replicas --local_steps=64 {ONE_CYCLE}"
 CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 2 --write"
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
 BOARD = "runtime/launch/tensorboard"

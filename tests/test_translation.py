@@ -10,11 +10,11 @@ from tests.test_links import FENCE, LINK, PROJECT, README
 CHINESE = PROJECT / "README.zh-CN.md"
 LANGUAGE_LINKS = {README.name, CHINESE.name}
 FRACTIONS = {
-    "two thirds": "三分之二",
+    "half": "一半",
     "a quarter": "四分之一",
     "a third": "三分之一",
     "two fifths": "五分之二",
-    "a ninth": "九分之一",
+    "a fourteenth": "十四分之一",
 }
 
 
