@@ -159,7 +159,7 @@ def finish(
     with connection.session() as session, contextlib.ExitStack() as last:  # calls the last first, whatever fails
         measures = evaluate(session)
         result = make_result(task, agreed_flags(), measures, progress)
-        print(result, flush=True)
+        result.print()
         last.callback(report.write, train_dir)
         last.callback(session.close)  # before the ps tasks are gone
         last.callback(roll_call.say, session, EVALUATED)

@@ -8,6 +8,7 @@ import platform
 import sys
 import threading
 import time
+from typing import Any
 
 import psutil
 
@@ -15,6 +16,7 @@ EVENTS_FOLDER = "events"
 MAX_PENDING = 1000  # events that wait for a folder, or for room on its disk
 
 _path = ""  # of this task's file; empty: nothing is recorded
+_is_train_dir_there = False  # as far as this task has seen
 _pending: collections.deque[bytes] = collections.deque(maxlen=MAX_PENDING)
 _writing = threading.Lock()
 
@@ -25,10 +27,10 @@ def start_recording(task: object, train_dir: str) -> None:
     Each task writes what it knows itself. The chief makes `train_dir`; a task that does not see it writes nothing. Nor
     does a full disk cost anything but events.
     """
-    global _path
+    global _path, _is_train_dir_there
     if not train_dir:
         return
-    _path = os.path.join(train_dir, EVENTS_FOLDER, f"{str(task).replace(' ', '-')}.jsonl")
+    _path, _is_train_dir_there = path_of(task, train_dir), False
     versions: dict[str, str] = {
         name: sys.modules[name].__version__ for name in ("tensorflow", "numpy") if name in sys.modules
     }
@@ -37,16 +39,54 @@ def start_recording(task: object, train_dir: str) -> None:
     record("starting", started_at, command=[sys.executable, *sys.argv], host=platform.node(), versions=versions)
 
 
+def path_of(task: object, train_dir: str) -> str:
+    """Return the path of the file of a task, such as "worker 0"."""
+    return os.path.join(train_dir, EVENTS_FOLDER, f"{str(task).replace(' ', '-')}.jsonl")
+
+
 def record(event: str, unix_secs: float | None = None, **values: object) -> None:
     """Append an event with its time, now by default, and its values, which JSON can express."""
+    global _is_train_dir_there
     if not _path:
         return
     entry = {"unix_secs": round(unix_secs or time.time(), 3), "event": event, **values}
     folder = os.path.dirname(_path)
     with _writing, contextlib.suppress(OSError):
         _pending.append(f"{json.dumps(entry)}\n".encode())
-        if os.path.isdir(os.path.dirname(folder)):
-            os.makedirs(folder, exist_ok=True)
+        _is_train_dir_there = _is_train_dir_there or _is_folder(os.path.dirname(folder))
+        if _is_train_dir_there:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
             with open(_path, "ab", buffering=0) as file:
                 file.write(b"".join(_pending))
             _pending.clear()
+
+
+def _is_folder(path: str) -> bool:
+    """Return whether a folder is there, by a look at the one around it.
+
+    A client of NFS remembers for up to a minute that a name was not there. A ps that had looked for the folder before
+    the chief made it would then see no checkpoint in it.
+    """
+    around, name = os.path.split(path)
+    try:
+        return not name or (_is_folder(around) and name in os.listdir(around) and os.path.isdir(path))
+    except PermissionError:
+        return os.path.isdir(path)
+
+
+def read_lines(path: str) -> list[dict[str, Any]]:
+    """Return the JSON lines of a file that tasks write, by time; one that was killed may have left half a line."""
+    entries = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(entry, dict) and isinstance(entry.get("unix_secs"), float | int):
+                    entries.append(entry)
+    except FileNotFoundError:
+        pass
+    return sorted(entries, key=lambda entry: entry["unix_secs"])

@@ -102,6 +102,18 @@ def test_only_who_writes_checkpoints_uses_files(graph, written_by, places):
     assert placed["AssignVariableOp"] == {"/job:ps/task:0", "/job:ps/task:1"}
 
 
+def test_a_checkpoint_that_was_restored_is_left_as_it_is(graph, tmp_path):
+    path = save(tmp_path, {"w": [3, 2], "w/Adam": [3, 2]})
+    tf.get_variable("w", [3, 2])
+    saver = checkpoints.make_saver(CHIEF, "ps", keep_checkpoints=5)
+    with tf.Session() as session:
+        saver.restore(session, path)
+        assert saver.save(session, str(tmp_path / "model.ckpt"), global_step=5) == path
+        assert "w/Adam" in dict(tf.train.list_variables(path)), "the state of another optimizer is lost"
+        newer = saver.save(session, str(tmp_path / "model.ckpt"), global_step=6)
+        assert list(dict(tf.train.list_variables(newer))) == ["w"]
+
+
 def test_what_a_failed_attempt_leaves_behind_is_removed(tmp_path):
     path = save(tmp_path, {"w": [3, 2]})
     files = set(tmp_path.iterdir())

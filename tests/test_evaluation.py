@@ -1,7 +1,13 @@
 """What evaluations leave behind, and when a run is finished."""
 
+import dataclasses
+import errno
+import io
 import json
+import os
+import sys
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -9,9 +15,10 @@ from benchmarks.testbed.processes import poll_for
 from runtime.cluster.roll_call import REACHED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
-from runtime.session.evaluation import EvaluationHook, EvaluationLog, Measures
-from runtime.session.evaluator import follow_checkpoints
-from runtime.session.result import Goal, is_finished
+from runtime.errors import UnusableError
+from runtime.session.evaluation import EXAMPLES, Evaluate, Evaluation, EvaluationHook, EvaluationLog, Measures
+from runtime.session.evaluator import Checkpoint, follow_checkpoints
+from runtime.session.result import Goal, Result, is_finished
 from runtime.session.stopping import StopWithChiefHook
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
@@ -21,14 +28,14 @@ MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, f
 
 def test_each_evaluation_is_a_line_of_a_file_that_several_tasks_write(tmp_path):
     chief, evaluator = (EvaluationLog(task, str(tmp_path)) for task in (CHIEF, EVALUATOR))
-    assert evaluator.read_steps() == set(), "there is no file yet"
+    assert evaluator.read() == [], "there is no file yet"
     chief.write(MEASURES)
     evaluator.write(MEASURES._replace(global_step=50))
     entries = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
     assert [(entry["task"], entry["global_step"]) for entry in entries] == [("worker 0", 40), ("evaluator 0", 50)]
     assert entries[0]["test_accuracy"] == 0.9375
     assert entries[0]["test_loss"] == 0.25
-    assert evaluator.read_steps() == {50}
+    assert evaluator.read() == entries[1:]
 
 
 def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
@@ -37,7 +44,7 @@ def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
     with open(tmp_path / "eval.jsonl", "a") as file:
         file.write('{"global_step": 50, "te')
     log.write(MEASURES._replace(global_step=60))
-    assert log.read_steps() == {40, 60}
+    assert [line["global_step"] for line in log.read()] == [40, 60]
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_entry(tmp_path, caplog):
@@ -68,8 +75,9 @@ def test_a_run_is_finished_when_its_result_has_reached_the_goal(tmp_path, leave_
 
 
 def test_an_evaluator_that_is_started_again_waits_as_long_as_one_that_was_not(tmp_path, leave_checkpoint):
-    EvaluationLog(EVALUATOR, str(tmp_path)).write(MEASURES)
-    leave_checkpoint(MEASURES.global_step)  # which it has evaluated
+    leave_checkpoint(MEASURES.global_step)
+    checkpoint = Checkpoint(MEASURES.global_step, round((tmp_path / "model.ckpt-40.index").stat().st_mtime, 3))
+    EvaluationLog(EVALUATOR, str(tmp_path)).write(MEASURES, **checkpoint._asdict())
     with tf.Graph().as_default():
         tf.get_variable("weights", [])
         timeouts = Timeouts(startup_secs=0, recovery_secs=1)
@@ -127,3 +135,137 @@ def test_any_accuracy_reaches_the_goal_of_0(local_servers):
             return context.stop_requested
 
         poll_for(is_stopped, "an evaluation")
+
+
+class FinishedRun:
+    """Two checkpoints of a run of 40 steps, and its result."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        with tf.Graph().as_default() as graph:
+            tf.get_variable("weights", [])
+            self.saver, initialize = tf.train.Saver(), tf.global_variables_initializer()
+        self.session = tf.Session(graph=graph)
+        self.session.run(initialize)
+        for step in (30, 40):
+            self.save(step)
+        (folder / "result.json").write_text('{"global_step": 40}')
+
+    def save(self, step):
+        self.saver.save(self.session, str(self.folder / "model.ckpt"), global_step=step)
+
+    def follow(self, evaluate):
+        with tf.Graph().as_default():
+            tf.get_variable("weights", [])
+            follow_checkpoints(EVALUATOR, evaluate, str(self.folder), Goal(40, None), Timeouts(0, 0))
+
+
+@pytest.fixture
+def finished_run(tmp_path):
+    return FinishedRun(tmp_path)
+
+
+def test_an_evaluator_knows_a_checkpoint_again_by_its_name_and_when_it_was_written(finished_run):
+    measured = []
+
+    def evaluate(_):
+        measured.append(MEASURES.global_step)
+        return MEASURES._replace(global_step=47)  # asynchronous workers have trained on while it was written
+
+    for _ in range(2):
+        finished_run.follow(evaluate)
+    assert len(measured) == 2
+    finished_run.save(40)  # of a new model
+    os.utime(finished_run.folder / "model.ckpt-40.index", (0, 0))
+    finished_run.follow(evaluate)
+    assert len(measured) == 3
+
+
+def test_an_evaluator_leaves_out_a_checkpoint_that_is_deleted_before_its_turn(finished_run, caplog):
+    caplog.set_level("INFO")
+
+    def evaluate(_):
+        tf.train.update_checkpoint_state(str(finished_run.folder), str(finished_run.folder / "model.ckpt-30"))
+        (finished_run.folder / "model.ckpt-40.data-00000-of-00001").unlink(missing_ok=True)
+        return MEASURES
+
+    finished_run.follow(evaluate)
+    assert "model.ckpt-40 was deleted before it could be evaluated" in caplog.text
+
+
+def test_an_evaluator_refuses_a_checkpoint_that_is_broken(finished_run):
+    (finished_run.folder / "model.ckpt-40.data-00000-of-00001").unlink()
+    with pytest.raises(UnusableError, match=r"model\.ckpt-40 has 0 of its 1 parts"):
+        finished_run.follow(lambda _: MEASURES)
+
+
+def make_evaluate(labels):
+    """Return what measures logits that are the images themselves."""
+    images, placeholder = tf.placeholder(tf.float32, [None, 2]), tf.placeholder(tf.int32, [None])
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=placeholder, logits=images))
+    tf.train.create_global_step()
+    return Evaluation({}, images, placeholder, images, loss, loss).on((np.zeros([2, 2], np.float32), np.array(labels)))
+
+
+def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_run, graph):
+    chief, evaluator = make_evaluate([0, 1]), Evaluate(None, np.zeros([2, 2], np.float32), np.array([1, 1]))
+    (finished_run.folder / "events").mkdir()
+    entry = {"unix_secs": 1.0, "event": EXAMPLES, "checksum": chief.checksum}
+    (finished_run.folder / "events" / "worker-0.jsonl").write_text(json.dumps(entry))
+    with pytest.raises(UnusableError, match="tests on other examples: give the evaluator the --data_dir of the run"):
+        finished_run.follow(evaluator)
+
+
+def test_a_test_example_with_a_label_of_no_class_is_refused_in_one_line(graph, local_servers):
+    evaluate = make_evaluate([0, 2])
+    servers = local_servers(1, 1)
+    roll_call = RollCall(servers.task("worker", 0))
+    initialize = tf.global_variables_initializer()
+    with servers.worker_session(0, graph) as session:
+        session.run(initialize)
+        with pytest.raises(UnusableError, match=r"the test examples under --data_dir cannot be used: .*label.* 2 "):
+            evaluate(session)
+        coord = tf.train.Coordinator()
+        hook = EvaluationHook(CHIEF, evaluate, "", roll_call, every_secs=0.1, stop_at_accuracy=0.9)
+        hook.after_create_session(session, coord)
+        poll_for(coord.should_stop, "the end of training")
+        with pytest.raises(UnusableError):
+            coord.join()
+
+
+def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers):
+    servers = local_servers(1, 1)
+    with tf.Graph().as_default() as graph:
+        roll_call = RollCall(servers.task("worker", 0))
+    hook = EvaluationHook(CHIEF, lambda _: MEASURES, "", roll_call, every_secs=None, stop_at_accuracy=0.9)
+    hook._has_reached = True
+    with servers.worker_session(0, graph) as session:
+        hook.after_create_session(session, tf.train.Coordinator())
+        context = tf.train.SessionRunContext(None, session)
+        hook.after_run(context, None)
+        assert not context.stop_requested
+
+
+FIGURES = {"test_accuracy": 0.5, "test_loss": 1.0, "global_step": 40, "train_secs": 5.0}
+RESULT = Result(**dict.fromkeys((field.name for field in dataclasses.fields(Result)), None) | FIGURES)
+
+
+def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(tmp_path, leave_checkpoint):
+    leave_checkpoint(40)
+    again = dataclasses.replace(RESULT, train_secs=0.0)  # of a process that found the model finished
+    for result, expected in ((RESULT, 5.0), (again, 5.0), (dataclasses.replace(again, test_accuracy=0.25), 0.0)):
+        result.write(str(tmp_path))
+        assert json.loads((tmp_path / "result.json").read_text())["train_secs"] == expected
+
+
+def test_a_last_line_that_cannot_be_printed_is_logged(monkeypatch, caplog):
+    result = dataclasses.replace(RESULT, examples_per_sec=7.0)
+
+    class FullDisk(io.StringIO):
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", FullDisk())
+        result.print()
+    assert f"the last line cannot be printed (No space left on device): {result}" in caplog.text

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import subprocess
 import sys
@@ -181,6 +182,19 @@ def test_events_are_recorded_in_a_file_of_the_task(tmp_path, recording):
     assert starting["unix_secs"] < waiting["unix_secs"]
     assert starting["command"][0] == sys.executable
     assert (waiting["event"], waiting["missing"]) == ("waiting", "ps 0")
+
+
+def test_a_folder_is_not_looked_for_by_its_name_before_it_is_there(tmp_path, recording, monkeypatch):
+    """A client of NFS would remember for a minute that it was not there."""
+    looked_for = []
+    isdir = os.path.isdir
+    monkeypatch.setattr(events.os.path, "isdir", lambda path: looked_for.append(path) or isdir(path))
+    events.start_recording("ps 0", str(tmp_path / "runs" / "new"))
+    for folder in (tmp_path / "runs", tmp_path / "runs" / "new"):
+        assert str(folder) not in looked_for
+        folder.mkdir()
+        events.record("waiting")
+    assert (tmp_path / "runs" / "new" / "events" / "ps-0.jsonl").exists()
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_events(recording):

@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from runtime.events import EVENTS_FOLDER
+from runtime.events import EVENTS_FOLDER, read_lines
 
 GAP_SECS = 600.0  # nothing happens for so long before the next run in one folder starts; the report is of the last
 SILENCE_SECS = 10.0  # a worker that trains says so more often
@@ -55,7 +55,7 @@ def read(train_dir: str) -> History:
       FileNotFoundError: nothing is there.
     """
     files = sorted(glob.glob(os.path.join(glob.escape(train_dir), EVENTS_FOLDER, "*.jsonl")), key=_natural)
-    events = {os.path.basename(path)[: -len(".jsonl")].replace("-", " "): _read_lines(path) for path in files}
+    events = {os.path.basename(path)[: -len(".jsonl")].replace("-", " "): read_lines(path) for path in files}
     result = _read_result(train_dir)
     recorded = sorted((event["unix_secs"], event["event"]) for of_task in events.values() for event in of_task)
     moments = [at for at, _ in recorded]
@@ -67,7 +67,7 @@ def read(train_dir: str) -> History:
         if after - before > GAP_SECS and kind == "starting"  # else the run has slept, with its machine
     ]
     began_at = [0.0, *moments[:1], *starts][-1]
-    evaluations = _read_lines(os.path.join(train_dir, "eval.jsonl"))
+    evaluations = read_lines(os.path.join(train_dir, "eval.jsonl"))
     for entry in [*evaluations, *(event for of_task in events.values() for event in of_task)]:
         entry["secs"] = entry["unix_secs"] - began_at
     kept = {task: [event for event in of_task if event["secs"] >= 0] for task, of_task in events.items()}
@@ -83,23 +83,6 @@ def read(train_dir: str) -> History:
 def _natural(path: str) -> tuple[str, int]:
     job_name, _, index = os.path.basename(path).split(".")[0].partition("-")
     return job_name, int(index) if index.isdigit() else 0
-
-
-def _read_lines(path: str) -> list[Event]:
-    """Return the JSON lines of a file; a task that was killed may have left half a line."""
-    entries = []
-    try:
-        with open(path, encoding="utf-8") as file:
-            for line in file:
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(entry, dict) and isinstance(entry.get("unix_secs"), float | int):
-                    entries.append(entry)
-    except FileNotFoundError:
-        pass
-    return sorted(entries, key=lambda entry: entry["unix_secs"])
 
 
 def _read_result(train_dir: str) -> Event:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -86,20 +87,23 @@ def find_last_checkpoint(train_dir: str) -> str | None:
 
 
 def check_last_checkpoint(train_dir: str) -> None:
+    """Check the last checkpoint in `train_dir`, if there is one: see `check_checkpoint()`."""
+    if path := find_last_checkpoint(train_dir):
+        check_checkpoint(path)
+
+
+def check_checkpoint(path: str) -> None:
     """Check that every variable of the graph can be restored, since TensorFlow's message comes late and is long.
 
     Raises:
-      UnusableError: the last checkpoint in `train_dir` is broken or incomplete, or lacks a variable, or has it in
-        another shape.
+      UnusableError: the checkpoint is broken or incomplete, or lacks a variable, or has it in another shape.
     """
-    path = find_last_checkpoint(train_dir)
-    if not path:
-        return
+    state = os.path.join(os.path.dirname(path), "checkpoint")
     try:
         saved_shapes = dict(tf.train.list_variables(path))
     except (tf.errors.OpError, ValueError) as error:
         raise UnusableError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}): name an older one in {train_dir}/checkpoint, or"
+            f"{path} cannot be read ({str(error).splitlines()[0]}): name an older one in {state}, or"
             " give another --train_dir"
         ) from error
     parts = glob.glob(f"{glob.escape(path)}.data-*-of-*")
@@ -130,6 +134,23 @@ def _whole_shapes() -> dict[str, list[int]]:
     return shapes
 
 
+class _Saver(tf.train.Saver):
+    """Leaves the checkpoint alone that it has restored: it may have more in it, such as another optimizer's state.
+
+    TensorFlow's hook saves at the start of each session, and so would write that one anew.
+    """
+
+    _restored = ""
+
+    def restore(self, session: tf.Session, path: str) -> None:
+        super().restore(session, path)
+        self._restored = path
+
+    def save(self, session: tf.Session, path: str, global_step: int, **options: Any) -> str:
+        path_of_step = f"{path}-{global_step}"
+        return path_of_step if path_of_step == self._restored else super().save(session, path, global_step, **options)
+
+
 def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> tf.train.Saver:
     """Return what saves and restores all variables of the graph; each way reads what the other has written.
 
@@ -144,7 +165,7 @@ def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> tf.train.S
         return f"{task.device}/device:CPU:0" if uses_files else op.device
 
     with tf.device(place):  # the saver itself would restore each variable where it lies
-        return tf.train.Saver(sharded=written_by == "ps", save_relative_paths=True, max_to_keep=keep_checkpoints)
+        return _Saver(sharded=written_by == "ps", save_relative_paths=True, max_to_keep=keep_checkpoints)
 
 
 def remove_unfinished(train_dir: str) -> None:

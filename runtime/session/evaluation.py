@@ -5,20 +5,24 @@ import json
 import os
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import events
 from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
 from runtime.cluster.task import Task
+from runtime.errors import UnusableError, reason
 from runtime.session import summaries
 from runtime.session.mistakes import find_mistakes
 
 EVAL_FILE = "eval.jsonl"
+EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
 
 
@@ -35,9 +39,6 @@ class Measures(NamedTuple):
         return f"test accuracy {self.accuracy:.4f} (test loss {self.loss:.4f})"
 
 
-Evaluate = Callable[[tf.Session], Measures]  # measures the parameters as they are now on all test examples
-
-
 class Evaluation(NamedTuple):
     """The part of the graph that measures the model on the examples that it is fed."""
 
@@ -48,20 +49,40 @@ class Evaluation(NamedTuple):
     loss: tf.Tensor  # float32 [], averaged over them
     accuracy: tf.Tensor  # float32 []
 
-    def on(self, examples: Sequence[Any]) -> Evaluate:
+    def on(self, examples: Sequence[Any]) -> "Evaluate":
         """Return what measures the parameters on all `examples`, images and labels."""
-        return functools.partial(self.run, examples=examples)
+        return Evaluate(self, *examples)
 
-    def run(self, session: tf.Session, examples: Sequence[Any]) -> Measures:
-        """Measure the parameters as they are now on all `examples`, images and labels."""
-        values, global_step = session.run([dict(self.parameters), tf.train.get_global_step(session.graph)])
-        feed_dict = {self.parameters[name]: value for name, value in values.items()}
-        images, labels = examples
+
+class Evaluate:
+    """Measures the parameters as they are now on all test examples."""
+
+    def __init__(self, evaluation: Evaluation, images: npt.NDArray[Any], labels: npt.NDArray[Any]):
+        """Measure with `evaluation`."""
+        self._evaluation, self._images, self._labels = evaluation, images, labels
+
+    @functools.cached_property
+    def checksum(self) -> int:
+        """The CRC-32 of the examples, which tells them from others."""
+        return zlib.crc32(self._labels.tobytes(), zlib.crc32(self._images.tobytes()))
+
+    def __call__(self, session: tf.Session) -> Measures:
+        """Measure.
+
+        Raises:
+          UnusableError: the model cannot be tested on these examples; one has a label of no class.
+        """
+        evaluation, images, labels = self._evaluation, self._images, self._labels
+        values, global_step = session.run([dict(evaluation.parameters), tf.train.get_global_step(session.graph)])
+        feed_dict = {evaluation.parameters[name]: value for name, value in values.items()}
         sums, logits = np.zeros(2), []
         for start in range(0, len(labels), BATCH_SIZE):
             batch = slice(start, start + BATCH_SIZE)
-            feed_dict |= {self.images: images[batch], self.labels: labels[batch]}
-            measured, of_batch = session.run([[self.loss, self.accuracy], self.logits], feed_dict)
+            feed_dict |= {evaluation.images: images[batch], evaluation.labels: labels[batch]}
+            try:
+                measured, of_batch = session.run([[evaluation.loss, evaluation.accuracy], evaluation.logits], feed_dict)
+            except tf.errors.InvalidArgumentError as error:
+                raise UnusableError(f"the test examples under --data_dir cannot be used: {reason(error)}") from error
             sums += len(labels[batch]) * np.array(measured)
             logits.append(of_batch)
         loss, accuracy = sums / len(labels)
@@ -76,24 +97,13 @@ class EvaluationLog:
         """Write as `task` into `train_dir`; only log if it is empty."""
         self._task, self._train_dir = task, train_dir
 
-    def read_steps(self) -> set[int]:
-        """Return the global steps whose evaluations by this task `eval.jsonl` has."""
-        steps = set()
-        try:
-            with open(os.path.join(self._train_dir, EVAL_FILE)) as file:
-                for line in file:
-                    try:
-                        entry = json.loads(line)
-                    except ValueError:  # a task was killed, or its disk was full, while it wrote this line
-                        continue
-                    if entry["task"] == str(self._task):
-                        steps.add(entry["global_step"])
-        except FileNotFoundError:
-            pass
-        return steps
+    def read(self) -> list[dict[str, Any]]:
+        """Return the lines of `eval.jsonl` that this task has written."""
+        lines = events.read_lines(os.path.join(self._train_dir, EVAL_FILE))
+        return [line for line in lines if line.get("task") == str(self._task)]
 
-    def write(self, measures: Measures) -> None:
-        """Write one evaluation everywhere; a full disk costs its entries in files, and nothing else."""
+    def write(self, measures: Measures, **more: object) -> None:
+        """Write one evaluation everywhere, `more` into `eval.jsonl` only; a full disk costs its entries in files."""
         logging.info("%s: %s at global step %d", self._task, measures, measures.global_step)
         if not self._train_dir:
             return
@@ -103,6 +113,7 @@ class EvaluationLog:
             "test_loss": round(measures.loss, 6),
             "unix_secs": round(time.time(), 3),
             "task": str(self._task),
+            **more,
         }
         try:
             _append_line(os.path.join(self._train_dir, EVAL_FILE), json.dumps(entry))
@@ -158,9 +169,12 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._evaluate, self._roll_call = evaluate, roll_call
         self._log = EvaluationLog(task, train_dir)
         self._every_secs, self._stop_at_accuracy = every_secs, stop_at_accuracy
-        self._has_reached = False
+
+    def begin(self) -> None:
+        events.record(EXAMPLES, checksum=self._evaluate.checksum)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
         last_word = self._roll_call.listen_to_chief(session).text  # of this task in its last life
         if self._stop_at_accuracy is not None and last_word in (REACHED, TRAINED):
             self._has_reached = True  # the others have stopped
@@ -181,6 +195,8 @@ class EvaluationHook(tf.train.SessionRunHook):
                     goal = self._stop_at_accuracy
                     self._has_reached = goal is not None and goal <= measures.accuracy
                 coord.wait_for_stop(max(0.0, start + every_secs - time.monotonic()))
+        except UnusableError as error:
+            coord.request_stop(error)
         except (tf.errors.OpError, RuntimeError):
             pass  # the session was closed, at the end or after the loss of a ps; the next one evaluates again
 

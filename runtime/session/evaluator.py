@@ -1,14 +1,26 @@
 """The evaluator: a process beside the cluster that evaluates each checkpoint of a run."""
 
+import contextlib
+import os
+from typing import NamedTuple
+
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime import events
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
 from runtime.errors import UnusableError
-from runtime.session.checkpoints import check_last_checkpoint
-from runtime.session.evaluation import Evaluate, EvaluationLog
+from runtime.session.checkpoints import check_checkpoint
+from runtime.session.evaluation import EXAMPLES, Evaluate, EvaluationLog
 from runtime.session.result import Goal, is_finished
+
+
+class Checkpoint(NamedTuple):
+    """What tells a checkpoint from others, also from one of an earlier model in the same folder."""
+
+    checkpoint_step: int  # in its name; asynchronous workers may have taken more steps until it was written
+    checkpoint_unix_secs: float  # when it was written
 
 
 def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goal, timeouts: Timeouts) -> None:
@@ -19,17 +31,17 @@ def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goa
 
     Raises:
       TimeoutError: no new checkpoint came in time.
-      UnusableError: there is no `train_dir`, or its checkpoints are not of this model.
+      UnusableError: there is no `train_dir`, or its checkpoints are not of this model, or the chief tests on others.
     """
     if not train_dir:
         raise UnusableError("the evaluator needs --train_dir, the folder of the run that it shall evaluate")
     log = EvaluationLog(task, train_dir)
-    evaluated = log.read_steps()
+    evaluated = {Checkpoint(*(line.get(name, 0) for name in Checkpoint._fields)) for line in log.read()}
     saver = tf.train.Saver()
 
     def describe_missing() -> str:
         is_there = _new_checkpoints(train_dir, evaluated) or is_finished(train_dir, goal)
-        after = f" after global step {max(evaluated)}" if evaluated else ""
+        after = f" after global step {max(evaluated).checkpoint_step}" if evaluated else ""
         return "" if is_there else f"a checkpoint{after} in {train_dir}"
 
     with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:  # the GPUs are for the workers
@@ -41,22 +53,39 @@ def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goa
                 "start the chief, or give the --train_dir and the --train_steps of the run",
             )
             was_finished = is_finished(train_dir, goal)  # first: the result comes after the last checkpoint
-            for step, path in _new_checkpoints(train_dir, evaluated).items():
-                check_last_checkpoint(train_dir)
-                evaluated.add(step)
+            for checkpoint, path in _new_checkpoints(train_dir, evaluated).items():
+                _check_examples(train_dir, evaluate)
+                evaluated.add(checkpoint)
                 try:
+                    check_checkpoint(path)
                     saver.restore(session, path)
-                except (tf.errors.NotFoundError, ValueError):  # ValueError: what TensorFlow makes of a missing index
+                except (tf.errors.OpError, UnusableError, ValueError):
+                    if checkpoint in _new_checkpoints(train_dir, set()):
+                        raise
                     logging.info("%s: %s was deleted before it could be evaluated", task, path)
                 else:
-                    log.write(evaluate(session))
+                    log.write(evaluate(session), **checkpoint._asdict())
             if was_finished:
                 logging.info("%s: the run is finished, and its checkpoints are evaluated", task)
                 return
 
 
-def _new_checkpoints(train_dir: str, evaluated: set[int]) -> dict[int, str]:
-    """Return the paths of the checkpoints that are not evaluated yet, by global step, the oldest first."""
+def _check_examples(train_dir: str, evaluate: Evaluate) -> None:
+    """Check that the chief, which says so before it saves anything, tests on the same examples."""
+    of_chief = events.read_lines(events.path_of("worker 0", train_dir))
+    checksums = [event.get("checksum") for event in of_chief if event["event"] == EXAMPLES]
+    if checksums and checksums[-1] != evaluate.checksum:
+        raise UnusableError(
+            "the chief of this run tests on other examples: give the evaluator the --data_dir of the run"
+        )
+
+
+def _new_checkpoints(train_dir: str, evaluated: set[Checkpoint]) -> dict[Checkpoint, str]:
+    """Return the paths of the checkpoints that are not evaluated yet, the oldest first."""
     state = tf.train.get_checkpoint_state(train_dir)
-    paths = {int(path.rpartition("-")[2]): path for path in (state.all_model_checkpoint_paths if state else ())}
-    return {step: paths[step] for step in sorted(paths.keys() - evaluated)}
+    paths = {}
+    for path in state.all_model_checkpoint_paths if state else ():
+        with contextlib.suppress(FileNotFoundError):  # it was just deleted
+            step, written_at = int(path.rpartition("-")[2]), round(os.path.getmtime(f"{path}.index"), 3)
+            paths[Checkpoint(step, written_at)] = path
+    return {checkpoint: paths[checkpoint] for checkpoint in sorted(paths.keys() - evaluated)}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError
@@ -51,11 +52,12 @@ class Result:
         Raises:
           UnsavedError: it cannot be written, or the last checkpoint does not have this model.
         """
-        if not train_dir or (self.train_secs == 0.0 and read_result(train_dir).get("global_step") == self.global_step):
+        if not train_dir:
             return
         path = os.path.join(train_dir, RESULT_FILE)
         try:
-            replace_file(path, f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode())
+            if not self._is_written(train_dir):
+                replace_file(path, f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode())
         except OSError as error:
             raise UnsavedError(f"{path} could not be written: {error.strerror}; make room and train again") from error
         if not _is_saved(train_dir, self.global_step):
@@ -63,6 +65,19 @@ class Result:
                 f"the model of global step {self.global_step} could not be saved in {train_dir}, and is lost: make room"
                 " and train again"
             )
+
+    def _is_written(self, train_dir: str) -> bool:
+        """Return whether `result.json` has this result of an earlier process, which has trained the model."""
+        written = read_result(train_dir)
+        is_same = (written.get("global_step"), written.get("test_accuracy")) == (self.global_step, self.test_accuracy)
+        return is_same and self.train_secs == 0.0
+
+    def print(self) -> None:
+        """Print the last line. Where standard output cannot be written, it is logged: the result is not lost."""
+        try:
+            print(self, flush=True)
+        except OSError as error:
+            logging.error("the last line cannot be printed (%s): %s", error.strerror, self)
 
     def __str__(self) -> str:
         return (
@@ -93,7 +108,11 @@ def read_result(train_dir: str) -> dict[str, Any]:
     try:
         with open(os.path.join(train_dir, RESULT_FILE)) as file:
             result = json.load(file)
-        return {"global_step": int(result["global_step"]), "reached_accuracy": result.get("reached_accuracy") or 0.0}
+        return {
+            "global_step": int(result["global_step"]),
+            "reached_accuracy": result.get("reached_accuracy") or 0.0,
+            "test_accuracy": result.get("test_accuracy"),
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
