@@ -409,6 +409,38 @@ def test_no_token_is_added_while_every_worker_is_there_however_long_an_exchange_
     assert "no synchronous update" not in caplog.text
 
 
+def test_spare_tokens_that_are_left_over_let_no_worker_go_on(local_servers):
+    servers = local_servers(1, 3)
+    workers = [Worker(servers, index, replicas=2) for index in range(3)]
+    (hook,) = workers[0].hooks
+    for num_spares in (1, 0):  # two workers are lost, and come back
+        hook._replace(workers[0].session, num_spares)
+    waiting = workers[0].start_step()
+    waiting.join(1)
+    assert waiting.is_alive()
+    step_together(workers[1])
+    waiting.join(60)
+    assert workers[0].read() == [0 - 0.5 * (1 + 2) / 2, 1]
+
+
+def test_a_ps_that_nobody_waits_for_hands_out_no_tokens(local_servers):
+    servers = local_servers(2, 2)
+    workers = [Worker(servers, index, replicas=1) for index in range(2)]
+    for worker in workers:
+        worker.step()
+    with tf.Graph().as_default() as graph, tf.device("/job:ps/task:1"):
+        queues = [tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_tokens") for name in ("even", "odd")]
+        sizes = [queue.size() for queue in queues]
+    with servers.worker_session(0, graph) as session:
+        assert session.run(sizes) == [0, 0]
+
+
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_every_ps_has_something_that_is_initialised_after_the_whole_model(local_servers, replicas):
+    updates = Worker(local_servers(2, 2), 0, replicas=replicas).updates
+    assert {variable.device for variable in updates.unsaved_variables} == {"/job:ps/task:0", "/job:ps/task:1"}
+
+
 def test_the_token_queue_serves_the_next_chief(local_servers):
     servers = local_servers(1, 2)
     chief, other = (Worker(servers, index, replicas=2) for index in range(2))

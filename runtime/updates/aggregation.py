@@ -80,7 +80,7 @@ class Aggregation:
                 with tf.control_dependencies([self._drop_gradients()]):
                     restart = self.last_added.assign(self._build_nothing_added(), read_value=False)
             with tf.control_dependencies([change, restart]):
-                wake = [_hand_out(queue, self._rule.num_workers) for queue in self._tokens]
+                wake = [self._hand_out(queue, self._rule.num_workers) for queue in self._tokens]
             with tf.control_dependencies(wake):
                 return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
@@ -132,11 +132,11 @@ class Aggregation:
         return self._rule.is_strict or self._holding.steps is tf.train.get_global_step()
 
     def _wait(self, queue: tf.FIFOQueue, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
-        """Take tokens until the worker may go on: a dead worker may have left some behind."""
+        """Take tokens until the worker may go on: a dead worker, or spare tokens, may have left some behind."""
 
         def take_token(_: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([queue.dequeue()]):
-                return tf.equal(self.num_updates.read_value(), num_updates) & ~self._is_welcome(num_updates, worker)
+                return tf.equal(self.num_updates.read_value(), num_updates) & ~self._may_add(num_updates, worker)
 
         return tf.while_loop(tf.identity, take_token, [tf.constant(True)], parallel_iterations=1, back_prop=False)
 
@@ -147,8 +147,10 @@ class Aggregation:
 
     def _is_welcome(self, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
         """Build whether the next update takes a gradient of a worker, bool []."""
-        if not self._rule.is_strict:
-            return tf.constant(True)
+        return self._may_add(num_updates, worker) if self._rule.is_strict else tf.constant(True)
+
+    def _may_add(self, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
+        """Build whether a worker has no gradient in the next update yet, or may add a second one, bool []."""
         return (self.last_added.sparse_read(worker) < num_updates) | (self.num_spares.read_value() > 0)
 
     def _add(self, gradient: tf.Tensor, num_updates: tf.Tensor, is_accepted: tf.Tensor, worker: int) -> tf.Tensor:
@@ -169,7 +171,7 @@ class Aggregation:
             own_parity = number % 2
             return tf.group(
                 *(
-                    _hand_out(
+                    self._hand_out(
                         queue,
                         tf.where(tf.equal(own_parity, parity), self._rule.num_gradients - num_spares, num_spares),
                     )
@@ -177,6 +179,7 @@ class Aggregation:
                 )
             )
 
-
-def _hand_out(queue: tf.FIFOQueue, num_tokens: tf.Tensor) -> tf.Operation:
-    return queue.enqueue_many([tf.fill([num_tokens], True)])
+    def _hand_out(self, queue: tf.FIFOQueue, num_tokens: tf.Tensor) -> tf.Operation:
+        if not self._is_waited_for():  # nobody would ever take them
+            return tf.no_op()
+        return queue.enqueue_many([tf.fill([num_tokens], True)])

@@ -18,13 +18,21 @@ class Holding:
         """Take `variables`, all of those on `device`."""
         self.device, self._variables = device, variables
         global_step = tf.train.get_global_step()
-        self.steps = global_step if device == global_step.device else self._make_counter(global_step)
+        if device == global_step.device:
+            self.steps, self._unsaved = global_step, self._make_mark()
+        else:
+            self.steps = self._unsaved = self._make_counter(global_step)
         self._optimizer = make_optimizer(self.steps)
 
     @property
     def size(self) -> int:
         """How many numbers the parameters have."""
         return sum(variable.shape.num_elements() for variable in self._variables)
+
+    def _make_mark(self) -> tf.Variable:
+        """Make what a ps has while its part of the model belongs to those of the others: it is initialised last."""
+        with tf.device(self.device):
+            return tf.Variable(True, trainable=False, collections=[], name="is_whole")
 
     def _make_counter(self, global_step: tf.Variable) -> tf.Variable:
         """Make a counter that begins at the global step; it is not saved, so that the number of ps tasks may change."""
@@ -37,7 +45,7 @@ class Holding:
     @property
     def unsaved_variables(self) -> list[tf.Variable]:
         """The variables that are initialised once the model is, and never saved."""
-        return [] if self.steps is tf.train.get_global_step() else [self.steps]
+        return [self._unsaved]
 
     def read_steps(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
         """Build the steps that the parameters have, int64 [], after something on this ps."""

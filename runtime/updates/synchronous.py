@@ -1,6 +1,7 @@
 """Synchronous updates: each averages the gradients of several exchanges (Chen et al. 2016, arXiv:1604.00981)."""
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 
@@ -80,12 +81,19 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         self._last_num_spares = session.run(self._aggregations[0].num_spares)
         self._lost, self._is_restart = dict[Peer, str](), max(self._last_counts) > 0
         self._patience_secs, self._deadlocked_at = RESTART_SECS, math.inf
-        self._watch = tf.train.LooperThread(coord, LOOK_SECS, self._look, args=(session,))
+        self._watch = threading.Thread(target=self._keep_looking, args=(session, coord), name="look", daemon=True)
+        coord.register_thread(self._watch)
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> None:
         if self._watch.ident is None:  # until now the workers have waited for each other
             self._moved_at = time.monotonic()
             self._watch.start()
+
+    def _keep_looking(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        # TensorFlow's LooperThread would stop looking while somebody sets the clock back.
+        with coord.stop_on_exception():
+            while not coord.wait_for_stop(LOOK_SECS):
+                self._look(session)
 
     def _look(self, session: tf.Session) -> None:
         """Replace the shares of lost workers while no update happens, and end that when they are back.
