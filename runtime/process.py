@@ -4,12 +4,14 @@ import contextlib
 import os
 import resource
 import sys
+import threading
 from typing import NoReturn
 
 from absl import logging
 
 from runtime import events
 
+RECORDING_SECS = 1.0  # how long the last event may take
 AUTOGROUP = "/proc/self/autogroup"  # of the scheduler; a session, such as a terminal's, is one group
 
 
@@ -35,10 +37,12 @@ def allow_many_files() -> None:
 def end_process(status: int, message: str = "") -> NoReturn:
     """End this process at once, with `message`, if given, as one line on standard error.
 
-    At once, since neither a server nor a session in use can be stopped. A full disk, on which the log may lie, must not
-    keep the process alive.
+    At once, since neither a server nor a session in use can be stopped. Neither a full disk, on which the log may lie,
+    nor a file server that does not answer must keep the process alive.
     """
-    events.record("ended", status=status, message=message)
+    last_event = threading.Thread(target=lambda: events.record("ended", status=status, message=message), daemon=True)
+    last_event.start()
+    last_event.join(RECORDING_SECS)
     with contextlib.suppress(OSError):
         if message:
             print(f"error: {message}", file=sys.stderr)

@@ -97,6 +97,28 @@ def test_a_synchronous_model_that_has_trained_goes_on_without_who_does_not_come_
     assert f"waited 0 s for worker 1 at {servers.worker_hosts[1]}: training goes on" in caplog.text
 
 
+def test_workers_that_have_trained_and_left_are_not_waited_for_when_the_first_checkpoint_is_restored(
+    local_servers, monkeypatch, caplog
+):
+    servers = local_servers(1, 2)
+    other, graph = build(servers, 1)
+    with servers.worker_session(1, graph) as session:
+        other.say(session, TRAINING)
+    with tf.Graph().as_default() as graph:
+        chief = servers.task("worker", 0)
+        hook = attendance.RollCallHook(RollCall(chief), chief, True, startup_timeout_secs=0.2)
+        with tf.device("/job:ps/task:0"):
+            tf.train.create_global_step()
+            initialize = tf.global_variables_initializer()
+    with servers.worker_session(0, graph) as session:
+        session.run(initialize)
+        hook.after_create_session(session, tf.train.Coordinator())
+        assert "training goes on" not in caplog.text
+        monkeypatch.setattr(attendance, "probe", lambda address: "connection refused")
+        hook.after_create_session(session, tf.train.Coordinator())
+    assert f"worker 1 at {servers.worker_hosts[1]}: training goes on" in caplog.text
+
+
 def test_the_word_of_an_earlier_life_does_not_count(local_servers, caplog):
     servers = local_servers(1, 2)
     dead, graph = build(servers, 1)

@@ -97,3 +97,18 @@ def test_tasks_that_have_agreed_for_long_go_on_and_only_a_late_one_that_differs_
     poll_for(lambda: on_board(workers[2])[0].is_settled, "agreement, which a newcomer takes over")
     assert [len(on_board(address)) for address in (ps, workers[0])] == [1, 1], "they heard no other lists"
     assert ends.empty()
+
+
+def test_a_task_whose_own_server_is_slow_asks_again(ends, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    put_given = Board.put_given
+
+    def fail_once(board, lists):
+        monkeypatch.setattr(Board, "put_given", put_given)
+        raise tf.errors.DeadlineExceededError(None, None, "too slow")
+
+    monkeypatch.setattr(Board, "put_given", fail_once)
+    ps, worker = (f"localhost:{port}" for port in choose_ports(2))
+    start("ps 0", [ps], [worker])
+    assert on_board(ps)[0].task == "ps 0"
+    assert "ps 0: its own server did not answer (DeadlineExceededError: too slow): asking again" in caplog.text

@@ -1,5 +1,6 @@
 """How the program ends: a status, and one line for whatever went wrong."""
 
+import os
 import subprocess
 import sys
 
@@ -42,6 +43,16 @@ def test_every_end_has_its_status_and_one_line_at_most(statement, status, messag
         [message] if message else []
     )
     assert "Traceback" not in process.stderr
+
+
+def test_a_task_ends_though_its_events_cannot_be_written(tmp_path):
+    """A reader that never comes stands for a file server that does not answer."""
+    (tmp_path / "events").mkdir()
+    os.mkfifo(tmp_path / "events" / "ps-0.jsonl")
+    statement = "threading.Thread(target=events.start_recording, args=('ps 0', sys.argv[1]), daemon=True).start()"
+    code = f"import sys, threading; from runtime import events, process; {statement}; process.end_process(3)"
+    process = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=PROJECT, timeout=60)
+    assert process.returncode == 3
 
 
 def test_a_task_may_open_as_many_files_as_the_system_allows():

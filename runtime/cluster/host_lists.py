@@ -10,12 +10,13 @@ import time
 from typing import NamedTuple, NoReturn
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from runtime.cluster.connection import Connection
 from runtime.cluster.probes import probe
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS
-from runtime.errors import UNUSABLE_STATUS
+from runtime.errors import UNUSABLE_STATUS, reason
 from runtime.process import end_process
 
 ANSWER_MS = 5000  # how long to wait for the answer of another task's server
@@ -131,7 +132,15 @@ class HostListsWatch:
         """Start to compare the lists of `task`, in a thread."""
         self._task, self._target = task, connection.target
         self._given = HostLists.of(task)
-        threading.Thread(target=self._compare, name="host_lists", daemon=True).start()
+        threading.Thread(target=self._keep_comparing, name="host_lists", daemon=True).start()
+
+    def _keep_comparing(self) -> None:
+        while True:
+            try:
+                return self._compare()
+            except tf.errors.OpError as error:  # the server of this task is slow, on a machine that has much to do
+                logging.info("%s: its own server did not answer (%s): asking again", self._given.task, reason(error))
+                time.sleep(POLL_SECS)
 
     def _compare(self) -> None:
         strangers, agreed_at = collections.deque(self._task.needed), time.monotonic()

@@ -27,17 +27,19 @@ class RollCallHook(tf.train.SessionRunHook):
         self._roll_call, self._task = roll_call, task
         self._wait_for_all, self._startup_timeout_secs = wait_for_all, startup_timeout_secs
         self._present: set[Word] = set()
+        self._was_complete = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._roll_call.say(session, TRAINING)
         self._present.clear()
         if not self._wait_for_all:
             return
-        is_new = session.run(tf.train.get_global_step(session.graph)) == 0
+        is_new = not self._was_complete and session.run(tf.train.get_global_step(session.graph)) == 0
         timeout_secs = self._startup_timeout_secs if is_new else min(GRACE_SECS, self._startup_timeout_secs)
         remedy = "start each missing worker, or correct --worker_hosts" if is_new else "training goes on"
         try:
             wait_until_nothing_is_missing(self._task, lambda: self._describe_absent(session), timeout_secs, remedy)
+            self._was_complete = True  # some may have trained and left, when a model is restored as it was at first
         except TimeoutError as error:
             if is_new:
                 raise

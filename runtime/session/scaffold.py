@@ -20,6 +20,7 @@ from runtime.session import checkpoints, result
 from runtime.session.sharing import SharedFolder
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
+CHIEF_LATE_SECS = 60.0  # the chief, whom a new run needs, must be sure
 
 
 class Job(NamedTuple):
@@ -134,8 +135,8 @@ class TrainingScaffold(tf.train.Scaffold):
 
     def _describe_missing_servers(self, start: float) -> str:
         unreachable = probes.unreachable(self._task.servers)
-        is_late = unreachable and time.monotonic() > start + LATE_SECS
-        if is_late and not self._task.is_chief and result.is_finished(self._job.train_dir, self._job.goal):
+        is_late = unreachable and time.monotonic() > start + (CHIEF_LATE_SECS if self._task.is_chief else LATE_SECS)
+        if is_late and result.is_finished(self._job.train_dir, self._job.goal):
             raise FinishedError(
                 f"{self._task}: nothing is left to do: {self._job.train_dir} has the result of a finished run, and"
                 f" there is no {probes.describe(unreachable)}"

@@ -34,14 +34,18 @@ class SharedFolder:
         with open(path, "rb") as file:
             expected = file.read()
 
-        def describe_not_sharing() -> str:
-            return ", ".join(str(ps) for ps in self._seen_by_ps if self._read(session, ps, path) != expected)
+        def find_blind() -> list[Peer]:
+            return [ps for ps in self._seen_by_ps if self._read(session, ps, path) != expected]
+
+        def describe_blind() -> str:
+            return ", ".join(f"{ps} to see {path}" for ps in find_blind())
 
         try:
-            wait_until_nothing_is_missing(self._task, describe_not_sharing, SHARING_SECS)
+            wait_until_nothing_is_missing(self._task, describe_blind, SHARING_SECS)
         except TimeoutError:
+            blind = ", ".join(map(str, find_blind()))
             raise UnusableError(
-                f"{describe_not_sharing()} does not see the --train_dir {self._train_dir} of the chief: it must be one"
+                f"{blind} does not see the --train_dir {self._train_dir} of the chief: it must be one"
                 " folder that all tasks share under the same name, since each ps writes its own part of a checkpoint;"
                 " or give --checkpoints=chief, so that the chief writes all of it"
             ) from None
