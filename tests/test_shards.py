@@ -110,6 +110,11 @@ convert.convert(read_slowly, *sys.argv[1:3], 2)
     assert os.path.exists(left)
     with pytest.raises(UnusableError, match=r"is what an unfinished conversion has left: convert again"):
         open_source(left, "train", mnist_input)
+    note = os.path.join(left, "notes.txt")
+    os.mkdir(note)
+    with pytest.raises(UnusableError, match=r"has notes\.txt, which no conversion has left: move it, or remove"):
+        convert.convert(mnist_input.read_records, data_dir, str(output_dir), 2)
+    os.rmdir(note)
     convert.convert(mnist_input.read_records, data_dir, str(output_dir), 2)
     assert open_source(str(output_dir), "train", mnist_input).num_examples == 1003
     assert not os.path.exists(left)

@@ -62,8 +62,13 @@ def _make_unfinished(output_dir: str) -> Iterator[str]:
             raise UnusableError(f"another process converts into {folder}: wait for it, or end it") from error
         except OSError as error:  # some network file systems know no locks
             print(f"{folder} cannot be locked ({error.strerror}): let no other process convert there", file=sys.stderr)
+        names = os.listdir(folder)
+        if foreign := [name for name in names if not tfrecords.NAME.fullmatch(name)]:
+            raise UnusableError(
+                f"{folder} has {foreign[0]}, which no conversion has left: move it, or remove the folder"
+            )
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        for name in os.listdir(folder):
+        for name in names:
             os.remove(os.path.join(folder, name))
         yield folder
 
