@@ -62,11 +62,10 @@ def accuracy_names() -> list[str]:
 
 
 def comparison_sections(comparison: results.Results) -> dict[str, str]:
-    """Return the sections of the document that a full comparison fills, by name."""
+    """Return the sections of the page of benchmarks that a full comparison fills, by name."""
     return {
         "results": describe(comparison),
         "chart": f"![The table as a chart]({CHART.name})",
-        "input": tables.input_table(comparison.figures),
     }
 
 
@@ -94,6 +93,9 @@ def write_document() -> None:
         comparison = results.read_results(results.RESULTS)
         sections |= comparison_sections(comparison)
         chart.draw_chart(tables.without_constant_batch(comparison.figures), CHART)
+        report.write_section(
+            report.OVERHEAD, "input", f"{comparison.header}\n\n{tables.input_table(comparison.figures)}"
+        )
     if results.ACCURACY.exists():
         sections |= accuracy_sections(results.read_accuracy())
     for name, text in sections.items():

@@ -5,18 +5,16 @@
 It writes the table into `docs/replication.md`: means over all seeds.
 """
 
-import json
 import pathlib
 import statistics
 import sys
-import tempfile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
 
 from benchmarks import report
 from benchmarks.isolation import isolate
-from benchmarks.testbed.processes import Cluster
+from benchmarks.testbed.training import train
 
 SEEDS = (0, 1, 2)
 NUM_EXAMPLES = 1_200_000  # of a run: 20 epochs
@@ -41,27 +39,14 @@ WAYS = (
 )
 
 
-def train(way: Way, seed: int) -> dict[str, Any]:
-    """Train once with one ps, and return what is in `result.json`."""
-    num_steps = NUM_EXAMPLES // BATCH_SIZE // way.batches_per_step
-    with tempfile.TemporaryDirectory() as folder:
-        flags = [f"--train_dir={folder}", f"--train_steps={num_steps}", f"--seed={seed}"]
-        flags += [f"--batch_size={BATCH_SIZE}", *way.flags]
-        with Cluster(folder, 1, way.num_workers, *flags, script=way.script) as tasks:
-            tasks.start()
-            if any(tasks.wait().values()):
-                raise RuntimeError(f"{way.name}: a task has failed: {tasks['worker 0'].output()[-2000:]}")
-        result: dict[str, Any] = json.loads(pathlib.Path(folder, "result.json").read_text())
-    print(f"{way.name}, seed {seed}: {result}", flush=True)
-    return result
-
-
 def main() -> None:
     """Measure, and write the means into the document."""
     header = report.run_header()
     rows = []
     for way in WAYS:
-        results = [train(way, seed) for seed in SEEDS]
+        num_steps = NUM_EXAMPLES // BATCH_SIZE // way.batches_per_step
+        flags = [f"--train_steps={num_steps}", f"--batch_size={BATCH_SIZE}", *way.flags]
+        results = [train(way.num_workers, *flags, f"--seed={seed}", script=way.script) for seed in SEEDS]
         rate, accuracy = (
             statistics.mean(result[field] for result in results) for field in ("examples_per_sec", "test_accuracy")
         )

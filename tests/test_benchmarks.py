@@ -210,14 +210,17 @@ def test_a_document_is_written_from_the_files_of_the_last_full_runs(monkeypatch,
     monkeypatch.setattr(compare, "CHART", tmp_path / "benchmarks.png")
     monkeypatch.setattr(compare, "QUICK_CHART", tmp_path / "quick.png")
     monkeypatch.setattr(compare.chart, "draw_chart", lambda figures, path: path.write_text(",".join(figures)))
-    names = ("results", "chart", "input", "quick", "accuracy")
+    monkeypatch.setattr(report, "OVERHEAD", tmp_path / "overhead.md")
+    report.OVERHEAD.write_text("<!-- begin input -->\n<!-- end input -->")
+    names = ("results", "chart", "quick", "accuracy")
     report.BENCHMARKS.write_text("\n".join(f"<!-- begin {name} -->\n<!-- end {name} -->" for name in names))
     compare.write_document()
+    assert "| constant |" in report.OVERHEAD.read_text()
     assert compare.CHART.read_text() == "slow,fast"
     document = report.BENCHMARKS.read_text()
     assert document.count(tables.results_table(COMPARISON)) == 2
     assert document.count("another machine") == 1
-    for text in ("(benchmarks.png)", "(quick.png)", "| constant |", "0.9700 to 0.9700"):
+    for text in ("(benchmarks.png)", "(quick.png)", "0.9700 to 0.9700"):
         assert document.count(text) == 1
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 import distributed
+from benchmarks import recommended
 
 PROJECT = pathlib.Path(__file__).parents[1]
 README = PROJECT / "README.md"
@@ -113,8 +114,6 @@ class Task(NamedTuple):
 
 SEVERAL = (("10.0.0.1:2222",), ("10.0.0.2:2222", "10.0.0.3:2222"))
 SEVERAL_FLAGS = "--ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 --train_dir=/shared/run1"
-ONE_CYCLE = "--lr_schedule=one_cycle --optimizer=nesterov --learning_rate=0.3 --train_steps=1024"
-RECOMMENDED = f"--sync_replicas --local_steps=64 {ONE_CYCLE}"
 CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 2 --write"
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
 BOARD = "runtime/launch/tensorboard"
@@ -124,7 +123,7 @@ LOCK = "uv pip compile --universal --generate-hashes --python-version 3.10"
 EXERCISED = {
     "./run_local_cluster.sh": RunBy("def test_one_command_trains_mnist_and_prints_the_accuracy("),
     "./run_local_cluster.sh --help": Executed(),
-    f"./run_local_cluster.sh {RECOMMENDED}": ParsedFlags(),
+    **{f"./run_local_cluster.sh {' '.join(flags)}": ParsedFlags() for flags in recommended.FLAGS.values()},
     "./run_local_cluster.sh --replication=in_graph": ParsedFlags(),
     "./run_local_cluster.sh --eval_every_secs=1 --stop_at_accuracy=0.97 --train_steps=1000000": ParsedFlags(),
     "./run_local_cluster.sh --model=cnn --export_dir=exported": ParsedFlags(),
@@ -182,6 +181,7 @@ EXERCISED = {
     ".venv/bin/python benchmarks/scaling.py messages": Offered(),
     ".venv/bin/python benchmarks/scaling.py processes": Offered(),
     ".venv/bin/python benchmarks/replication.py": Loaded(),
+    ".venv/bin/python benchmarks/recommended.py": Loaded(),
     ".venv/bin/python benchmarks/hosts.py network": Offered(),
     ".venv/bin/python benchmarks/hosts.py encryption": Offered(),
     ".venv/bin/python benchmarks/crowd.py simulated": Offered(),
