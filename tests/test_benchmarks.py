@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 
 import numpy as np
 import pytest
@@ -298,3 +299,27 @@ def test_mnist_is_shifted_until_there_are_as_many_examples_as_wanted(mnist_dir):
     shifted = np.roll(examples.images[:3].reshape(3, 28, 28), data.SHIFTS[1], axis=(1, 2))
     np.testing.assert_array_equal(images.reshape(3, 28, 28), shifted)
     assert len(set(data.SHIFTS)) == 50
+
+
+FRACTIONS = {"half": 1 / 2, "two fifths": 2 / 5, "a third": 1 / 3, "three tenths": 3 / 10, "a thirteenth": 1 / 13}
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ("PyTorch, `DistributedDataParallel`", contenders.DDP),
+        ("PyTorch, averaging the workers every 32 steps", "PyTorch, 32 local steps"),
+        ("one TensorFlow process, no cluster", "one process, TensorFlow"),
+        ("this script, with its default updates", contenders.OURS),
+        ("this script, with the command below", contenders.OURS_ONE_CYCLE.name),
+    ],
+)
+def test_the_ratios_of_readme_are_those_of_the_last_full_comparison(row, name):
+    readme = (report.PROJECT / "README.md").read_text()
+    ((times, fraction),) = re.findall(rf"^\| {re.escape(row)} \| (\d+) times \| (.*) \|$", readme, re.MULTILINE)
+    figures = results.read_results(results.RESULTS).figures
+    ours, classic = figures[name], figures[contenders.CLASSIC]
+    ratio = statistics.median(ours.examples_per_sec) / statistics.median(classic.examples_per_sec)
+    assert round(ratio) == int(times)
+    ratio = statistics.median(ours.secs_to_target) / statistics.median(classic.secs_to_target)
+    assert ratio == pytest.approx(FRACTIONS[fraction], rel=0.15)

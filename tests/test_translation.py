@@ -11,10 +11,10 @@ CHINESE = PROJECT / "README.zh-CN.md"
 LANGUAGE_LINKS = {README.name, CHINESE.name}
 FRACTIONS = {
     "half": "一半",
-    "a quarter": "四分之一",
+    "three tenths": "十分之三",
     "a third": "三分之一",
     "two fifths": "五分之二",
-    "a fourteenth": "十四分之一",
+    "a thirteenth": "十三分之一",
 }
 
 
