@@ -13,10 +13,12 @@ from typing import Any
 import psutil
 
 EVENTS_FOLDER = "events"
+MAX_MEMORY_SECS = 60.0  # of an NFS client, by default, for a name that was not there
 MAX_PENDING = 1000  # events that wait for a folder, or for room on its disk
 
 _path = ""  # of this task's file; empty: nothing is recorded
 _is_train_dir_there = False  # as far as this task has seen
+_started_at = 0.0  # a time of `time.monotonic()`
 _pending: collections.deque[bytes] = collections.deque(maxlen=MAX_PENDING)
 _writing = threading.Lock()
 
@@ -27,10 +29,10 @@ def start_recording(task: object, train_dir: str) -> None:
     Each task writes what it knows itself. The chief makes `train_dir`; a task that does not see it writes nothing. Nor
     does a full disk cost anything but events.
     """
-    global _path, _is_train_dir_there
+    global _path, _is_train_dir_there, _started_at
     if not train_dir:
         return
-    _path, _is_train_dir_there = path_of(task, train_dir), False
+    _path, _is_train_dir_there, _started_at = path_of(task, train_dir), False, time.monotonic()
     versions: dict[str, str] = {
         name: sys.modules[name].__version__ for name in ("tensorflow", "numpy") if name in sys.modules
     }
@@ -66,8 +68,11 @@ def _is_folder(path: str) -> bool:
     """Return whether a folder is there, by a look at the one around it.
 
     A client of NFS remembers for up to a minute that a name was not there. A ps that had looked for the folder before
-    the chief made it would then see no checkpoint in it.
+    the chief made it would then see no checkpoint in it. Some folders, which are mounted when they are used, are not
+    shown by those around them; these are found after that minute.
     """
+    if time.monotonic() > _started_at + MAX_MEMORY_SECS:
+        return os.path.isdir(path)
     around, name = os.path.split(path)
     try:
         return not name or (_is_folder(around) and name in os.listdir(around) and os.path.isdir(path))

@@ -38,11 +38,12 @@ def end_process(status: int, message: str = "") -> NoReturn:
     """End this process at once, with `message`, if given, as one line on standard error.
 
     At once, since neither a server nor a session in use can be stopped. Neither a full disk, on which the log may lie,
-    nor a file server that does not answer must keep the process alive.
+    nor a train directory that does not answer must keep the process alive.
     """
     last_event = threading.Thread(target=lambda: events.record("ended", status=status, message=message), daemon=True)
-    last_event.start()
-    last_event.join(RECORDING_SECS)
+    with contextlib.suppress(RuntimeError):  # the system allows no more threads
+        last_event.start()
+        last_event.join(RECORDING_SECS)
     with contextlib.suppress(OSError):
         if message:
             print(f"error: {message}", file=sys.stderr)

@@ -129,7 +129,7 @@ def test_a_checkpoint_that_fails_is_known_until_one_succeeds(graph, tmp_path):
     train = tf.train.create_global_step().assign_add(1)
     train_dir = tmp_path / "train"
     train_dir.mkdir()
-    scaffold = tf.train.Scaffold(saver=tf.train.Saver())
+    scaffold = tf.train.Scaffold(saver=checkpoints.Saver())
     hook = checkpoints.CheckpointHook(str(train_dir), scaffold, save_secs=1e-6)
     with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
         session.run(train)

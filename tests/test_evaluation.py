@@ -208,7 +208,8 @@ def make_evaluate(labels):
 
 
 def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_run, graph):
-    chief, evaluator = make_evaluate([0, 1]), Evaluate(None, np.zeros([2, 2], np.float32), np.array([1, 1]))
+    chief = make_evaluate([0, 1])
+    evaluator = Evaluate(chief._evaluation, (np.zeros([2, 2], np.float32), np.array([1, 1])))
     (finished_run.folder / "events").mkdir()
     entry = {"unix_secs": 1.0, "event": EXAMPLES, "checksum": chief.checksum}
     (finished_run.folder / "events" / "worker-0.jsonl").write_text(json.dumps(entry))
@@ -216,21 +217,13 @@ def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_
         finished_run.follow(evaluator)
 
 
-def test_a_test_example_with_a_label_of_no_class_is_refused_in_one_line(graph, local_servers):
-    evaluate = make_evaluate([0, 2])
-    servers = local_servers(1, 1)
-    roll_call = RollCall(servers.task("worker", 0))
-    initialize = tf.global_variables_initializer()
-    with servers.worker_session(0, graph) as session:
-        session.run(initialize)
-        with pytest.raises(UnusableError, match=r"the test examples under --data_dir cannot be used: .*label.* 2 "):
-            evaluate(session)
-        coord = tf.train.Coordinator()
-        hook = EvaluationHook(CHIEF, evaluate, "", roll_call, every_secs=0.1, stop_at_accuracy=0.9)
-        hook.after_create_session(session, coord)
-        poll_for(coord.should_stop, "the end of training")
-        with pytest.raises(UnusableError):
-            coord.join()
+def test_a_test_example_with_a_label_of_no_class_is_refused_before_training(graph):
+    with pytest.raises(UnusableError, match=r"cannot be used: label 1 is 2, expected 0 to 1"):
+        make_evaluate([0, 2])
+
+
+def test_workers_other_than_the_chief_have_no_test_examples(graph):
+    make_evaluate([0, 1])._evaluation.on(())
 
 
 def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers):

@@ -131,7 +131,7 @@ class HostListsWatch:
     def __init__(self, task: Task, connection: Connection):
         """Start to compare the lists of `task`, in a thread."""
         self._task, self._target = task, connection.target
-        self._given = HostLists.of(task)
+        self._given, self._is_up = HostLists.of(task), False
         threading.Thread(target=self._keep_comparing, name="host_lists", daemon=True).start()
 
     def _keep_comparing(self) -> None:
@@ -145,7 +145,9 @@ class HostListsWatch:
     def _compare(self) -> None:
         strangers, agreed_at = collections.deque(self._task.needed), time.monotonic()
         with Board(self._target) as own:
-            own.put_given(self._given)
+            if not self._is_up:  # putting them up takes down what others have told
+                own.put_given(self._given)
+                self._is_up = True
             is_settled = False
             while not is_settled:
                 found = read_board(strangers[0]) if strangers else []

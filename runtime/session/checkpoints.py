@@ -134,13 +134,14 @@ def _whole_shapes() -> dict[str, list[int]]:
     return shapes
 
 
-class _Saver(tf.train.Saver):
+class Saver(tf.train.Saver):
     """Leaves the checkpoint alone that it has restored: it may have more in it, such as another optimizer's state.
 
     TensorFlow's hook saves at the start of each session, and so would write that one anew.
     """
 
     _restored = ""
+    has_saved = False  # at the last call, and not left a checkpoint alone
 
     def restore(self, session: tf.Session, path: str) -> None:
         super().restore(session, path)
@@ -148,10 +149,11 @@ class _Saver(tf.train.Saver):
 
     def save(self, session: tf.Session, path: str, global_step: int, **options: Any) -> str:
         path_of_step = f"{path}-{global_step}"
-        return path_of_step if path_of_step == self._restored else super().save(session, path, global_step, **options)
+        self.has_saved = path_of_step != self._restored or not os.path.exists(f"{path_of_step}.index")
+        return super().save(session, path, global_step, **options) if self.has_saved else path_of_step
 
 
-def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> tf.train.Saver:
+def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> Saver:
     """Return what saves and restores all variables of the graph; each way reads what the other has written.
 
     Args:
@@ -165,7 +167,7 @@ def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> tf.train.S
         return f"{task.device}/device:CPU:0" if uses_files else op.device
 
     with tf.device(place):  # the saver itself would restore each variable where it lies
-        return _Saver(sharded=written_by == "ps", save_relative_paths=True, max_to_keep=keep_checkpoints)
+        return Saver(sharded=written_by == "ps", save_relative_paths=True, max_to_keep=keep_checkpoints)
 
 
 def remove_unfinished(train_dir: str) -> None:
@@ -195,11 +197,16 @@ class _CheckpointListener(tf.train.CheckpointSaverListener):
 
     failure = ""  # of the last one
 
+    def __init__(self, scaffold: tf.train.Scaffold):
+        self._scaffold = scaffold
+
     def before_save(self, session: tf.Session, global_step_value: int) -> None:
         self._started_at = time.time()
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
         self.failure = ""
+        if not self._scaffold.saver.has_saved:
+            return
         secs = round(time.time() - self._started_at, 3)
         events.record("checkpoint", global_step=int(global_step_value), secs_taken=secs)
 
@@ -212,10 +219,10 @@ class CheckpointHook(tf.train.CheckpointSaverHook):
     """
 
     def __init__(self, train_dir: str, scaffold: tf.train.Scaffold, save_secs: float):
-        """Save into `train_dir` every `save_secs`, with the saver of `scaffold`."""
+        """Save into `train_dir` every `save_secs`, with the saver of `scaffold`, a `Saver`."""
         # TensorBoard's events have the graph. Writing it as text too, with each checkpoint, would hold up a restarted
         # chief.
-        self._listener = _CheckpointListener()
+        self._listener = _CheckpointListener(scaffold)
         super().__init__(train_dir, save_secs, scaffold=scaffold, save_graph_def=False, listeners=[self._listener])
         self._train_dir = train_dir
         self._saving = threading.Lock()  # a signal may stop the worker while it saves

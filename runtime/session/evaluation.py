@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import events
 from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError, reason
+from runtime.errors import UnusableError
 from runtime.session import summaries
 from runtime.session.mistakes import find_mistakes
 
@@ -51,38 +50,41 @@ class Evaluation(NamedTuple):
 
     def on(self, examples: Sequence[Any]) -> "Evaluate":
         """Return what measures the parameters on all `examples`, images and labels."""
-        return Evaluate(self, *examples)
+        return Evaluate(self, examples)
 
 
 class Evaluate:
     """Measures the parameters as they are now on all test examples."""
 
-    def __init__(self, evaluation: Evaluation, images: npt.NDArray[Any], labels: npt.NDArray[Any]):
-        """Measure with `evaluation`."""
-        self._evaluation, self._images, self._labels = evaluation, images, labels
+    def __init__(self, evaluation: Evaluation, examples: Sequence[Any]):
+        """Measure with `evaluation`; only the chief and the evaluator have `examples`, images and labels.
+
+        Raises:
+          UnusableError: a label is of no class.
+        """
+        self._evaluation, self._examples = evaluation, examples
+        if examples:
+            num_classes = evaluation.logits.shape[-1]
+            (wrong,) = np.nonzero(examples[-1] >= num_classes)
+            if len(wrong):
+                label = f"label {wrong[0]} is {examples[-1][wrong[0]]}, expected 0 to {num_classes - 1}"
+                raise UnusableError(f"the test examples under --data_dir cannot be used: {label}")
 
     @functools.cached_property
     def checksum(self) -> int:
         """The CRC-32 of the examples, which tells them from others."""
-        return zlib.crc32(self._labels.tobytes(), zlib.crc32(self._images.tobytes()))
+        return functools.reduce(lambda checksum, part: zlib.crc32(part.tobytes(), checksum), self._examples, 0)
 
     def __call__(self, session: tf.Session) -> Measures:
-        """Measure.
-
-        Raises:
-          UnusableError: the model cannot be tested on these examples; one has a label of no class.
-        """
-        evaluation, images, labels = self._evaluation, self._images, self._labels
+        """Measure."""
+        evaluation, (images, labels) = self._evaluation, self._examples
         values, global_step = session.run([dict(evaluation.parameters), tf.train.get_global_step(session.graph)])
         feed_dict = {evaluation.parameters[name]: value for name, value in values.items()}
         sums, logits = np.zeros(2), []
         for start in range(0, len(labels), BATCH_SIZE):
             batch = slice(start, start + BATCH_SIZE)
             feed_dict |= {evaluation.images: images[batch], evaluation.labels: labels[batch]}
-            try:
-                measured, of_batch = session.run([[evaluation.loss, evaluation.accuracy], evaluation.logits], feed_dict)
-            except tf.errors.InvalidArgumentError as error:
-                raise UnusableError(f"the test examples under --data_dir cannot be used: {reason(error)}") from error
+            measured, of_batch = session.run([[evaluation.loss, evaluation.accuracy], evaluation.logits], feed_dict)
             sums += len(labels[batch]) * np.array(measured)
             logits.append(of_batch)
         loss, accuracy = sums / len(labels)
@@ -195,8 +197,6 @@ class EvaluationHook(tf.train.SessionRunHook):
                     goal = self._stop_at_accuracy
                     self._has_reached = goal is not None and goal <= measures.accuracy
                 coord.wait_for_stop(max(0.0, start + every_secs - time.monotonic()))
-        except UnusableError as error:
-            coord.request_stop(error)
         except (tf.errors.OpError, RuntimeError):
             pass  # the session was closed, at the end or after the loss of a ps; the next one evaluates again
 

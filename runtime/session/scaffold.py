@@ -20,7 +20,6 @@ from runtime.session import checkpoints, result
 from runtime.session.sharing import SharedFolder
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
-CHIEF_LATE_SECS = 60.0  # the chief, whom a new run needs, must be sure
 
 
 class Job(NamedTuple):
@@ -135,7 +134,9 @@ class TrainingScaffold(tf.train.Scaffold):
 
     def _describe_missing_servers(self, start: float) -> str:
         unreachable = probes.unreachable(self._task.servers)
-        is_late = unreachable and time.monotonic() > start + (CHIEF_LATE_SECS if self._task.is_chief else LATE_SECS)
+        # A run that begins anew needs the chief, so it must be sure.
+        late_secs = max(LATE_SECS, self._timeouts.startup_secs / 2) if self._task.is_chief else LATE_SECS
+        is_late = unreachable and time.monotonic() > start + late_secs
         if is_late and result.is_finished(self._job.train_dir, self._job.goal):
             raise FinishedError(
                 f"{self._task}: nothing is left to do: {self._job.train_dir} has the result of a finished run, and"

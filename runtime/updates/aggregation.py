@@ -44,9 +44,11 @@ class Aggregation:
             self._mutex = tf.raw_ops.MutexV2(container="", shared_name="aggregation")
             self.num_updates = self._make_variable("num_updates", self._start_anew)
             self.num_spares = self._make_variable("num_spares", lambda: tf.zeros([], tf.int64))
+            # For how many gradients that the next update still lacks there are tokens already.
+            self.num_ahead = self._make_variable("num_ahead", lambda: tf.zeros([], tf.int64))
             # For each worker: how many updates there were before the one that its last gradient is a part of.
             self.last_added = self._make_variable("last_added", self._build_nothing_added)
-        self.variables = [self.num_updates, self.num_spares, self.last_added]
+        self.variables = [self.num_updates, self.num_spares, self.num_ahead, self.last_added]
 
     def _make_variable(self, name: str, build_value: Callable[[], tf.Tensor]) -> tf.Variable:
         name = f"{name}_of_ps_{tf.DeviceSpec.from_string(self._holding.device).task}"
@@ -76,13 +78,25 @@ class Aggregation:
             with tf.control_dependencies([num_spares]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
+                num_ahead = self.num_ahead.read_value() - tf.cast(self._gradients.num_accumulated(), tf.int64)
+            with tf.control_dependencies([num_ahead]):
                 change = self.num_spares.assign(num_spares, read_value=False)
                 with tf.control_dependencies([self._drop_gradients()]):
                     restart = self.last_added.assign(self._build_nothing_added(), read_value=False)
             with tf.control_dependencies([change, restart]):
-                wake = [self._hand_out(queue, self._rule.num_workers) for queue in self._tokens]
-            with tf.control_dependencies(wake):
+                wake = self._wake(num_spares, num_ahead)
+            with tf.control_dependencies([wake]):
                 return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+
+    def _wake(self, num_spares: tf.Tensor, num_ahead: tf.Tensor) -> tf.Operation:
+        """Let those who wait go on, and hand out what the next update lacks of `num_spares`."""
+        if self._rule.is_strict:  # a token too many does no harm: see `_wait()`
+            handed_out = [self._hand_out(queue, self._rule.num_workers) for queue in self._tokens]
+            return tf.group(*handed_out, self.num_ahead.assign(num_spares, read_value=False))
+        num_tokens = tf.maximum(num_spares - num_ahead, 0)
+        parity = (self.num_updates.read_value() + 1) % 2
+        handed_out = self._hand_out_by_parity(parity, num_tokens, tf.zeros([], tf.int64))
+        return tf.group(handed_out, self.num_ahead.assign(num_ahead + num_tokens, read_value=False))
 
     def _build_nothing_added(self) -> tf.Tensor:
         return -tf.ones([self._rule.num_workers], tf.int64)
@@ -132,11 +146,11 @@ class Aggregation:
         return self._rule.is_strict or self._holding.steps is tf.train.get_global_step()
 
     def _wait(self, queue: tf.FIFOQueue, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
-        """Take tokens until the worker may go on: a dead worker, or spare tokens, may have left some behind."""
+        """Take tokens until the worker may go on: a dead worker may have left some behind."""
 
         def take_token(_: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([queue.dequeue()]):
-                return tf.equal(self.num_updates.read_value(), num_updates) & ~self._may_add(num_updates, worker)
+                return tf.equal(self.num_updates.read_value(), num_updates) & ~self._is_welcome(num_updates, worker)
 
         return tf.while_loop(tf.identity, take_token, [tf.constant(True)], parallel_iterations=1, back_prop=False)
 
@@ -147,10 +161,8 @@ class Aggregation:
 
     def _is_welcome(self, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
         """Build whether the next update takes a gradient of a worker, bool []."""
-        return self._may_add(num_updates, worker) if self._rule.is_strict else tf.constant(True)
-
-    def _may_add(self, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
-        """Build whether a worker has no gradient in the next update yet, or may add a second one, bool []."""
+        if not self._rule.is_strict:
+            return tf.constant(True)
         return (self.last_added.sparse_read(worker) < num_updates) | (self.num_spares.read_value() > 0)
 
     def _add(self, gradient: tf.Tensor, num_updates: tf.Tensor, is_accepted: tf.Tensor, worker: int) -> tf.Tensor:
@@ -167,17 +179,15 @@ class Aggregation:
         with tf.control_dependencies([change]):
             count = self.num_updates.assign(number, read_value=False)
         with tf.control_dependencies([count]):
-            num_spares = self.num_spares.read_value()
-            own_parity = number % 2
-            return tf.group(
-                *(
-                    self._hand_out(
-                        queue,
-                        tf.where(tf.equal(own_parity, parity), self._rule.num_gradients - num_spares, num_spares),
-                    )
-                    for parity, queue in enumerate(self._tokens)
-                )
-            )
+            num_spares, num_ahead = self.num_spares.read_value(), self.num_ahead.read_value()
+        with tf.control_dependencies([num_ahead]):
+            note = self.num_ahead.assign(num_spares, read_value=False)
+        return tf.group(note, self._hand_out_by_parity(number % 2, self._rule.num_gradients - num_ahead, num_spares))
+
+    def _hand_out_by_parity(self, parity: tf.Tensor, num_own: tf.Tensor, num_others: tf.Tensor) -> tf.Operation:
+        """Hand out tokens through the queue of a parity, and others through the other one."""
+        nums = [tf.where(tf.equal(parity, own_parity), num_own, num_others) for own_parity in range(2)]
+        return tf.group(*(self._hand_out(queue, num) for queue, num in zip(self._tokens, nums, strict=True)))
 
     def _hand_out(self, queue: tf.FIFOQueue, num_tokens: tf.Tensor) -> tf.Operation:
         if not self._is_waited_for():  # nobody would ever take them
