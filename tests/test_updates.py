@@ -409,22 +409,6 @@ def test_no_token_is_added_while_every_worker_is_there_however_long_an_exchange_
     assert "no synchronous update" not in caplog.text
 
 
-def test_spare_tokens_that_are_left_over_serve_one_update_and_no_more(local_servers):
-    servers = local_servers(1, 3)
-    workers = [Worker(servers, index, replicas=2) for index in range(3)]
-    (hook,) = workers[0].hooks
-    for num_spares in (1, 1, 0):  # two workers are lost, nothing moves, and they come back
-        hook._replace(workers[0].session, num_spares)
-    workers[0].step()
-    workers[1].step()
-    waiting = workers[0].start_step()
-    waiting.join(1)
-    assert waiting.is_alive()
-    step_together(workers[1])
-    waiting.join(60)
-    assert workers[0].read() == [0 - 0.5 * 2 * (1 + 2) / 2, 2]
-
-
 def test_backup_workers_whose_gradients_are_dropped_go_on(local_servers):
     servers = local_servers(2, 4)
     workers = [Worker(servers, index, replicas=3) for index in range(4)]
@@ -437,6 +421,23 @@ def test_backup_workers_whose_gradients_are_dropped_go_on(local_servers):
     assert workers[0].read() == [0, 0]
     step_together(*workers[:3])
     assert workers[0].read() == [0 - 0.5 * (1 + 2 + 3) / 3, 1]
+
+
+def test_backup_workers_go_on_though_the_tokens_of_an_update_are_lost(local_servers):
+    """They are lost with a worker that dies while it makes the update."""
+    servers = local_servers(2, 4)
+    workers = [Worker(servers, index, replicas=3) for index in range(4)]
+    (hook,) = workers[0].hooks
+    waiting = [worker.start_step() for worker in workers[1:3]]
+    poll_for(lambda: num_gradients(servers) == [2, 2], "two gradients on each ps")
+    with tf.Graph().as_default() as graph, tf.device("/job:ps/task:0"):
+        lose = tf.ConditionalAccumulator(tf.float32, [0], "gradients").take_grad(2)
+    with servers.worker_session(0, graph) as session:
+        session.run(lose)
+    hook._replace(workers[0].session, 1)
+    for thread in waiting:
+        thread.join(60)
+        assert not thread.is_alive(), "a worker got no token"
 
 
 def test_a_ps_that_nobody_waits_for_hands_out_no_tokens(local_servers):

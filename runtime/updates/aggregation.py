@@ -44,11 +44,9 @@ class Aggregation:
             self._mutex = tf.raw_ops.MutexV2(container="", shared_name="aggregation")
             self.num_updates = self._make_variable("num_updates", self._start_anew)
             self.num_spares = self._make_variable("num_spares", lambda: tf.zeros([], tf.int64))
-            # For how many gradients that the next update still lacks there are tokens already.
-            self.num_ahead = self._make_variable("num_ahead", lambda: tf.zeros([], tf.int64))
             # For each worker: how many updates there were before the one that its last gradient is a part of.
             self.last_added = self._make_variable("last_added", self._build_nothing_added)
-        self.variables = [self.num_updates, self.num_spares, self.num_ahead, self.last_added]
+        self.variables = [self.num_updates, self.num_spares, self.last_added]
 
     def _make_variable(self, name: str, build_value: Callable[[], tf.Tensor]) -> tf.Variable:
         name = f"{name}_of_ps_{tf.DeviceSpec.from_string(self._holding.device).task}"
@@ -78,25 +76,13 @@ class Aggregation:
             with tf.control_dependencies([num_spares]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                num_ahead = self.num_ahead.read_value() - tf.cast(self._gradients.num_accumulated(), tf.int64)
-            with tf.control_dependencies([num_ahead]):
                 change = self.num_spares.assign(num_spares, read_value=False)
                 with tf.control_dependencies([self._drop_gradients()]):
                     restart = self.last_added.assign(self._build_nothing_added(), read_value=False)
             with tf.control_dependencies([change, restart]):
-                wake = self._wake(num_spares, num_ahead)
-            with tf.control_dependencies([wake]):
+                wake = [self._hand_out(queue, self._rule.num_workers) for queue in self._tokens]
+            with tf.control_dependencies(wake):
                 return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-
-    def _wake(self, num_spares: tf.Tensor, num_ahead: tf.Tensor) -> tf.Operation:
-        """Let those who wait go on, and hand out what the next update lacks of `num_spares`."""
-        if self._rule.is_strict:  # a token too many does no harm: see `_wait()`
-            handed_out = [self._hand_out(queue, self._rule.num_workers) for queue in self._tokens]
-            return tf.group(*handed_out, self.num_ahead.assign(num_spares, read_value=False))
-        num_tokens = tf.maximum(num_spares - num_ahead, 0)
-        parity = (self.num_updates.read_value() + 1) % 2
-        handed_out = self._hand_out_by_parity(parity, num_tokens, tf.zeros([], tf.int64))
-        return tf.group(handed_out, self.num_ahead.assign(num_ahead + num_tokens, read_value=False))
 
     def _build_nothing_added(self) -> tf.Tensor:
         return -tf.ones([self._rule.num_workers], tf.int64)
@@ -179,15 +165,17 @@ class Aggregation:
         with tf.control_dependencies([change]):
             count = self.num_updates.assign(number, read_value=False)
         with tf.control_dependencies([count]):
-            num_spares, num_ahead = self.num_spares.read_value(), self.num_ahead.read_value()
-        with tf.control_dependencies([num_ahead]):
-            note = self.num_ahead.assign(num_spares, read_value=False)
-        return tf.group(note, self._hand_out_by_parity(number % 2, self._rule.num_gradients - num_ahead, num_spares))
-
-    def _hand_out_by_parity(self, parity: tf.Tensor, num_own: tf.Tensor, num_others: tf.Tensor) -> tf.Operation:
-        """Hand out tokens through the queue of a parity, and others through the other one."""
-        nums = [tf.where(tf.equal(parity, own_parity), num_own, num_others) for own_parity in range(2)]
-        return tf.group(*(self._hand_out(queue, num) for queue, num in zip(self._tokens, nums, strict=True)))
+            num_spares = self.num_spares.read_value()
+            own_parity = number % 2
+            return tf.group(
+                *(
+                    self._hand_out(
+                        queue,
+                        tf.where(tf.equal(own_parity, parity), self._rule.num_gradients - num_spares, num_spares),
+                    )
+                    for parity, queue in enumerate(self._tokens)
+                )
+            )
 
     def _hand_out(self, queue: tf.FIFOQueue, num_tokens: tf.Tensor) -> tf.Operation:
         if not self._is_waited_for():  # nobody would ever take them
