@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import platform
+import queue
 import sys
 import threading
 import time
@@ -16,11 +17,7 @@ EVENTS_FOLDER = "events"
 MAX_MEMORY_SECS = 60.0  # of an NFS client, by default, for a name that was not there
 MAX_PENDING = 1000  # events that wait for a folder, or for room on its disk
 
-_path = ""  # of this task's file; empty: nothing is recorded
-_is_train_dir_there = False  # as far as this task has seen
-_started_at = 0.0  # a time of `time.monotonic()`
-_pending: collections.deque[bytes] = collections.deque(maxlen=MAX_PENDING)
-_writing = threading.Lock()
+_recorder: "_Recorder | None" = None  # of this task; None: nothing is recorded
 
 
 def start_recording(task: object, train_dir: str) -> None:
@@ -29,10 +26,10 @@ def start_recording(task: object, train_dir: str) -> None:
     Each task writes what it knows itself. The chief makes `train_dir`; a task that does not see it writes nothing. Nor
     does a full disk cost anything but events.
     """
-    global _path, _is_train_dir_there, _started_at
+    global _recorder
     if not train_dir:
         return
-    _path, _is_train_dir_there, _started_at = path_of(task, train_dir), False, time.monotonic()
+    _recorder = _Recorder(path_of(task, train_dir))
     versions: dict[str, str] = {
         name: sys.modules[name].__version__ for name in ("tensorflow", "numpy") if name in sys.modules
     }
@@ -46,38 +43,60 @@ def path_of(task: object, train_dir: str) -> str:
     return os.path.join(train_dir, EVENTS_FOLDER, f"{str(task).replace(' ', '-')}.jsonl")
 
 
-def record(event: str, unix_secs: float | None = None, **values: object) -> None:
-    """Append an event with its time, now by default, and its values, which JSON can express."""
-    global _is_train_dir_there
-    if not _path:
-        return
-    entry = {"unix_secs": round(unix_secs or time.time(), 3), "event": event, **values}
-    folder = os.path.dirname(_path)
-    with _writing, contextlib.suppress(OSError):
-        _pending.append(f"{json.dumps(entry)}\n".encode())
-        _is_train_dir_there = _is_train_dir_there or _is_folder(os.path.dirname(folder))
-        if _is_train_dir_there:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)
-            with open(_path, "ab", buffering=0) as file:
-                file.write(b"".join(_pending))
-            _pending.clear()
+def record(event: str, unix_secs: float | None = None, **values: object) -> threading.Event:
+    """Append an event with its time, now by default, and its values, which JSON can express.
 
-
-def _is_folder(path: str) -> bool:
-    """Return whether a folder is there, by a look at the one around it.
-
-    A client of NFS remembers for up to a minute that a name was not there. A ps that had looked for the folder before
-    the chief made it would then see no checkpoint in it. Some folders, which are mounted when they are used, are not
-    shown by those around them; these are found after that minute.
+    Returns:
+      What is set once it was written, as far as it can be. Only a process that ends has to wait for that.
     """
-    if time.monotonic() > _started_at + MAX_MEMORY_SECS:
-        return os.path.isdir(path)
-    around, name = os.path.split(path)
-    try:
-        return not name or (_is_folder(around) and name in os.listdir(around) and os.path.isdir(path))
-    except PermissionError:
-        return os.path.isdir(path)
+    entry = {"unix_secs": round(unix_secs or time.time(), 3), "event": event, **values}
+    was_tried = threading.Event()
+    if _recorder:
+        _recorder.entries.put((f"{json.dumps(entry)}\n".encode(), was_tried))
+    else:
+        was_tried.set()
+    return was_tried
+
+
+class _Recorder:
+    """Writes the events in a thread of its own: a file server that does not answer must not keep a task waiting."""
+
+    def __init__(self, path: str):
+        self.entries: queue.SimpleQueue[tuple[bytes, threading.Event]] = queue.SimpleQueue()
+        self._path, self._started_at = path, time.monotonic()
+        threading.Thread(target=self._write, name="write_events", daemon=True).start()
+
+    def _write(self) -> None:
+        folder = os.path.dirname(self._path)
+        is_train_dir_there = False  # as far as this task has seen
+        pending: collections.deque[bytes] = collections.deque(maxlen=MAX_PENDING)
+        while True:
+            line, was_tried = self.entries.get()
+            pending.append(line)
+            with contextlib.suppress(OSError):
+                is_train_dir_there = is_train_dir_there or self._is_folder(os.path.dirname(folder))
+                if is_train_dir_there:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(folder)
+                    with open(self._path, "ab", buffering=0) as file:
+                        file.write(b"".join(pending))
+                    pending.clear()
+            was_tried.set()
+
+    def _is_folder(self, path: str) -> bool:
+        """Return whether a folder is there, by a look at the one around it.
+
+        A client of NFS remembers for up to a minute that a name was not there. A ps that had looked for the folder
+        before the chief made it would then see no checkpoint in it. Some folders, which are mounted when they are used,
+        are not shown by those around them; these are found after that minute.
+        """
+        if time.monotonic() > self._started_at + MAX_MEMORY_SECS:
+            return os.path.isdir(path)
+        around, name = os.path.split(path)
+        try:
+            return not name or (self._is_folder(around) and name in os.listdir(around) and os.path.isdir(path))
+        except PermissionError:
+            return os.path.isdir(path)
 
 
 def read_lines(path: str) -> list[dict[str, Any]]:

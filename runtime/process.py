@@ -4,7 +4,6 @@ import contextlib
 import os
 import resource
 import sys
-import threading
 from typing import NoReturn
 
 from absl import logging
@@ -40,10 +39,7 @@ def end_process(status: int, message: str = "") -> NoReturn:
     At once, since neither a server nor a session in use can be stopped. Neither a full disk, on which the log may lie,
     nor a train directory that does not answer must keep the process alive.
     """
-    last_event = threading.Thread(target=lambda: events.record("ended", status=status, message=message), daemon=True)
-    with contextlib.suppress(RuntimeError):  # the system allows no more threads
-        last_event.start()
-        last_event.join(RECORDING_SECS)
+    events.record("ended", status=status, message=message).wait(RECORDING_SECS)
     with contextlib.suppress(OSError):
         if message:
             print(f"error: {message}", file=sys.stderr)

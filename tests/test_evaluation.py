@@ -199,6 +199,18 @@ def test_an_evaluator_refuses_a_checkpoint_that_is_broken(finished_run):
         finished_run.follow(lambda _: MEASURES)
 
 
+def test_an_evaluator_leaves_out_a_broken_checkpoint_when_the_user_has_named_an_older_one(finished_run, caplog):
+    (finished_run.folder / "model.ckpt-40.data-00000-of-00001").unlink()
+    paths = [str(finished_run.folder / f"model.ckpt-{step}") for step in (30, 40)]
+    tf.train.update_checkpoint_state(str(finished_run.folder), paths[0], paths[::-1])
+    evaluated = []
+    with pytest.raises(TimeoutError, match="waited 0 s for a checkpoint after"):  # the chief trains on from 30
+        finished_run.follow(lambda _: evaluated.append(1) or MEASURES)
+    assert len(evaluated) == 1
+    assert "leaving out a checkpoint:" in caplog.text
+    assert "model.ckpt-40 has 0 of its 1 parts" in caplog.text
+
+
 def make_evaluate(labels):
     """Return what measures logits that are the images themselves."""
     images, placeholder = tf.placeholder(tf.float32, [None, 2]), tf.placeholder(tf.int32, [None])

@@ -165,19 +165,18 @@ def test_evaluations_become_the_line_of_the_accuracy(train_dir):
 @pytest.fixture
 def recording(monkeypatch):
     """Give the recording of this process back as it was."""
-    monkeypatch.setattr(events, "_path", "")
-    yield
-    events._pending.clear()
+    monkeypatch.setattr(events, "_recorder", None)
 
 
 def test_events_are_recorded_in_a_file_of_the_task(tmp_path, recording):
     events.record("too early")
     events.start_recording("worker 3", str(tmp_path / "train"))
+    assert events.record("serving").wait(60)
     assert list(tmp_path.iterdir()) == [], "the chief makes the folder"
     (tmp_path / "train").mkdir()
-    events.record("waiting", missing="ps 0")
+    assert events.record("waiting", missing="ps 0").wait(60)
     path = tmp_path / "train" / "events" / "worker-3.jsonl"
-    starting, waiting = map(json.loads, path.read_text().splitlines())
+    starting, _, waiting = map(json.loads, path.read_text().splitlines())
     assert starting["event"] == "starting"
     assert starting["unix_secs"] < waiting["unix_secs"]
     assert starting["command"][0] == sys.executable
@@ -190,16 +189,17 @@ def test_a_folder_is_not_looked_for_by_its_name_before_it_is_there(tmp_path, rec
     isdir = os.path.isdir
     monkeypatch.setattr(events.os.path, "isdir", lambda path: looked_for.append(path) or isdir(path))
     events.start_recording("ps 0", str(tmp_path / "runs" / "new"))
+    assert events.record("serving").wait(60)
     for folder in (tmp_path / "runs", tmp_path / "runs" / "new"):
         assert str(folder) not in looked_for
         folder.mkdir()
-        events.record("waiting")
+        assert events.record("waiting").wait(60)
     assert (tmp_path / "runs" / "new" / "events" / "ps-0.jsonl").exists()
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_events(recording):
     events.start_recording("ps 0", "/dev/null/train")
-    events.record("serving")
+    assert events.record("serving").wait(60)
 
 
 def test_the_confusion_matrix_and_the_worst_mistakes():

@@ -1,5 +1,6 @@
 import collections
 import logging
+import math
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from runtime.cluster.agreement import Agreement
 from runtime.cluster.host_lists import Board, HostLists
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import FinishedError
-from runtime.session import scaffold, stopping
+from runtime.session import scaffold, sharing, stopping
 from runtime.session.result import Goal
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook
@@ -145,7 +146,7 @@ def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_serv
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_worker_that_comes_after_the_end_finds_out(local_servers, tmp_path, leave_checkpoint, monkeypatch, index):
-    monkeypatch.setattr(scaffold, "LATE_SECS", 0.1)
+    monkeypatch.setattr(scaffold, "LATE_SECS", [math.inf, 0.1][index])
     servers = local_servers(1, 2)
     worker = Worker(servers, index, tmp_path, startup_timeout_secs=0.2)
     monkeypatch.setattr(probes, "probe", lambda address: "connection refused")  # a server here cannot be stopped
@@ -155,6 +156,15 @@ def test_a_worker_that_comes_after_the_end_finds_out(local_servers, tmp_path, le
         FinishedError, match=rf"worker {index}: nothing is left to do: .* has the result of a finished run"
     ):
         worker.session()
+
+
+def test_a_train_dir_that_each_ps_sees_at_the_last_look_is_shared(local_servers, tmp_path, monkeypatch):
+    def see_nothing(*_):
+        raise TimeoutError
+
+    monkeypatch.setattr(sharing, "wait_until_nothing_is_missing", see_nothing)
+    with Worker(local_servers(2, 1), 0, tmp_path).session() as session:
+        assert not session.should_stop()
 
 
 def test_old_checkpoints_are_counted_over_restarts(local_servers, tmp_path):

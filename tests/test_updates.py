@@ -418,6 +418,7 @@ def test_backup_workers_whose_gradients_are_dropped_go_on(local_servers):
     hook._replace(workers[0].session, 0)
     for thread in waiting:
         thread.join(60)
+        assert not thread.is_alive(), "a worker got no token"
     assert workers[0].read() == [0, 0]
     step_together(*workers[:3])
     assert workers[0].read() == [0 - 0.5 * (1 + 2 + 3) / 3, 1]

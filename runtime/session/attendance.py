@@ -18,9 +18,9 @@ GRACE_SECS = 20.0  # how long to wait for a worker that took part before, and ma
 class RollCallHook(tf.train.SessionRunHook):
     """Says when this worker trains and when it has trained; synchronous workers wait for each other before that.
 
-    A new model waits for all of them, or fails. One that has trained already goes on without those that do not come
-    back soon. TensorFlow does not call `end()` after an error, so nothing is said then. An asynchronous worker that
-    has trained has nothing left to do, even if a ps is lost before it can say so.
+    A new model waits for all of them, or fails. One that has trained already, or takes the place of a lost one, goes on
+    without those that do not come back soon. TensorFlow does not call `end()` after an error, so nothing is said then.
+    An asynchronous worker that has trained has nothing left to do, even if a ps is lost before it can say so.
     """
 
     def __init__(self, roll_call: RollCall, task: Task, wait_for_all: bool, startup_timeout_secs: float):
@@ -39,7 +39,7 @@ class RollCallHook(tf.train.SessionRunHook):
         remedy = "start each missing worker, or correct --worker_hosts" if is_new else "training goes on"
         try:
             wait_until_nothing_is_missing(self._task, lambda: self._describe_absent(session), timeout_secs, remedy)
-            self._was_complete = True  # some may have trained and left, when a model is restored as it was at first
+            self._was_complete = True  # some may have trained and left, when a model begins again
         except TimeoutError as error:
             if is_new:
                 raise

@@ -27,11 +27,12 @@ def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goa
     """Evaluate each checkpoint in `train_dir` once, the oldest first, until the run has reached `goal`.
 
     An evaluator that is started again goes on where the last one was: `eval.jsonl` says which checkpoints it had. Those
-    that the chief has deleted meanwhile are left out.
+    that the chief has deleted meanwhile are left out, and broken ones that are not the latest.
 
     Raises:
       TimeoutError: no new checkpoint came in time.
-      UnusableError: there is no `train_dir`, or its checkpoints are not of this model, or the chief tests on others.
+      UnusableError: there is no `train_dir`, or its last checkpoint is broken or not of this model, or the chief tests
+        on other examples.
     """
     if not train_dir:
         raise UnusableError("the evaluator needs --train_dir, the folder of the run that it shall evaluate")
@@ -59,10 +60,13 @@ def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goa
                 try:
                     check_checkpoint(path)
                     saver.restore(session, path)
-                except (tf.errors.OpError, UnusableError, ValueError):
-                    if checkpoint in _new_checkpoints(train_dir, set()):
+                except (tf.errors.OpError, UnusableError, ValueError) as error:
+                    if checkpoint not in _new_checkpoints(train_dir, set()):
+                        logging.info("%s: %s was deleted before it could be evaluated", task, path)
+                    elif path == tf.train.latest_checkpoint(train_dir):
                         raise
-                    logging.info("%s: %s was deleted before it could be evaluated", task, path)
+                    else:  # the user may have named an older one as the latest, since this one is broken
+                        logging.warning("%s: leaving out a checkpoint: %s", task, str(error).splitlines()[0])
                 else:
                     log.write(evaluate(session), **checkpoint._asdict())
             if was_finished:

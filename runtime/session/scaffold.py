@@ -68,7 +68,7 @@ class TrainingScaffold(tf.train.Scaffold):
         )
         self._task, self._connection, self._job, self._timeouts = task, connection, job, timeouts
         must_share = task.is_chief and job.train_dir and job.written_by == "ps"
-        self._shared_folder = SharedFolder(task, job.train_dir) if must_share else None
+        self._shared_folder = SharedFolder(task, job.train_dir, timeouts) if must_share else None
         self._was_ready = self._has_trained = False
         self._cancelled_since = math.inf  # a time of `time.monotonic()`
         self._global_step = tf.train.get_global_step()
@@ -135,7 +135,7 @@ class TrainingScaffold(tf.train.Scaffold):
     def _describe_missing_servers(self, start: float) -> str:
         unreachable = probes.unreachable(self._task.servers)
         # A run that begins anew needs the chief, so it must be sure.
-        late_secs = max(LATE_SECS, self._timeouts.startup_secs / 2) if self._task.is_chief else LATE_SECS
+        late_secs = self._timeouts.startup_secs / 2 if self._task.is_chief else LATE_SECS
         is_late = unreachable and time.monotonic() > start + late_secs
         if is_late and result.is_finished(self._job.train_dir, self._job.goal):
             raise FinishedError(

@@ -4,20 +4,21 @@ import os
 
 import tensorflow.compat.v1 as tf
 
+from runtime import events
 from runtime.cluster.task import Peer, Task
-from runtime.cluster.waiting import wait_until_nothing_is_missing
+from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
 from runtime.errors import UnusableError
 from runtime.session.checkpoints import LOCK_FILE
 
-SHARING_SECS = 5.0  # how long a shared folder may take to show a ps what the chief has written
+SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take to show what the chief has written
 
 
 class SharedFolder:
     """A train directory that all ps tasks must see, as the chief checks before it restores and saves."""
 
-    def __init__(self, task: Task, train_dir: str):
+    def __init__(self, task: Task, train_dir: str, timeouts: Timeouts):
         """Build the ops for `task`, the chief, in the default graph."""
-        self._task, self._train_dir = task, train_dir
+        self._task, self._train_dir, self._timeouts = task, train_dir, timeouts
         self._file = tf.placeholder(tf.string, [], name="shared_file")  # a constant's content would be remembered
         self._seen_by_ps = {}
         for ps in task.others("ps"):
@@ -41,13 +42,14 @@ class SharedFolder:
             return ", ".join(f"{ps} to see {path}" for ps in find_blind())
 
         try:
-            wait_until_nothing_is_missing(self._task, describe_blind, SHARING_SECS)
+            wait_until_nothing_is_missing(self._task, describe_blind, min(SHARING_SECS, self._timeouts.startup_secs))
         except TimeoutError:
-            blind = ", ".join(map(str, find_blind()))
+            if not (blind := find_blind()):
+                return
             raise UnusableError(
-                f"{blind} does not see the --train_dir {self._train_dir} of the chief: it must be one"
-                " folder that all tasks share under the same name, since each ps writes its own part of a checkpoint;"
-                " or give --checkpoints=chief, so that the chief writes all of it"
+                f"{', '.join(map(str, blind))} does not see the --train_dir {self._train_dir} of the chief: it must be"
+                " one folder that all tasks share under the same name, since each ps writes its own part of a"
+                " checkpoint; or give --checkpoints=chief, so that the chief writes all of it"
             ) from None
 
     def _read(self, session: tf.Session, ps: Peer, path: str) -> bytes | None:

@@ -356,8 +356,11 @@ def test_a_train_dir_that_the_ps_does_not_share_is_refused_before_training(tmp_p
     train_dir.mkdir()
     with Cluster(tmp_path, 1, 1, f"--train_dir={train_dir}", f"--data_dir={black_and_white_dir}") as cluster:
         cluster.start_with("ps 0", *cluster.role("ps 0"), *cluster.flags, before=full_disk(train_dir))
-        chief = cluster.start("worker 0")
+        cluster["ps 0"].wait_for_output("serving")
+        cluster.start_with("worker 0", *cluster.role("worker 0"), *cluster.flags, "--startup_timeout_secs=5")
+        chief = cluster["worker 0"]
         assert chief.wait() == 2
+        assert f"waiting for ps 0 at {cluster.ps_hosts} to see {train_dir}" in chief.output()
         line = (
             f"error: ps 0 at {cluster.ps_hosts} does not see the --train_dir {train_dir} of the chief: it must be one"
         )
