@@ -12,6 +12,13 @@ class UnusableError(Exception):
     """This task cannot use what it was given: its flags, its input or its environment must change."""
 
 
+def refuse_url(flag: str, folder: str) -> None:
+    """Raise an UnusableError if the value of a flag is not a folder, but a place such as gs://bucket/name."""
+    scheme, is_url, _ = folder.partition("://")
+    if is_url:
+        raise UnusableError(f"--{flag} {folder} is not a folder: {scheme}:// is not supported")
+
+
 class UnsavedError(Exception):
     """Training reached its end, but its result could not be saved: trying again is in vain."""
 

@@ -15,6 +15,7 @@ import psutil
 
 EVENTS_FOLDER = "events"
 MAX_MEMORY_SECS = 60.0  # of an NFS client, by default, for a name that was not there
+WRITING_SECS = 1.0  # how long to wait at most until an event is written, where that matters
 MAX_PENDING = 1000  # events that wait for a folder, or for room on its disk
 
 _recorder: "_Recorder | None" = None  # of this task; None: nothing is recorded
@@ -47,7 +48,7 @@ def record(event: str, unix_secs: float | None = None, **values: object) -> thre
     """Append an event with its time, now by default, and its values, which JSON can express.
 
     Returns:
-      What is set once it was written, as far as it can be. Only a process that ends has to wait for that.
+      What is set once it was written, as far as it can be.
     """
     entry = {"unix_secs": round(unix_secs or time.time(), 3), "event": event, **values}
     was_tried = threading.Event()

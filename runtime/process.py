@@ -10,7 +10,6 @@ from absl import logging
 
 from runtime import events
 
-RECORDING_SECS = 1.0  # how long the last event may take
 AUTOGROUP = "/proc/self/autogroup"  # of the scheduler; a session, such as a terminal's, is one group
 
 
@@ -39,7 +38,7 @@ def end_process(status: int, message: str = "") -> NoReturn:
     At once, since neither a server nor a session in use can be stopped. Neither a full disk, on which the log may lie,
     nor a train directory that does not answer must keep the process alive.
     """
-    events.record("ended", status=status, message=message).wait(RECORDING_SECS)
+    events.record("ended", status=status, message=message).wait(events.WRITING_SECS)
     with contextlib.suppress(OSError):
         if message:
             print(f"error: {message}", file=sys.stderr)

@@ -137,6 +137,10 @@ def assert_refused(tmp_path):
         ([*WORKER, "--data_dir="], "flag --data_dir=: it must name a folder"),
         ([*WORKER, "--data_dir=/dev/null/data"], "/dev/null/data"),
         (
+            [*WORKER, "--data_dir=gs://bucket/data"],
+            "--data_dir gs://bucket/data is not a folder: gs:// is not supported",
+        ),
+        (
             [*WORKER, "--train_dir=gs://bucket/run"],
             "--train_dir gs://bucket/run is not a folder: gs:// is not supported",
         ),

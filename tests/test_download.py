@@ -126,6 +126,13 @@ def test_a_whole_other_data_set_is_left_alone(tmp_path):
     download.fetch(str(tmp_path))
 
 
+def test_a_folder_in_it_may_be_named_as_a_file_of_examples_is(tmp_path):
+    (tmp_path / "mine.tfrecord").mkdir()
+    assert not download.has_shards(str(tmp_path))
+    (tmp_path / "train-00000-of-00001.tfrecord").touch()
+    assert download.has_shards(str(tmp_path))
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, mirror):
     monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
     (tmp_path / "file").write_text("not a folder")

@@ -200,15 +200,14 @@ def test_an_evaluator_refuses_a_checkpoint_that_is_broken(finished_run):
 
 
 def test_an_evaluator_leaves_out_a_broken_checkpoint_when_the_user_has_named_an_older_one(finished_run, caplog):
-    (finished_run.folder / "model.ckpt-40.data-00000-of-00001").unlink()
-    paths = [str(finished_run.folder / f"model.ckpt-{step}") for step in (30, 40)]
+    (finished_run.folder / "model.ckpt-40.data-00000-of-00001").write_bytes(b"cut")
+    paths = [str(finished_run.folder / f"model.ckpt-{name}") for name in ("30", "40", "best")]
     tf.train.update_checkpoint_state(str(finished_run.folder), paths[0], paths[::-1])
     evaluated = []
     with pytest.raises(TimeoutError, match="waited 0 s for a checkpoint after"):  # the chief trains on from 30
         finished_run.follow(lambda _: evaluated.append(1) or MEASURES)
     assert len(evaluated) == 1
-    assert "leaving out a checkpoint:" in caplog.text
-    assert "model.ckpt-40 has 0 of its 1 parts" in caplog.text
+    assert f"leaving out {paths[1]}: OutOfRangeError: " in caplog.text
 
 
 def make_evaluate(labels):
@@ -249,6 +248,21 @@ def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers)
         context = tf.train.SessionRunContext(None, session)
         hook.after_run(context, None)
         assert not context.stop_requested
+
+
+def test_an_evaluation_of_a_model_that_was_lost_meanwhile_does_not_end_training(local_servers):
+    servers = local_servers(1, 1)
+    with tf.Graph().as_default() as graph:
+        roll_call = RollCall(servers.task("worker", 0))
+        initializer = tf.train.create_global_step().initializer
+    hook = EvaluationHook(CHIEF, lambda _: MEASURES, "", roll_call, every_secs=0.1, stop_at_accuracy=0.9)
+    hook._has_reached = False
+    coord = tf.train.Coordinator()
+    hook._log.write = lambda _: coord.request_stop()  # as when a ps dies, while the file server takes its time
+    with servers.worker_session(0, graph) as session:
+        session.run(initializer)
+        hook._keep_evaluating(session, coord, every_secs=0.1)
+    assert not hook._has_reached
 
 
 FIGURES = {"test_accuracy": 0.5, "test_loss": 1.0, "global_step": 40, "train_secs": 5.0}

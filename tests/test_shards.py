@@ -124,6 +124,7 @@ convert.convert(read_slowly, *sys.argv[1:3], 2)
     ("flags", "message"),
     [
         (["--data_dir=~/mnist"], "--data_dir=~/mnist: ~ is only understood by a shell: write $HOME"),
+        (["--output_dir=gs://bucket/data"], "--output_dir gs://bucket/data is not a folder: gs:// is not supported"),
         (["--data_dir={shards}"], "--data_dir {shards} has TFRecord files already: give that of the IDX files"),
     ],
 )

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
 from runtime.cluster import probes
+from runtime.cluster.notes import Notes
 from runtime.updates import synchronous
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
@@ -390,6 +391,34 @@ def test_training_goes_on_when_a_ps_has_lost_a_gradient_and_every_worker_waits(l
     waiting.join(60)
     while workers[0].read()[0] == 0:
         step_together(*workers)
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_training_goes_on_when_a_worker_is_back_that_has_died_while_it_made_an_update(
+    local_servers, monkeypatch, caplog, num_workers
+):
+    monkeypatch.setattr(synchronous, "LOOK_SECS", 0.05)
+    monkeypatch.setattr(synchronous, "RESTART_SECS", 0.1)
+    servers = local_servers(2, num_workers)
+    replicas = min(num_workers, 3)  # of two workers both, of four all but a backup worker
+    workers = [Worker(servers, index, replicas) for index in range(replicas - 1)]
+    (hook,) = workers[0].hooks
+    with tf.Graph().as_default() as graph:
+        life = tf.placeholder(tf.string, [])
+        say = [Notes(f"/job:ps/task:{ps}", "roll_call").write(replicas - 1, life) for ps in range(2)]
+    with workers[0].session.graph.as_default():
+        update = [num_updates.assign_add(1) for num_updates in hook._num_updates]
+    with servers.worker_session(0, graph) as session:
+        session.run(say, {life: "training first"})
+        waiting = [worker.start_step() for worker in workers]
+        poll_for(lambda: num_gradients(servers) == 2 * [replicas - 1], "the gradients of the others")
+        workers[0].session.run(update)
+        poll_for(lambda: hook._last_counts == [1, 1], "the chief to see the update")
+        session.run(say, {life: "training second"})
+    for thread in waiting:
+        thread.join(60)
+        assert not thread.is_alive(), "a worker got no token"
+    assert "no synchronous update" not in caplog.text, "there is no spare token"
 
 
 def test_no_token_is_added_while_every_worker_is_there_however_long_an_exchange_takes(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from runtime.data import download, tfrecords
-from runtime.errors import UNUSABLE_STATUS, UnusableError
+from runtime.errors import UNUSABLE_STATUS, UnusableError, refuse_url
 from runtime.process import allow_many_files
 
 NUM_TEST_SHARDS = 1  # who tests reads all test examples into memory
@@ -32,6 +32,7 @@ def convert(read_parts: PartReader, data_dir: str, output_dir: str, num_shards: 
     Raises:
       UnusableError: the folder is there already, or cannot be written, or there are fewer examples than shards.
     """
+    refuse_url("output_dir", output_dir)
     output_dir = os.path.abspath(output_dir)
     if os.path.exists(output_dir):
         raise UnusableError(f"{output_dir} is there already: remove it, or give another --output_dir")

@@ -71,7 +71,7 @@ def default_data_dir() -> str:
 def has_shards(data_dir: str) -> bool:
     """Return whether `data_dir` has TFRecord files, which take the place of the four files."""
     with contextlib.suppress(OSError):  # there is no such folder, or it may not be listed
-        return any(name.endswith(".tfrecord") for name in os.listdir(data_dir))
+        return any(entry.name.endswith(".tfrecord") and not entry.is_dir() for entry in os.scandir(data_dir))
     return False
 
 
@@ -82,8 +82,11 @@ def fetch(data_dir: str, show_progress: bool = False) -> None:
     `show_progress`, standard error is a terminal that shows how far it is.
 
     Raises:
-      DownloadError: `data_dir` cannot be written, or holds a part of another data set, or no source had the files.
+      DownloadError: `data_dir` is a URL, cannot be written, or holds a part of another data set, or no source had the
+        files.
     """
+    if "://" in data_dir:
+        raise DownloadError(f"--data_dir {data_dir} is not a folder: {data_dir.split(':')[0]}:// is not supported")
     missing = [name for name in SHA256 if not os.path.exists(os.path.join(data_dir, name))]
     if not missing or has_shards(data_dir):
         return

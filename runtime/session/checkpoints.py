@@ -17,7 +17,7 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError, reason
+from runtime.errors import UnusableError, reason, refuse_url
 
 LOCK_FILE = "chief.lock"  # says which process trains there, and is locked while it does
 
@@ -30,8 +30,7 @@ def make_train_dir(task: Task, train_dir: str) -> str:
     Raises:
       UnusableError: it cannot be written, or another job uses it.
     """
-    if "://" in train_dir:
-        raise UnusableError(f"--train_dir {train_dir} is not a folder: {train_dir.split(':')[0]}:// is not supported")
+    refuse_url("train_dir", train_dir)
     if re.search(r"[*?[\]\\]", os.path.abspath(train_dir)):
         raise UnusableError(
             f"--train_dir {train_dir} has one of the characters * ? [ ] \\ in its path, which TensorFlow takes for a"

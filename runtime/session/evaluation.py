@@ -127,7 +127,7 @@ class EvaluationLog:
 def record_test(measures: Measures, train_dir: str) -> None:
     """Record the last evaluation of a run, with the worst mistakes: as an event, and for TensorBoard."""
     found = measures.find_mistakes()
-    events.record("tested", **found)
+    events.record("tested", **found).wait(events.WRITING_SECS)  # for the report
     _write_summary(train_dir, measures)
     if train_dir and found["mistakes"]:
         from runtime.session.pictures import draw_mistakes  # here: no other task draws, and the chief only at the end
@@ -195,7 +195,8 @@ class EvaluationHook(tf.train.SessionRunHook):
                     self._log.write(measures)
                     last_step = measures.global_step
                     goal = self._stop_at_accuracy
-                    self._has_reached = goal is not None and goal <= measures.accuracy
+                    is_current = not coord.should_stop()  # to write may take long: has the model been lost meanwhile?
+                    self._has_reached = is_current and goal is not None and goal <= measures.accuracy
                 coord.wait_for_stop(max(0.0, start + every_secs - time.monotonic()))
         except (tf.errors.OpError, RuntimeError):
             pass  # the session was closed, at the end or after the loss of a ps; the next one evaluates again

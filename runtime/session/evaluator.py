@@ -10,7 +10,7 @@ from absl import logging
 from runtime import events
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
-from runtime.errors import UnusableError
+from runtime.errors import UnusableError, reason
 from runtime.session.checkpoints import check_checkpoint
 from runtime.session.evaluation import EXAMPLES, Evaluate, EvaluationLog
 from runtime.session.result import Goal, is_finished
@@ -66,7 +66,8 @@ def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goa
                     elif path == tf.train.latest_checkpoint(train_dir):
                         raise
                     else:  # the user may have named an older one as the latest, since this one is broken
-                        logging.warning("%s: leaving out a checkpoint: %s", task, str(error).splitlines()[0])
+                        why = reason(error) if isinstance(error, tf.errors.OpError) else error
+                        logging.warning("%s: leaving out %s: %s", task, path, why)
                 else:
                     log.write(evaluate(session), **checkpoint._asdict())
             if was_finished:
@@ -89,7 +90,7 @@ def _new_checkpoints(train_dir: str, evaluated: set[Checkpoint]) -> dict[Checkpo
     state = tf.train.get_checkpoint_state(train_dir)
     paths = {}
     for path in state.all_model_checkpoint_paths if state else ():
-        with contextlib.suppress(FileNotFoundError):  # it was just deleted
+        with contextlib.suppress(FileNotFoundError, ValueError):  # it was just deleted, or is the user's copy
             step, written_at = int(path.rpartition("-")[2]), round(os.path.getmtime(f"{path}.index"), 3)
             paths[Checkpoint(step, written_at)] = path
     return {checkpoint: paths[checkpoint] for checkpoint in sorted(paths.keys() - evaluated)}

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.errors import UnsavedError, UnusableError, reason
+from runtime.errors import UnsavedError, UnusableError, reason, refuse_url
 
 TEMPORARY = "tmp-"  # begins the name of a folder that is being written
 ABANDONED_SECS = 3600.0  # an export, which takes seconds, has ended by then in any case
@@ -39,10 +39,7 @@ def check_export_dir(task: Task, export_dir: str) -> None:
     """
     if not (export_dir and task.is_chief):
         return
-    if "://" in export_dir:
-        raise UnusableError(
-            f"--export_dir {export_dir} is not a folder: {export_dir.split(':')[0]}:// is not supported"
-        )
+    refuse_url("export_dir", export_dir)
     try:
         os.makedirs(export_dir, exist_ok=True)
         temporary = _make_temporary_folder(export_dir)

@@ -134,8 +134,9 @@ class TrainingScaffold(tf.train.Scaffold):
 
     def _describe_missing_servers(self, start: float) -> str:
         unreachable = probes.unreachable(self._task.servers)
-        # A run that begins anew needs the chief, so it must be sure.
-        late_secs = self._timeouts.startup_secs / 2 if self._task.is_chief else LATE_SECS
+        late_secs = self._timeouts.startup_secs / 2
+        if not self._task.is_chief:  # which must be surer, since a run that begins anew needs it
+            late_secs = min(LATE_SECS, late_secs)
         is_late = unreachable and time.monotonic() > start + late_secs
         if is_late and result.is_finished(self._job.train_dir, self._job.goal):
             raise FinishedError(

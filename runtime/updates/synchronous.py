@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster import probes
+from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Peer, Task
 from runtime.updates.aggregation import Aggregation, Rule
 from runtime.updates.exchange import Exchange, ExchangeBuilder, Updates
@@ -17,7 +18,7 @@ from runtime.updates.holding import Holding, make_updates
 from runtime.updates.packing import Packing
 
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
-RESTART_SECS = 2.0  # how long to wait for an update after the restart of a task, which may have had a token
+RESTART_SECS = 2.0  # how long to wait for an update after the restart of a worker, which may have had tokens
 
 
 def build_sync_updates(
@@ -61,13 +62,16 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
     """Lets the other workers take the share of one that is lost; else they would wait for ever. For the chief.
 
     While every worker answers, an exchange may take as long as it takes. But if no update happens after a task was
-    lost, spare tokens let workers add a second gradient to an update. They end when every worker answers again.
+    lost, spare tokens let workers add a second gradient to an update. They end when every worker answers again. If all
+    answer, but one was restarted, it may have died while it made an update, and the tokens of all with it: then the
+    others are woken.
     """
 
     def __init__(self, aggregations: Sequence[Aggregation], rule: Rule, task: Task):
         self._aggregations, self._rule, self._task = aggregations, rule, task
 
     def begin(self) -> None:
+        self._roll_call = RollCall(self._task)
         self._global_step = tf.train.get_global_step()
         self._num_updates = [aggregation.num_updates for aggregation in self._aggregations]
         self._last_added = [aggregation.last_added for aggregation in self._aggregations]
@@ -79,7 +83,8 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._last_counts = session.run(self._num_updates)
         self._last_num_spares = session.run(self._aggregations[0].num_spares)
-        self._lost, self._is_restart = dict[Peer, str](), max(self._last_counts) > 0
+        self._lost, self._was_restarted = dict[Peer, str](), max(self._last_counts) > 0
+        self._lives = self._listen(session)
         self._patience_secs, self._deadlocked_at = RESTART_SECS, math.inf
         self._watch = threading.Thread(target=self._keep_looking, args=(session, coord), name="look", daemon=True)
         coord.register_thread(self._watch)
@@ -101,11 +106,14 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         A spare token too many makes a fast worker do the share of a slow one, so the chief waits twice as long for the
         effect of each.
         """
-        counts, now = session.run(self._num_updates), time.monotonic()
+        counts, lives, now = session.run(self._num_updates), self._listen(session), time.monotonic()
+        is_back = any(life not in ("", other) for life, other in zip(self._lives, lives, strict=True))
+        self._was_restarted = is_back or (self._was_restarted and counts == self._last_counts)
+        self._lives = lives
         if session.run(self._global_step) >= self._rule.train_steps:
             return  # nobody waits any more, and the others may have left
         if counts != self._last_counts:
-            self._last_counts, self._moved_at, self._is_restart = counts, now, False
+            self._last_counts, self._moved_at = counts, now
             self._lost, self._patience_secs, self._deadlocked_at = {}, RESTART_SECS, math.inf
             if self._last_num_spares and (num_spares := self._count_missing(self._find_lost())) < self._last_num_spares:
                 self._replace(session, num_spares)
@@ -113,8 +121,9 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         unreachable = self._find_lost()
         is_news = not unreachable.keys() <= self._lost.keys()
         self._lost |= unreachable
-        if not (self._lost or self._is_restart):
-            self._deadlocked_at = min(self._deadlocked_at, now) if self._is_deadlocked(session, counts) else math.inf
+        if not self._lost:
+            is_deadlocked = self._was_restarted or self._is_deadlocked(session, counts)
+            self._deadlocked_at = min(self._deadlocked_at, now) if is_deadlocked else math.inf
             if now > self._deadlocked_at + self._patience_secs:
                 self._replace(session, self._last_num_spares)
                 self._deadlocked_at, self._patience_secs = math.inf, 2 * self._patience_secs
@@ -143,6 +152,10 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         """
         waits_for = [last == count for last, count in zip(session.run(self._last_added), counts, strict=True)]
         return self._rule.is_strict and bool(np.any(waits_for, axis=0).all())
+
+    def _listen(self, session: tf.Session) -> list[str]:
+        """Return the process of each worker that has said something, by task index; it is "" for the others."""
+        return [word.life for word in self._roll_call.listen(session)]
 
     def _find_lost(self) -> dict[Peer, str]:
         return probes.unreachable(self._task.others("worker"))
