@@ -48,7 +48,7 @@ from runtime.session.evaluator import follow_checkpoints
 from runtime.session.export import Serving, check_export_dir, export
 from runtime.session.input import InputHook
 from runtime.session.progress import ProgressHook
-from runtime.session.result import Goal, make_result
+from runtime.session.result import Goal, evaluate_and_save, make_result
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
 from runtime.updates import placement
@@ -149,15 +149,21 @@ def train(
                 session.run(updates.train_op)
 
     if task.is_chief:
-        finish(task, connection, evaluate, progress, roll_call, train_dir)
+        finish(task, connection, evaluate, saving_hooks, progress, roll_call, train_dir)
 
 
 def finish(
-    task: Task, connection: Connection, evaluate: Evaluate, progress: ProgressHook, roll_call: RollCall, train_dir: str
+    task: Task,
+    connection: Connection,
+    evaluate: Evaluate,
+    saving_hooks: Sequence[tf.train.SessionRunHook],
+    progress: ProgressHook,
+    roll_call: RollCall,
+    train_dir: str,
 ) -> None:
     """Evaluate the finished model, and write what came of it. The ps tasks keep it until then: this task may die."""
     with connection.session() as session, contextlib.ExitStack() as last:  # calls the last first, whatever fails
-        measures = evaluate(session)
+        measures = evaluate_and_save(session, evaluate, saving_hooks, train_dir)
         result = make_result(task, agreed_flags(), measures, progress)
         result.print()
         last.callback(report.write, train_dir)

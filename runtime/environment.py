@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 _DEFAULTS = {
     # A web proxy must not stand between the tasks. gRPC may wait up to 2 minutes between two attempts to reach a peer;
@@ -25,6 +26,11 @@ _DEFAULTS = {
 for _name, _value in _DEFAULTS.items():
     os.environ.setdefault(_name, _value)
 
+# Until there is something to end in order, Ctrl-C ends the process at once, without the traceback of an import.
+_raises_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if _raises_interrupt:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 # What the import makes stays alive. Without a pause, the garbage collector would search it again and again, for half a
 # second of every start.
 gc.disable()
@@ -32,3 +38,5 @@ import tensorflow.compat.v1  # noqa: E402, F401  # the environment is read here
 
 gc.freeze()
 gc.enable()
+if _raises_interrupt:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -59,6 +59,7 @@ def _define_folders() -> None:
             lambda folder: not folder.startswith("~"),
             "~ is only understood by a shell, and only at the start of a word: write $HOME",
         )
+        flags.register_validator(name, _is_text, "it must be UTF-8, as TensorFlow expects of every path")
 
 
 def _define_training(models: Sequence[str]) -> None:
@@ -131,3 +132,8 @@ def _define_evaluation() -> None:
         lambda values: values["stop_at_accuracy"] is None or values["eval_every_secs"] is not None,
         "it needs --eval_every_secs",
     )
+
+
+def _is_text(value: str) -> bool:
+    """Return whether a value of the command line was UTF-8; Python has other bytes as lone surrogates."""
+    return value.isascii() or value.encode(errors="replace").decode() == value

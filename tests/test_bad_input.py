@@ -134,6 +134,7 @@ def assert_refused(tmp_path):
         ([*WORKER, "--startup_timeout_secs=0"], "flag --startup_timeout_secs=0"),
         ([*WORKER, "--recovery_timeout_secs=0"], "flag --recovery_timeout_secs=0"),
         ([*WORKER, "--log_every_secs=0"], "flag --log_every_secs=0"),
+        ([*WORKER, "--train_dir=bad\udcff"], "--train_dir=bad\\udcff: it must be UTF-8"),
         ([*WORKER, "--data_dir="], "flag --data_dir=: it must name a folder"),
         ([*WORKER, "--data_dir=/dev/null/data"], "/dev/null/data"),
         (

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import http.server
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -109,6 +110,20 @@ def test_a_silent_mirror_is_given_up(tmp_path, monkeypatch):
         monkeypatch.setattr(download, "MIRRORS", (url,))
         with pytest.raises(download.DownloadError, match=f"{url}: timed out"):
             download.fetch(str(tmp_path / "data"))
+
+
+def test_ctrl_c_ends_a_download_without_a_traceback(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        code = "import sys; from runtime.data import download\n"
+        code += f"download.MIRRORS = ('http://127.0.0.1:{silent.getsockname()[1]}/',); download.main()"
+        command = [sys.executable, "-c", code, str(tmp_path / "data")]
+        with subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 128 + signal.SIGINT
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_part_of_another_data_set_is_not_completed_with_mnist(tmp_path, monkeypatch, mirror):

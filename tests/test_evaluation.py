@@ -16,9 +16,10 @@ from runtime.cluster.roll_call import REACHED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import UnusableError
+from runtime.session.checkpoints import CheckpointHook, Saver
 from runtime.session.evaluation import EXAMPLES, Evaluate, Evaluation, EvaluationHook, EvaluationLog, Measures
 from runtime.session.evaluator import Checkpoint, follow_checkpoints
-from runtime.session.result import Goal, Result, is_finished
+from runtime.session.result import Goal, Result, evaluate_and_save, is_finished
 from runtime.session.stopping import StopWithChiefHook
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
@@ -275,6 +276,27 @@ def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(t
     for result, expected in ((RESULT, 5.0), (again, 5.0), (dataclasses.replace(again, test_accuracy=0.25), 0.0)):
         result.write(str(tmp_path))
         assert json.loads((tmp_path / "result.json").read_text())["train_secs"] == expected
+
+
+@pytest.mark.parametrize("num_late_runs", [0, 1, 2])
+def test_what_a_worker_brings_after_the_last_checkpoint_is_saved_too(tmp_path, graph, num_late_runs):
+    late_run = tf.train.create_global_step().assign_add(8)
+    scaffold = tf.train.Scaffold(saver=Saver())
+    hook = CheckpointHook(str(tmp_path), scaffold, save_secs=60)
+    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
+        session.run(late_run)
+    late_runs = iter(range(num_late_runs))
+    with tf.Session() as session:
+        scaffold.saver.restore(session, tf.train.latest_checkpoint(tmp_path))
+
+        def evaluate(_):
+            if next(late_runs, None) is not None:
+                session.run(late_run)
+            return MEASURES._replace(global_step=int(session.run(tf.train.get_global_step())))
+
+        measures = evaluate_and_save(session, evaluate, [hook], str(tmp_path))
+    assert measures.global_step == 8 + 8 * num_late_runs
+    dataclasses.replace(RESULT, global_step=measures.global_step).write(str(tmp_path))
 
 
 def test_a_last_line_that_cannot_be_printed_is_logged(monkeypatch, caplog):

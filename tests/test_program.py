@@ -1,12 +1,14 @@
 """How the program ends: a status, and one line for whatever went wrong."""
 
 import os
+import pathlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from benchmarks.testbed.processes import PROJECT
+from benchmarks.testbed.processes import PROJECT, poll_for
 
 RUN = """
 import signal
@@ -43,6 +45,16 @@ def test_every_end_has_its_status_and_one_line_at_most(statement, status, messag
         [message] if message else []
     )
     assert "Traceback" not in process.stderr
+
+
+def test_ctrl_c_while_tensorflow_is_imported_ends_a_task_without_a_traceback():
+    command = [sys.executable, "distributed.py", "--job_name=ps", "--task_index=0"]
+    with subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.PIPE, text=True) as process:
+        maps = pathlib.Path(f"/proc/{process.pid}/maps")
+        poll_for(lambda: "tensorflow" in maps.read_text(), "the import of TensorFlow")
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == -signal.SIGINT
 
 
 def test_a_task_ends_though_its_events_cannot_be_written(tmp_path):

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -217,6 +218,8 @@ def main() -> None:
     except DownloadError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

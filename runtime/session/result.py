@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -12,7 +12,7 @@ from absl import logging
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError
 from runtime.files import replace_file
-from runtime.session.evaluation import Measures
+from runtime.session.evaluation import Evaluate, Measures
 from runtime.session.progress import ProgressHook
 
 RESULT_FILE = "result.json"
@@ -84,6 +84,22 @@ class Result:
             f"test accuracy {self.test_accuracy:.4f} (test loss {self.test_loss:.4f}) after {self.global_step} global"
             f" steps in {self.train_secs:.1f} s, {self.examples_per_sec:.0f} examples/s"
         )
+
+
+def evaluate_and_save(
+    session: tf.Session, evaluate: Evaluate, saving_hooks: Sequence[tf.train.SessionRunHook], train_dir: str
+) -> Measures:
+    """Evaluate the finished model, which the last checkpoint shall have; else save it once more.
+
+    A worker for which the chief did not wait, since it was stopped, may go on and bring its last run after that.
+    """
+    measures, last_step = evaluate(session), -1
+    while saving_hooks and not _is_saved(train_dir, measures.global_step) and measures.global_step != last_step:
+        logging.warning("the last checkpoint is not of global step %d: saving once more", measures.global_step)
+        for hook in saving_hooks:
+            hook.end(session)
+        measures, last_step = evaluate(session), measures.global_step
+    return measures
 
 
 def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progress: ProgressHook) -> Result:
