@@ -26,8 +26,9 @@ _DEFAULTS = {
 for _name, _value in _DEFAULTS.items():
     os.environ.setdefault(_name, _value)
 
-# Until there is something to end in order, Ctrl-C ends the process at once, without the traceback of an import.
-_raises_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+# Until there is something to end in order, Ctrl-C ends the process at once, without the traceback of an import. The
+# first process of a container needs the traceback: the system would not end it.
+_raises_interrupt = os.getpid() != 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _raises_interrupt:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

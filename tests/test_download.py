@@ -114,6 +114,7 @@ def test_a_silent_mirror_is_given_up(tmp_path, monkeypatch):
 
 def test_ctrl_c_ends_a_download_without_a_traceback(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
         code = "import sys; from runtime.data import download\n"
         code += f"download.MIRRORS = ('http://127.0.0.1:{silent.getsockname()[1]}/',); download.main()"
         command = [sys.executable, "-c", code, str(tmp_path / "data")]

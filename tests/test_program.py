@@ -51,7 +51,7 @@ def test_ctrl_c_while_tensorflow_is_imported_ends_a_task_without_a_traceback():
     command = [sys.executable, "distributed.py", "--job_name=ps", "--task_index=0"]
     with subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.PIPE, text=True) as process:
         maps = pathlib.Path(f"/proc/{process.pid}/maps")
-        poll_for(lambda: "tensorflow" in maps.read_text(), "the import of TensorFlow")
+        poll_for(lambda: "libtensorflow" in maps.read_text(), "the import of TensorFlow")
         process.send_signal(signal.SIGINT)
         assert "Traceback" not in process.stderr.read()
     assert process.returncode == -signal.SIGINT

@@ -367,7 +367,7 @@ def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, mo
 
 def test_after_the_end_nobody_is_lost(local_servers, monkeypatch, caplog):
     monkeypatch.setattr(synchronous, "LOOK_SECS", 0.05)
-    monkeypatch.setattr(synchronous, "RESTART_SECS", 0.1)
+    monkeypatch.setattr(synchronous, "PATIENCE_SECS", 0.1)
     servers = local_servers(1, 2)
     chief, other = (Worker(servers, index, replicas=1, train_steps=1) for index in range(2))
     other.step()
@@ -394,11 +394,11 @@ def test_training_goes_on_when_a_ps_has_lost_a_gradient_and_every_worker_waits(l
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("num_ps_with_update", [1, 2])
 def test_training_goes_on_when_a_worker_is_back_that_has_died_while_it_made_an_update(
-    local_servers, monkeypatch, caplog, num_workers
+    local_servers, monkeypatch, caplog, num_workers, num_ps_with_update
 ):
     monkeypatch.setattr(synchronous, "LOOK_SECS", 0.05)
-    monkeypatch.setattr(synchronous, "RESTART_SECS", 0.1)
     servers = local_servers(2, num_workers)
     replicas = min(num_workers, 3)  # of two workers both, of four all but a backup worker
     workers = [Worker(servers, index, replicas) for index in range(replicas - 1)]
@@ -407,25 +407,45 @@ def test_training_goes_on_when_a_worker_is_back_that_has_died_while_it_made_an_u
         life = tf.placeholder(tf.string, [])
         say = [Notes(f"/job:ps/task:{ps}", "roll_call").write(replicas - 1, life) for ps in range(2)]
     with workers[0].session.graph.as_default():
-        update = [num_updates.assign_add(1) for num_updates in hook._num_updates]
+        update = [num_updates.assign_add(1) for num_updates in hook._num_updates[:num_ps_with_update]]
     with servers.worker_session(0, graph) as session:
         session.run(say, {life: "training first"})
         waiting = [worker.start_step() for worker in workers]
         poll_for(lambda: num_gradients(servers) == 2 * [replicas - 1], "the gradients of the others")
         workers[0].session.run(update)
-        poll_for(lambda: hook._last_counts == [1, 1], "the chief to see the update")
+        poll_for(lambda: hook._last_counts[0] == 1, "the chief to see the update")
         session.run(say, {life: "training second"})
     for thread in waiting:
         thread.join(60)
         assert not thread.is_alive(), "a worker got no token"
+    step_together(*workers, Worker(servers, replicas - 1, replicas))
+    assert workers[0].read() == [0 - 0.5 * sum(range(1, replicas + 1)) / replicas, 1]
     assert "no synchronous update" not in caplog.text, "there is no spare token"
+
+
+def test_a_worker_that_waits_for_another_ps_after_the_last_step_goes_on_when_its_peer_is_lost(
+    local_servers, monkeypatch
+):
+    monkeypatch.setattr(synchronous, "LOOK_SECS", 0.05)
+    monkeypatch.setattr(synchronous, "PATIENCE_SECS", 0.1)
+    servers = local_servers(2, 2)
+    worker = Worker(servers, 0, replicas=2, train_steps=1)
+    waiting = start_step_without_update(servers, worker)
+    (hook,) = worker.hooks
+    with worker.session.graph.as_default():  # the other's gradient reached ps 0 alone
+        change = [worker.global_step.assign_add(1), hook._num_updates[0].assign_add(1)]
+        hand_out = hook._aggregations[0]._hand_out(hook._aggregations[0]._tokens[1], tf.constant(2))
+    worker.session.run([change, hand_out])
+    monkeypatch.setattr(probes, "probe", lambda address: "connection refused")
+    waiting.join(60)
+    assert not waiting.is_alive(), "nobody hands out a token"
 
 
 def test_no_token_is_added_while_every_worker_is_there_however_long_an_exchange_takes(
     local_servers, monkeypatch, caplog
 ):
     monkeypatch.setattr(synchronous, "LOOK_SECS", 0.05)
-    monkeypatch.setattr(synchronous, "RESTART_SECS", 0.1)
+    monkeypatch.setattr(synchronous, "PATIENCE_SECS", 0.1)
     servers = local_servers(1, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     step_together(*workers)

@@ -195,8 +195,8 @@ class EvaluationHook(tf.train.SessionRunHook):
                     self._log.write(measures)
                     last_step = measures.global_step
                     goal = self._stop_at_accuracy
-                    is_current = not coord.should_stop()  # to write may take long: has the model been lost meanwhile?
-                    self._has_reached = is_current and goal is not None and goal <= measures.accuracy
+                    if goal is not None and goal <= measures.accuracy and not coord.should_stop():
+                        self._has_reached = True  # and the model was not lost in the time that writing has taken
                 coord.wait_for_stop(max(0.0, start + every_secs - time.monotonic()))
         except (tf.errors.OpError, RuntimeError):
             pass  # the session was closed, at the end or after the loss of a ps; the next one evaluates again

@@ -37,7 +37,7 @@ class Aggregation:
 
     def __init__(self, holding: Holding, rule: Rule):
         """Average gradients of what `holding` has, on its ps."""
-        self._holding, self._rule = holding, rule
+        self.holding, self._rule = holding, rule
         with tf.device(holding.device), tf.name_scope("aggregation"):
             self._gradients = tf.ConditionalAccumulator(tf.float32, [holding.size], shared_name="gradients")
             self._tokens = [tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_tokens") for name in ("even", "odd")]
@@ -49,7 +49,7 @@ class Aggregation:
         self.variables = [self.num_updates, self.num_spares, self.last_added]
 
     def _make_variable(self, name: str, build_value: Callable[[], tf.Tensor]) -> tf.Variable:
-        name = f"{name}_of_ps_{tf.DeviceSpec.from_string(self._holding.device).task}"
+        name = f"{name}_of_ps_{tf.DeviceSpec.from_string(self.holding.device).task}"
         return tf.Variable(build_value, trainable=False, collections=[], name=name)
 
     def _start_anew(self) -> tf.Tensor:
@@ -63,7 +63,7 @@ class Aggregation:
 
     def read_num_updates(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
         """Build the number of updates, int64 [], as it is after something on this ps."""
-        with tf.device(self._holding.device), tf.control_dependencies(after):
+        with tf.device(self.holding.device), tf.control_dependencies(after):
             return self.num_updates.read_value()
 
     def build_set_num_spares(self, num_spares: tf.Tensor) -> tf.Operation:
@@ -71,7 +71,7 @@ class Aggregation:
 
         So every worker adds its gradient to the next update of every ps, whatever it has missed.
         """
-        with tf.device(self._holding.device):
+        with tf.device(self.holding.device):
             num_spares = tf.identity(num_spares)
             with tf.control_dependencies([num_spares]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
@@ -98,7 +98,7 @@ class Aggregation:
         Returns:
           int64 [], the steps that the gradient stands for; 0 after the end.
         """
-        with tf.device(self._holding.device):
+        with tf.device(self.holding.device):
             # It must be here before the lock: the mutex is held only while there is nothing to wait for.
             gradient = tf.cast(tf.identity(gradient), tf.float32)
             with tf.control_dependencies([gradient, num_updates]):
@@ -120,16 +120,16 @@ class Aggregation:
                     )
                     for parity, queue in enumerate(self._tokens)
                 ]
-            with tf.control_dependencies(tokens if self._is_waited_for() else [unlock]):
+            with tf.control_dependencies(tokens if self.is_waited_for() else [unlock]):
                 return tf.identity(num_steps)
 
-    def _is_waited_for(self) -> bool:
+    def is_waited_for(self) -> bool:
         """Return whether workers wait for the updates of this ps.
 
         Backup workers wait for those of the global step alone: each ps drops other gradients, and workers that wait for
         several ps tasks could all wait for each other.
         """
-        return self._rule.is_strict or self._holding.steps is tf.train.get_global_step()
+        return self._rule.is_strict or self.holding.steps is tf.train.get_global_step()
 
     def _wait(self, queue: tf.FIFOQueue, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
         """Take tokens until the worker may go on: a dead worker may have left some behind."""
@@ -142,7 +142,7 @@ class Aggregation:
 
     def _count_steps(self) -> tf.Tensor:
         """Build the number of steps, int64 [], that the next update adds."""
-        steps_left = self._rule.train_steps - self._holding.steps.read_value()
+        steps_left = self._rule.train_steps - self.holding.steps.read_value()
         return tf.clip_by_value(steps_left, 0, self._rule.max_steps)
 
     def _is_welcome(self, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
@@ -161,7 +161,7 @@ class Aggregation:
 
     def _update(self, number: tf.Tensor, num_steps: tf.Tensor) -> tf.Operation:
         """Apply the average, and hand out a token for each gradient in it; this is the update of that `number`."""
-        change = self._holding.apply(self._gradients.take_grad(1), num_steps)  # of all that are there
+        change = self.holding.apply(self._gradients.take_grad(1), num_steps)  # of all that are there
         with tf.control_dependencies([change]):
             count = self.num_updates.assign(number, read_value=False)
         with tf.control_dependencies([count]):
@@ -178,6 +178,6 @@ class Aggregation:
             )
 
     def _hand_out(self, queue: tf.FIFOQueue, num_tokens: tf.Tensor) -> tf.Operation:
-        if not self._is_waited_for():  # nobody would ever take them
+        if not self.is_waited_for():  # nobody would ever take them
             return tf.no_op()
         return queue.enqueue_many([tf.fill([num_tokens], True)])

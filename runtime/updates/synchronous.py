@@ -18,7 +18,7 @@ from runtime.updates.holding import Holding, make_updates
 from runtime.updates.packing import Packing
 
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
-RESTART_SECS = 2.0  # how long to wait for an update after the restart of a worker, which may have had tokens
+PATIENCE_SECS = 2.0  # how long the chief waits for an update at first, when a worker is lost or all of them wait
 
 
 def build_sync_updates(
@@ -62,9 +62,10 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
     """Lets the other workers take the share of one that is lost; else they would wait for ever. For the chief.
 
     While every worker answers, an exchange may take as long as it takes. But if no update happens after a task was
-    lost, spare tokens let workers add a second gradient to an update. They end when every worker answers again. If all
-    answer, but one was restarted, it may have died while it made an update, and the tokens of all with it: then the
-    others are woken.
+    lost, spare tokens let workers add a second gradient to an update. They end when every worker answers again.
+
+    A worker that dies while it makes an update takes the tokens of the others with it. So these are woken when it was
+    restarted, also if it was back before the chief looked: what it says in the roll call tells its processes apart.
     """
 
     def __init__(self, aggregations: Sequence[Aggregation], rule: Rule, task: Task):
@@ -72,7 +73,7 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
 
     def begin(self) -> None:
         self._roll_call = RollCall(self._task)
-        self._global_step = tf.train.get_global_step()
+        self._awaited_steps = [a.holding.steps for a in self._aggregations if a.is_waited_for()]
         self._num_updates = [aggregation.num_updates for aggregation in self._aggregations]
         self._last_added = [aggregation.last_added for aggregation in self._aggregations]
         self._num_spares = tf.placeholder(tf.int64, [], name="num_spares")
@@ -83,9 +84,11 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._last_counts = session.run(self._num_updates)
         self._last_num_spares = session.run(self._aggregations[0].num_spares)
-        self._lost, self._was_restarted = dict[Peer, str](), max(self._last_counts) > 0
         self._lives = self._listen(session)
-        self._patience_secs, self._deadlocked_at = RESTART_SECS, math.inf
+        if max(self._last_counts) > 0:  # this task may have been restarted
+            self._replace(session, self._last_num_spares)
+        self._lost = dict[Peer, str]()
+        self._patience_secs, self._deadlocked_at = PATIENCE_SECS, math.inf
         self._watch = threading.Thread(target=self._keep_looking, args=(session, coord), name="look", daemon=True)
         coord.register_thread(self._watch)
 
@@ -106,15 +109,16 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         A spare token too many makes a fast worker do the share of a slow one, so the chief waits twice as long for the
         effect of each.
         """
-        counts, lives, now = session.run(self._num_updates), self._listen(session), time.monotonic()
+        lives, counts, now = self._listen(session), session.run(self._num_updates), time.monotonic()
         is_back = any(life not in ("", other) for life, other in zip(self._lives, lives, strict=True))
-        self._was_restarted = is_back or (self._was_restarted and counts == self._last_counts)
         self._lives = lives
-        if session.run(self._global_step) >= self._rule.train_steps:
+        if min(session.run(self._awaited_steps)) >= self._rule.train_steps:
             return  # nobody waits any more, and the others may have left
+        if is_back:
+            self._replace(session, self._last_num_spares)
         if counts != self._last_counts:
             self._last_counts, self._moved_at = counts, now
-            self._lost, self._patience_secs, self._deadlocked_at = {}, RESTART_SECS, math.inf
+            self._lost, self._patience_secs, self._deadlocked_at = {}, PATIENCE_SECS, math.inf
             if self._last_num_spares and (num_spares := self._count_missing(self._find_lost())) < self._last_num_spares:
                 self._replace(session, num_spares)
             return
@@ -122,8 +126,7 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         is_news = not unreachable.keys() <= self._lost.keys()
         self._lost |= unreachable
         if not self._lost:
-            is_deadlocked = self._was_restarted or self._is_deadlocked(session, counts)
-            self._deadlocked_at = min(self._deadlocked_at, now) if is_deadlocked else math.inf
+            self._deadlocked_at = min(self._deadlocked_at, now) if self._is_deadlocked(session, counts) else math.inf
             if now > self._deadlocked_at + self._patience_secs:
                 self._replace(session, self._last_num_spares)
                 self._deadlocked_at, self._patience_secs = math.inf, 2 * self._patience_secs
@@ -154,8 +157,9 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         return self._rule.is_strict and bool(np.any(waits_for, axis=0).all())
 
     def _listen(self, session: tf.Session) -> list[str]:
-        """Return the process of each worker that has said something, by task index; it is "" for the others."""
-        return [word.life for word in self._roll_call.listen(session)]
+        """Return for each other worker which process has said its last word, or "" if none has."""
+        words = self._roll_call.listen(session)
+        return [words[worker.index].life for worker in self._task.others("worker")]
 
     def _find_lost(self) -> dict[Peer, str]:
         return probes.unreachable(self._task.others("worker"))
