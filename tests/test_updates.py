@@ -431,10 +431,10 @@ def test_a_worker_that_waits_for_another_ps_after_the_last_step_goes_on_when_its
     servers = local_servers(2, 2)
     worker = Worker(servers, 0, replicas=2, train_steps=1)
     waiting = start_step_without_update(servers, worker)
-    (hook,) = worker.hooks
-    with worker.session.graph.as_default():  # the other's gradient reached ps 0 alone
-        change = [worker.global_step.assign_add(1), hook._num_updates[0].assign_add(1)]
-        hand_out = hook._aggregations[0]._hand_out(hook._aggregations[0]._tokens[1], tf.constant(2))
+    (aggregation,) = [a for a in worker.hooks[0]._aggregations if a.holding.steps is worker.global_step]
+    with worker.session.graph.as_default():  # the other's gradient has reached ps 0 alone
+        change = [worker.global_step.assign_add(1), aggregation.num_updates.assign_add(1)]
+        hand_out = aggregation._hand_out(aggregation._tokens[1], tf.constant(2))
     worker.session.run([change, hand_out])
     monkeypatch.setattr(probes, "probe", lambda address: "connection refused")
     waiting.join(60)
