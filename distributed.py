@@ -137,7 +137,7 @@ def train(
             StopWithChiefHook(task, roll_call, FLAGS.stop_at_accuracy),
             progress,
             summaries.SummaryHook(task, updates, train_dir, FLAGS.log_every_secs),
-            AbandonSessionHook(watch),
+            AbandonSessionHook(watch, roll_call),
             StopOnSignalHook(task, roll_call, saving_hooks),
             RollCallHook(roll_call, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
         ],

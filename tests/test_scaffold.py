@@ -180,9 +180,38 @@ def test_old_checkpoints_are_counted_over_restarts(local_servers, tmp_path):
 def test_a_session_after_a_lost_one_releases_memory(monkeypatch):
     released = []
     monkeypatch.setattr(stopping, "release_free_memory", lambda: released.append("memory"))
-    hook = AbandonSessionHook(watch=None)
+    hook = AbandonSessionHook(watch=None, roll_call=None)
     for num_lost in range(3):
         coord = tf.train.Coordinator()
         coord.request_stop()
         hook.after_create_session(None, coord)
         assert len(released) == num_lost
+
+
+def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch):
+    class Stuck:
+        """A watch that has lost a ps, its roll call, and a session that waits for its answer."""
+
+        def __init__(self):
+            self.ends, self.has_ended = [], threading.Event()
+
+        def ended_servers(self, since):
+            return "ps 0"
+
+        def listen(self, session):
+            raise tf.errors.UnavailableError(None, None, "no answer")
+
+        def close(self):
+            assert self.has_ended.wait(60)
+
+        def end_process(self, status, message):
+            self.ends.append((status, message))
+            self.has_ended.set()
+
+    stuck = Stuck()
+    monkeypatch.setattr(stopping, "LOOK_SECS", 0.01)
+    monkeypatch.setattr(stopping, "CLOSING_SECS", 0.01)
+    monkeypatch.setattr(stopping, "end_process", stuck.end_process)
+    AbandonSessionHook(stuck, stuck)._abandon(stuck, tf.train.Coordinator(), created_at=0.0)
+    message = "the last session cannot be closed after UnavailableError: ps 0 is gone: start this task again"
+    assert stuck.ends == [(1, message)]

@@ -1,5 +1,6 @@
 """Why a worker stops: at its last step, with the chief, at a signal, or, until it has a new session, without a ps."""
 
+import contextlib
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from runtime.cluster import signals
 from runtime.cluster.roll_call import REACHED, STOPPED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch
+from runtime.errors import reason
 from runtime.machine.memory import release_free_memory
 from runtime.process import end_process
 from runtime.session.checkpoints import CheckpointHook
@@ -20,6 +22,7 @@ from runtime.session.scaffold import TrainingScaffold
 
 STEP_SECS = 1.0  # how long a worker that shall stop may take to finish its step
 LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the chief has stopped
+CLOSING_SECS = 60.0  # how long the close of a lost session may take; TCP gives up a cut link after 20 s
 OTHERS_SECS = 3.0  # how long the chief waits for the others to stop before it saves
 
 
@@ -209,8 +212,8 @@ class AbandonSessionHook(tf.train.SessionRunHook):
     Without it a step may wait for ever: for an update on another ps, say, which lacks a gradient that was lost.
     """
 
-    def __init__(self, watch: Watch):
-        self._watch = watch
+    def __init__(self, watch: Watch, roll_call: RollCall):
+        self._watch, self._roll_call = watch, roll_call
         self._has_lost_session = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -227,5 +230,14 @@ class AbandonSessionHook(tf.train.SessionRunHook):
                     if dead := self._watch.ended_servers(since=created_at):
                         raise tf.errors.UnavailableError(None, None, f"{dead} is gone")
             coord.raise_requested_exception()
-        except tf.errors.OpError:
-            session.close()
+        except tf.errors.OpError as error:
+            message = f"the last session cannot be closed after {reason(error)}: start this task again"
+            give_up = threading.Timer(CLOSING_SECS, end_process, (1, message))
+            give_up.daemon = True
+            give_up.start()
+            # A step that registers its graph waits for the answer of each ps, whatever is cancelled, and TCP notices a
+            # cut link only while something is on its way. So send something.
+            with contextlib.suppress(tf.errors.OpError, RuntimeError):
+                self._roll_call.listen(session)
+            session.close()  # it cancels the step, and waits until that has ended
+            give_up.cancel()
