@@ -2,6 +2,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -19,6 +20,14 @@ def test_ports_are_free_and_all_different():
     for port in ports:
         with socket.create_server(("127.0.0.1", port)):
             pass
+
+
+def test_no_two_processes_choose_the_same_port():
+    """Both look before either listens: a task listens seconds after its port was chosen."""
+    (other,) = choose_ports(1)
+    command = f"from runtime.launch import ports; ports.CANDIDATES = range({other}, {other + 1}); ports.choose_ports(1)"
+    done = subprocess.run([sys.executable, "-c", command], cwd=PROJECT, capture_output=True, text=True)
+    assert f"OSError: fewer than 1 ports from {other} to {other} are free" in done.stderr
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
-"""Which ports a local cluster can listen on: `python runtime/launch/ports.py N` prints N of them."""
+"""Which ports a local cluster can listen on."""
 
+import collections
+import contextlib
 import random
 import socket
 import sys
@@ -8,19 +10,27 @@ import sys
 # be taken before a task listens there.
 CANDIDATES = range(10000, 32768)
 
+# A task listens seconds after its port was chosen. Until then, the same number of a UDP port, which no task uses, tells
+# other processes on this machine that the port is taken. What this process chose long ago, it gives back.
+_claims: collections.deque[socket.socket] = collections.deque(maxlen=400)
+
 
 def choose_ports(count: int) -> list[int]:
-    """Return `count` different ports that nothing listens on now."""
+    """Return `count` different ports that nothing listens on, and that no other process chooses while this one lives.
+
+    Raises:
+      OSError: there are too few.
+    """
     ports: list[int] = []
     for port in random.sample(CANDIDATES, len(CANDIDATES)):
         if len(ports) == count:
             return ports
-        with socket.socket() as listener:
-            try:
-                listener.bind(("", port))
-                ports.append(port)
-            except OSError:
-                pass
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            claim.bind(("127.0.0.1", port))
+            listener.bind(("", port))
+            ports.append(port)
+            _claims.append(claim)
     raise OSError(f"fewer than {count} ports from {CANDIDATES.start} to {CANDIDATES.stop - 1} are free")
 
 
