@@ -21,6 +21,7 @@ from runtime import environment  # noqa: F401  # first: it sets what TensorFlow 
 # isort: split
 import tensorflow.compat.v1 as tf
 from absl import logging
+from absl.command_name import set_kernel_process_name
 
 import mnist_input
 import model
@@ -66,6 +67,7 @@ def main() -> None:
     task = choose_task().with_replication(FLAGS.replication)
     if task.job_name == "evaluator":
         return evaluate_checkpoints(task)
+    set_kernel_process_name(f"{task.job_name}-{task.index}")  # as `ps` and `pkill` show it
     mode = Mode(**{name: getattr(FLAGS, name) for name in Mode._fields})
     mode.check(num_workers=len(task.worker_hosts))
     check_address(task)
@@ -261,5 +263,10 @@ def build_serving() -> Serving:
     return Serving({"images": images}, outputs, parameters)
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Do what the command line says, and end this process."""
     program.start(main, data_errors=(download.DownloadError, mnist_input.DataError))
+
+
+if __name__ == "__main__":
+    run()

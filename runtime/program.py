@@ -22,10 +22,10 @@ def start(main: Callable[[], None], data_errors: tuple[type[Exception], ...]) ->
     """
     tf.logging.set_verbosity(tf.logging.ERROR)  # its warnings mostly say that the API of TensorFlow 1 is deprecated
     flags.FLAGS.set_default("verbosity", logging.INFO)
-    app.run(lambda _: _run(main, (UnusableError, UnsavedError, *data_errors)), flags_parser=_parse_flags)
+    app.run(lambda _: _run(main, (UnusableError, UnsavedError, *data_errors)), flags_parser=parse_flags)
 
 
-def _parse_flags(arguments: Sequence[str]) -> list[str]:
+def parse_flags(arguments: Sequence[str]) -> list[str]:
     """Parse flags as absl does, but report a mistake in one line and end with status 2."""
     try:
         program, *others = flags.FLAGS(arguments)

@@ -1,18 +1,16 @@
 """The display on a terminal: what it makes of what the tasks write, and when the launcher shows it."""
 
-import os
 import re
-import shutil
-import signal
-import sys
 
 import pytest
 from rich.console import Console
 
-from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, poll_for, running_with
-from runtime.display.__main__ import Tail, make_line
+from benchmarks.testbed.processes import DEADLINE_SECS, poll_for, running_with
 from runtime.display.picture import format_secs, make_picture
+from runtime.display.screen import make_line
 from runtime.display.status import RunStatus
+from runtime.display.tail import Tail
+from tests.fake_tasks import WAIT, make_command
 from tests.terminal import Terminal
 
 NAMES = ["ps-0", "worker-0", "worker-1"]
@@ -67,7 +65,9 @@ def test_a_task_waits_trains_and_is_done():
 
 def test_a_task_that_dies_is_restarting_until_it_trains_again():
     run = make_run(*TRAINED)
-    run.hear("run_local_cluster.sh: worker-0 ended with status 137: starting it again (1 of 3)")
+    run.tasks["worker-0"].end(137)
+    assert (run.tasks["worker-0"].state, run.tasks["worker-0"].note) == ("stopped", "with status 137")
+    run.tasks["worker-0"].restart("(1 of 3)")
     assert (run.tasks["worker-0"].state, run.tasks["worker-0"].note) == ("restarting", "(1 of 3)")
     assert run.examples_per_sec == 750, "those of worker 1"
     run.tell("worker-0", {"unix_secs": 20, "event": "starting"})
@@ -131,17 +131,17 @@ def test_times_are_short():
     assert [format_secs(secs) for secs in (0.4, 65, 3605)] == ["0:00", "1:05", "1:00:05"]
 
 
-def test_only_what_is_appended_is_read_and_broken_lines_are_left_out(tmp_path):
+def test_only_what_is_appended_is_read(tmp_path):
     path = tmp_path / "events.jsonl"
-    path.write_text('{"of": "an earlier run"}\n')
+    path.write_text("of an earlier run\n")
     tail = Tail(str(path))
-    assert list(tail.read()) == []
+    assert tail.read() == []
     with open(path, "a", buffering=1) as file:
-        file.write('{"of": "this')
-        assert list(tail.read()) == [], "a line is not whole yet"
-        file.write(' run"}\n{"half a li{"a": 1}\n{"next": 1}\n')
-        assert list(tail.read()) == [{"of": "this run"}, {"next": 1}]
-    assert list(Tail(str(tmp_path / "no.jsonl")).read()) == []
+        file.write("of this")
+        assert tail.read() == [], "a line is not whole yet"
+        file.write(" run\nnext\nhalf")
+        assert tail.read() == [b"of this run\n", b"next\n"]
+    assert Tail(str(tmp_path / "no.jsonl")).read() == []
 
 
 @pytest.mark.parametrize(
@@ -158,44 +158,21 @@ def test_what_the_picture_tells_is_not_said_too(line, shown, style):
     assert (text and text.plain, text.style if text else "") == (shown, style)
 
 
-# Stands in for the Python of the virtual environment: the display is the real one, and the tasks are shell scripts.
-FAKE_PYTHON = """#!/bin/sh
-case "$1$2" in
-  */ports.py*) echo 1 2 ;;
-  */board.py*) while ! [ -e go-on ]; do sleep 0.05; done; echo "TensorBoard at http://here" ;;
-  */lock.py*) exec {python} "$@" ;;
-  -mruntime.display) exec {python} "$@" ;;
-  */distributed.py--job_name=worker) echo "worker 0: begins"; . ./worker.sh ;;
-esac
-"""
-EVENTS = 'echo "{\\"unix_secs\\": 1, \\"event\\": \\"$1\\", \\"missing\\": \\"ps 0\\"}" >>train/events/worker-0.jsonl'
-WAIT = "while ! [ -e go-on ]; do tell waiting; sleep 0.05; done\n"  # a display that has just begun sees it, too
-
-
 @pytest.fixture
 def launch(tmp_path):
     """Start the launcher, in a terminal of its own, with one worker that does what a shell script says."""
-    (tmp_path / "runtime" / "launch").mkdir(parents=True)
-    (tmp_path / "train" / "events").mkdir(parents=True)
-    shutil.copy(PROJECT / "run_local_cluster.sh", tmp_path)
-    for module in ("display", "events.py", "launch/lock.py"):
-        (tmp_path / "runtime" / module).symlink_to(PROJECT / "runtime" / module)
-    setup = '#!/bin/sh\necho "$PWD/python"\n'
-    for name, script in (("runtime/launch/venv.sh", setup), ("python", FAKE_PYTHON.format(python=sys.executable))):
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
     terminals = []
 
     def launch(worker, *flags, **options):
-        (tmp_path / "worker.sh").write_text(f"tell() {{ {EVENTS}; }}\n{worker}")
-        command = ["./run_local_cluster.sh", "--no_isolation", "--workers=1", "--train_dir=train", *flags]
-        terminals.append(Terminal(command, cwd=tmp_path, **options))
+        terminals.append(Terminal(make_command(tmp_path, worker, *flags), cwd=tmp_path, **options))
         return terminals[-1]
 
     launch.folder = tmp_path
+    launch.train_dir = tmp_path / "train"
     yield launch
     for terminal in terminals:
         terminal.end()
+    assert not [line for line in running_with(str(launch.train_dir)) if "launch" in line], "no process may be left"
 
 
 def wait_for_waiting(terminal):
@@ -204,43 +181,31 @@ def wait_for_waiting(terminal):
 
 def test_the_display_shows_lines_above_and_the_last_below(launch):
     last_lines = ["worker 0: finished at global step 7", "test accuracy 1.0"]
-    terminal = launch(f"{WAIT} echo '{last_lines[0]}'; echo '{last_lines[1]}'")
-    wait_for_waiting(terminal)
-    assert re.search("worker 0: begins\n\nglobal step 0 .*◌ worker 0  waiting", terminal.shown()[-1], re.DOTALL)
+    terminal = launch(f"echo 'worker 0: begins'; {WAIT} echo '{last_lines[0]}'; echo '{last_lines[1]}'")
+    picture = re.compile("worker 0: begins\n\nglobal step 0 .*◌ worker 0  waiting", re.DOTALL)
+    poll_for(lambda: picture.search("\n".join(terminal.lines)), "line above a task that waits")
     (launch.folder / "go-on").touch()
     assert terminal.wait(DEADLINE_SECS) == 0
     assert terminal.lines[-3:] == [*last_lines, ""]
-    assert terminal.lines[-4].startswith("◌ worker 0")
+    assert terminal.lines[-4].startswith("✓ worker 0")
     assert "\n".join(terminal.lines).count("global step 0") == 1, "no old picture is left"
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb"}])
 def test_there_are_plain_lines_where_no_display_is_wanted(launch, environment):
-    terminal = launch("tell waiting; echo 'test accuracy 1.0'", env=environment)
+    terminal = launch("tell waiting; echo 'worker 0: begins'; echo 'test accuracy 1.0'", env=environment)
     assert terminal.wait(DEADLINE_SECS) == 0
-    assert [line.partition(":")[2] or line for line in terminal.lines[1:]] == [" begins", "test accuracy 1.0", ""]
+    assert terminal.lines[2:] == ["worker 0: begins", "test accuracy 1.0", ""]
     assert "\x1b" not in "".join(terminal.screen)
 
 
 def test_standard_output_may_go_into_a_file_and_is_plain_there(launch):
     with open(launch.folder / "output", "w") as file:
-        terminal = launch(f"{WAIT} echo 'test accuracy 1.0'", stdout=file)
+        terminal = launch(f"echo 'worker 0: begins'; {WAIT} echo 'test accuracy 1.0'", stdout=file)
     wait_for_waiting(terminal)
     (launch.folder / "go-on").touch()
     assert terminal.wait(DEADLINE_SECS) == 0
     assert (launch.folder / "output").read_text().endswith("logs\nworker 0: begins\ntest accuracy 1.0\n")
-
-
-def test_tensorboard_says_its_address_above(launch):
-    terminal = launch(f"{WAIT} while ! [ -e finish ]; do sleep 0.05; done", "--tensorboard")
-    wait_for_waiting(terminal)
-    (launch.folder / "go-on").touch()
-    poll_for(lambda: "TensorBoard at http://here" in terminal.lines, "address")
-    (launch.folder / "finish").touch()
-    assert terminal.wait(DEADLINE_SECS) == 0
-    end = "\n".join(terminal.lines)
-    assert re.search("TensorBoard at http://here\n\nglobal step 0 ━+\n.*\n.*worker 0  waiting .*\n$", end), end
-    assert not list((launch.folder / "train" / "logs").glob("said*"))
 
 
 def test_there_is_no_display_where_standard_error_goes_into_a_file(launch):
@@ -248,26 +213,27 @@ def test_there_is_no_display_where_standard_error_goes_into_a_file(launch):
         terminal = launch("tell waiting; echo 'test accuracy 1.0'", stderr=file)
     assert terminal.wait(DEADLINE_SECS) == 0
     assert (launch.folder / "errors").read_text() == ""
-    assert terminal.lines[1:] == ["worker 0: begins", "test accuracy 1.0", ""]
+    assert terminal.lines[2:] == ["test accuracy 1.0", ""]
 
 
-def test_a_display_that_is_killed_hurts_nobody(launch):
-    terminal = launch(f"{WAIT} echo 'worker 0: goes on'; echo 'test accuracy 1.0'")
+def test_tensorboard_says_its_address_above(launch):
+    address = "TensorBoard at http://here"
+    terminal = launch(f"{WAIT} echo noise >>train/logs/tensorboard.log; echo '{address}' >>train/logs/tensorboard.log")
     wait_for_waiting(terminal)
-    commands = running_with(str(launch.folder / "train"), columns="pid,command")
-    (display,) = [int(command.split()[0]) for command in commands if "-m runtime.display" in command]
-    os.kill(display, signal.SIGKILL)
     (launch.folder / "go-on").touch()
     assert terminal.wait(DEADLINE_SECS) == 0
-    lines = [line for line in terminal.lines if "Killed" not in line]  # as the shell says it
-    assert lines[-3:] == ["worker 0: goes on", "test accuracy 1.0", ""]
+    assert re.search(f"\n{address}\n\nglobal step 0 ━+\n", "\n".join(terminal.lines))
+    assert "noise" not in "\n".join(terminal.lines)
 
 
-def test_a_display_that_cannot_start_hurts_nobody(launch):
-    (launch.folder / "runtime" / "events.py").unlink()
-    terminal = launch("tell waiting; echo 'test accuracy 1.0'")
+def test_a_display_that_fails_hurts_nobody(launch):
+    strange = 'echo "{\\"unix_secs\\": 2, \\"event\\": \\"model\\"}" >>train/events/worker-0.jsonl'
+    terminal = launch(f"{WAIT} {strange}; sleep 0.5; echo 'worker 0: goes on'; echo 'test accuracy 1.0'")
+    wait_for_waiting(terminal)
+    (launch.folder / "go-on").touch()
     assert terminal.wait(DEADLINE_SECS) == 0
-    assert terminal.lines[-3:] == ["worker 0: begins", "test accuracy 1.0", ""]
+    assert "the display has failed: KeyError('global_step')" in "\n".join(terminal.lines)
+    assert terminal.lines[-3:] == ["worker 0: goes on", "test accuracy 1.0", ""]
 
 
 def test_a_second_launcher_is_kept_out_of_the_folder(launch):
@@ -277,7 +243,24 @@ def test_a_second_launcher_is_kept_out_of_the_folder(launch):
     second = launch(WAIT)
     assert second.wait(DEADLINE_SECS) == 2
     remedy = "wait until all its processes have ended, or give another folder"
-    assert second.lines == [f"error: --train_dir train is in use by another run: {remedy}", ""]
+    assert f"error: --train_dir {launch.train_dir} is in use by another run: {remedy}" in "".join(second.lines)
     (launch.folder / "go-on").touch()
     assert first.wait(DEADLINE_SECS) == 0
     assert launch("exit").wait(DEADLINE_SECS) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "said"),
+    [(b"\x03", 130, "stopping every task in order"), (b"\x1c", 131, "ending every task at once")],
+    ids=["Ctrl-C", "Ctrl-backslash"],
+)
+def test_a_key_ends_the_run_while_it_starts_and_nothing_is_shown_as_starting(launch, key, status, said):
+    terminal = launch("exec sleep 1000")
+    poll_for(lambda: any("○ worker 0  starting" in line for line in terminal.lines), "task that starts")
+    terminal.press(key)
+    assert terminal.wait(DEADLINE_SECS) == status
+    end = "\n".join(terminal.lines)
+    assert said in end
+    assert "✗ worker 0  stopped" in end
+    assert "starting\n" not in end.partition("global step")[2]
+    assert len(re.findall("global step .*━", end)) == 1, "each picture replaces the last"

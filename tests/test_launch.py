@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from benchmarks.testbed.processes import PROJECT
+from runtime.launch.options import parse
 from runtime.launch.ports import choose_ports
 
 # Stands in for the Python of a virtual environment: it notes what pip is asked for, and succeeds.
@@ -89,54 +90,40 @@ def test_locked_and_unlocked_versions_replace_each_other(install):
         assert install("--locked", "requirements.txt") == []
 
 
-# Stand in for what sets up a virtual environment, and for its Python, which notes what a task is given.
-FAKE_SETUP = '#!/bin/sh\n[ "$1" != "${FAILS_FOR:-}" ] || exit 2\necho "$@" >>setup.log\necho "$PWD/python"\n'
-FAKE_TASK = """#!/bin/sh
-case "$1" in
-  */ports.py) echo 1 2 ;;
-  */distributed.py) for argument; do echo "$argument"; done >"$2.log" ;;
-  */board.py) echo "showing $2" ;;
-esac
-"""
-
-
-@pytest.fixture
-def launch(tmp_path):
-    """Run the launcher with tasks that end at once, and return the arguments of worker 0."""
-    (tmp_path / "runtime" / "launch").mkdir(parents=True)
-    shutil.copy(PROJECT / "run_local_cluster.sh", tmp_path)
-    for name, script in (("runtime/launch/venv.sh", FAKE_SETUP), ("python", FAKE_TASK)):
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
-
-    def launch(*arguments, **environment):
-        command = ["./run_local_cluster.sh", "--no_isolation", "--workers=1", *arguments]
-        environment = {**os.environ, **environment}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stderr) == (0, "")
-        launch.output = done.stdout
-        return (tmp_path / "--job_name=worker.log").read_text().splitlines()
-
-    launch.project = tmp_path
-    return launch
-
-
 @pytest.mark.parametrize("value", ["ps", "help", "locked", "no_isolation", "job_name"])
-def test_the_value_of_a_flag_may_be_the_name_of_an_option(launch, value):
-    assert launch("--export_dir", value)[-2:] == ["--export_dir", value]
-    assert (launch.project / "setup.log").read_text() == "requirements.txt\n"
+def test_the_value_of_a_flag_may_be_the_name_of_an_option(value):
+    options = parse(["--export_dir", value, "--ps", "2"])
+    assert (options.ps, options.flags) == (2, ["--export_dir", value])
+    assert not options.locked
 
 
 @pytest.mark.parametrize("arguments", [["--train_dir=-foo"], ["-train_dir", "-foo"]])
-def test_a_train_dir_may_begin_with_a_dash(launch, arguments):
-    assert "--train_dir=./-foo" in launch(*arguments)
-    assert (launch.project / "-foo" / "logs" / "worker-0.log").exists()
+def test_a_train_dir_may_begin_with_a_dash(arguments):
+    assert parse(arguments).train_dir == "-foo"
 
 
 @pytest.mark.parametrize(
-    ("fails_for", "message"),
-    [("", "showing train"), ("runtime/launch/tensorboard.txt", "TensorBoard cannot be installed: this run goes on")],
+    ("argument", "message"),
+    [
+        ("--job_name=ps", "--job_name is for this script to choose"),
+        ("--worker_hosts=a:1", "--worker_hosts is for this script to choose"),
+        ("--workers=0", "flag --workers=0: 0 is not an integer in the range [1, 99]"),
+        ("--ps=two", "flag --ps=two: invalid literal"),
+        ("--ps", "Missing value for flag --ps"),
+        ("--max_restarts=-1", "flag --max_restarts=-1: -1 is not a non-negative integer"),
+        ("--train_dir=~/run", "flag --train_dir=~/run: ~ is only understood by a shell"),
+        ("--data_dir=", "flag --data_dir=: it must name a folder"),
+    ],
 )
-def test_a_run_does_not_need_the_tensorboard_that_it_is_asked_for(launch, fails_for, message):
-    assert launch("--train_dir=train", "--tensorboard", FAILS_FOR=fails_for), "a worker has run"
-    assert message in launch.output
+def test_what_the_launcher_cannot_use_is_refused(capfd, argument, message):
+    with pytest.raises(SystemExit, match="2"):
+        parse([argument])
+    assert capfd.readouterr().err.startswith(f"error: {message}")
+
+
+def test_the_command_that_goes_on_has_the_options_that_were_given(monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    options = parse(["--workers=3", "--no_isolation", "--train_steps", "100", "--export_dir=my models"])
+    expected = "./run_local_cluster.sh --workers=3 --train_dir=runs/a --no_isolation --train_steps 100"
+    assert options.describe(f"{PROJECT}/runs/a") == f"{expected} '--export_dir=my models'"
+    assert parse(options.as_arguments()) == options

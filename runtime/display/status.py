@@ -1,14 +1,13 @@
 """How far a run is, and what each of its tasks does: told from the events that the tasks record."""
 
 import collections
-import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 Event = dict[str, Any]
 
 STATES = {"serving": "serving", "training": "training", "progress": "training", "finished": "finishing"}
 HAS_TRAINED = ("training", "finishing", "done")
-RESTARTED = re.compile(r"(\w+-\d+) ended with status \d+: starting it again (\(.*\))")  # as the launcher says it
 SPEED_SECS = 10.0  # the time left is told from the speed of so many seconds
 
 
@@ -55,8 +54,12 @@ class TaskStatus:
         if "local_step" in event:
             self._count(kind, event)
 
+    def end(self, status: int) -> None:
+        """Take in that its process has ended."""
+        self.tell({"event": "ended", "status": status})
+
     def restart(self, note: str) -> None:
-        """Take in that its process has died, and is started again."""
+        """Take in that it is started again."""
         self._has_started = True
         self._change("restarting", note)
 
@@ -78,7 +81,7 @@ class TaskStatus:
 class RunStatus:
     """How far the whole run is, and its tasks."""
 
-    def __init__(self, names: list[str]):
+    def __init__(self, names: Sequence[str]):
         """Begin with tasks, such as "worker-0", of which nothing is known yet."""
         self.tasks = {name: TaskStatus() for name in names}
         self.global_step = 0
@@ -104,11 +107,6 @@ class RunStatus:
     def evaluate(self, entry: Event) -> None:
         """Take in a line of `eval.jsonl`."""
         self.test_accuracy = entry["test_accuracy"]
-
-    def hear(self, line: str) -> None:
-        """Take in what the launcher says: a task that is killed cannot say so itself."""
-        if (match := RESTARTED.search(line)) and match[1] in self.tasks:
-            self.tasks[match[1]].restart(match[2])
 
     @property
     def examples_per_sec(self) -> float:

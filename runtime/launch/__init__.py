@@ -1,1 +1,1 @@
-"""What the launcher needs: a Python with the packages, free ports, and TensorBoard."""
+"""The launcher: it gets a machine ready for a cluster, starts the tasks, watches over them and ends them."""

@@ -1,6 +1,7 @@
 """TensorBoard beside a local cluster: `python runtime/launch/board.py TRAIN_DIR PID` shows a run until PID ends.
 
-It listens on localhost alone, at port 6006 or, if that is taken, at one of the next hundred.
+It listens on localhost alone, at port 6006 or, if that is taken, at one of the next hundred. What it says goes into
+`tensorboard.log` among the logs of the run, of which the launcher shows the first line.
 """
 
 import os
@@ -15,16 +16,27 @@ LOOK_SECS = 0.5
 
 def show(train_dir: str, parent: int) -> None:
     """Show the run in `train_dir` until `parent`, which has started this process, is gone, however that ended."""
+    logs = os.path.join(train_dir, "logs")
+    while not os.path.isdir(logs):  # the launcher makes it when it has checked its flags
+        _end_with(parent)
+    log = os.open(os.path.join(logs, "tensorboard.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     board = program.TensorBoard()
     board.configure(logdir=train_dir, host="localhost", reload_interval=RELOAD_SECS)
     try:
-        url = board.launch()
+        print(f"TensorBoard at {board.launch()} until this run ends", flush=True)
     except program.TensorBoardServerException as error:
-        print(f"run_local_cluster.sh: TensorBoard cannot start, and this run goes on without: {error}", flush=True)
+        print(f"TensorBoard cannot start, and this run goes on without: {error}", flush=True)
         return
-    print(f"run_local_cluster.sh: TensorBoard at {url} until this run ends", flush=True)
-    while os.getppid() == parent:
-        time.sleep(LOOK_SECS)
+    while True:
+        _end_with(parent)
+
+
+def _end_with(parent: int) -> None:
+    time.sleep(LOOK_SECS)
+    if os.getppid() != parent:
+        sys.exit()
 
 
 if __name__ == "__main__":

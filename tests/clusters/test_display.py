@@ -53,18 +53,21 @@ def test_a_terminal_shows_how_the_tasks_come_along(launch):
     assert terminal.is_cursor_shown
 
 
-def test_ctrl_c_leaves_a_clean_terminal_and_a_lost_task_is_shown(launch, tmp_path):
-    terminal = launch("--train_steps=1000000")
+def test_ctrl_c_saves_and_leaves_a_clean_terminal_and_a_lost_task_is_shown(launch, tmp_path):
+    terminal = launch("--train_steps=1000000", "--save_checkpoint_secs=600")
     poll_for(lambda: "training" in states_shown(terminal, "worker 1"), "worker that trains")
-    (worker,) = [line for line in running_with(f"{tmp_path}/train", "pid,command") if "worker --task_index=1" in line]
+    (worker,) = [line for line in running_with(f"{tmp_path}/train", "pid,comm,command") if " worker-1 " in line]
     os.kill(int(worker.split()[0]), signal.SIGKILL)
     poll_for(lambda: "restarting" in states_shown(terminal, "worker 1"), "worker that is restarted")
     assert "worker-1 ended with status 137: starting it again (1 of 3)" in "\n".join(terminal.lines)
     poll_for(lambda: states_shown(terminal, "worker 1")[-1] == "training", "worker that trains again")
     terminal.press(b"\x03")
     assert terminal.wait(DEADLINE_SECS) == 128 + signal.SIGINT
+    assert re.search(r"model\.ckpt-[1-9]", (tmp_path / "train" / "checkpoint").read_text()), "the chief has saved"
     assert terminal.is_cursor_shown
     end = "\n".join(terminal.lines)
-    assert "run_local_cluster.sh: interrupted, ending every task" in end
-    assert re.search(r"\nglobal step .*━.*\n(.*\n)?✗ ps 0 .*\n✗ worker 0  stopped .*\n✗ worker 1  stopped .*\n$", end)
+    assert "run_local_cluster.sh: stopping every task in order" in end
+    assert re.search(r"\nglobal step .*━.*\n(.*\n)?✗ ps 0 .*\n✗ worker 0  stopped .*\n✗ worker 1  stopped .*\n", end)
+    command = "./run_local_cluster.sh --train_dir=train"
+    assert terminal.lines[-2].startswith(f"run_local_cluster.sh: to go on from the last checkpoint: {command}")
     assert len(re.findall("global step .*━", end)) == 1, "each picture replaces the last"

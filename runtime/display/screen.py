@@ -1,0 +1,111 @@
+"""The lower end of a terminal, where a picture of the run is replaced by the next, with lines above it."""
+
+import contextlib
+import json
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from runtime.display.picture import make_picture
+from runtime.display.status import Event, RunStatus
+from runtime.display.tail import Tail
+from runtime.events import EVENTS_FOLDER
+
+REDRAW_SECS = 1.0  # without news, for the clock
+
+PREFIX = re.compile(r"^([IWEF])(\d{4}) [\d:.]+ +\d+ \S+\] ")  # of a log line: level, date, time, thread, source file
+STYLES = {"W": "yellow", "E": "red", "F": "red"}
+
+
+def do_people_look() -> bool:
+    """Return whether a picture has a terminal, and people who want it there.
+
+    Standard output may be a file, but what reads a pipe may write to the same terminal.
+    """
+    is_wanted = not (os.environ.get("CI") or os.environ.get("NO_COLOR")) and os.environ.get("TERM", "dumb") != "dumb"
+    with contextlib.suppress(OSError):  # standard output is closed
+        return is_wanted and os.isatty(2) and not stat.S_ISFIFO(os.fstat(1).st_mode)
+    return False
+
+
+def make_line(line: str) -> Text | None:
+    """Return a line as it is shown; None for what the picture tells, and what TensorFlow's C++ code says of itself."""
+    match = PREFIX.match(line)
+    text = line[match.end() :] if match else line
+    is_of_tensorflow = (match and match[2] == "0000") or text.startswith("WARNING: All log messages before absl::")
+    if is_of_tensorflow or re.match(r"worker 0: global step \d+/\d+, ", text):
+        return None
+    return Text(text, STYLES.get(match[1], "") if match else "")
+
+
+class Screen:
+    """Tells what to write to a terminal, so that it shows how far the tasks are.
+
+    The cursor stays below the picture, at the start of a line. So the terminal is clean whenever the launcher ends.
+    """
+
+    def __init__(self, train_dir: str, names: Sequence[str]):
+        """Show tasks, such as "worker-0", from what they write into `train_dir` from now on."""
+        self._run = RunStatus(names)
+        self._console = Console(stderr=True, highlight=False)
+        self._height, self._drawn_at = 0, 0.0  # of the last picture
+        self._events = {name: Tail(os.path.join(train_dir, EVENTS_FOLDER, f"{name}.jsonl")) for name in names}
+        self._evaluations = Tail(os.path.join(train_dir, "eval.jsonl"))
+
+    def is_ours(self) -> bool:
+        """Return whether nothing else, such as a shell, uses the terminal."""
+        try:
+            return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
+        except OSError:  # it is not the terminal of this session
+            return True
+
+    def note_end(self, name: str, status: int) -> None:
+        """Take in that a task has ended: one that is killed cannot say so itself."""
+        self._read_news()  # its last words came before
+        self._run.tasks[name].end(status)
+
+    def note_restart(self, name: str, note: str) -> None:
+        """Take in that a task is started again."""
+        self._run.tasks[name].restart(note)
+
+    def draw(self, lines: Sequence[bytes], is_last: bool = False) -> str:
+        """Return what writes `lines` where the last picture is, and a new picture below, or "" if there is no news."""
+        is_old = time.monotonic() > self._drawn_at + REDRAW_SECS
+        if not (self._read_news() or lines or is_last or is_old):
+            return ""
+        self._drawn_at = time.monotonic()
+        with self._console.capture() as above:
+            for line in lines:
+                if text := make_line(line.decode(errors="replace").rstrip()):
+                    self._console.print(text, soft_wrap=True)  # commands are copied from it
+        with self._console.capture() as picture:
+            self._console.print(make_picture(self._run, time.time()))
+        rows = picture.get().splitlines(keepends=True)
+        most = self._console.height - 1
+        if len(rows) > most:
+            rows[most - 1 :] = [f"and {len(rows) - most + 1} more tasks\n"]
+        up = f"\x1b[{self._height}A" if self._height else ""
+        self._height = len(rows)
+        return f"\r{up}\x1b[J{above.get()}{''.join(rows)}"
+
+    def _read_news(self) -> bool:
+        news = [(event["unix_secs"], name, event) for name, tail in self._events.items() for event in _parse(tail)]
+        for _, name, event in sorted(news, key=lambda item: item[0]):
+            self._run.tell(name, event)
+        evaluations = list(_parse(self._evaluations))
+        for entry in evaluations:
+            self._run.evaluate(entry)
+        return bool(news or evaluations)
+
+
+def _parse(tail: Tail) -> Iterator[Event]:
+    """Yield the new lines, as JSON; a task that was killed may have left half a line."""
+    for line in tail.read():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)

@@ -1,0 +1,95 @@
+"""The first half of the launcher: get this machine ready, and become the second half, which runs the cluster.
+
+`run_local_cluster.sh` calls it as `python runtime/launch ARGUMENT...`, in a Python that has the packages.
+"""
+
+import datetime
+import logging
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+PROJECT = pathlib.Path(__file__).parents[2]
+sys.path[0] = str(PROJECT)
+
+from runtime.data import download
+from runtime.launch.options import HELP, PROGRAM, Options, parse, refuse
+
+UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
+
+
+def main() -> None:
+    """Fetch the data, start TensorBoard, make the private network, and run the cluster there."""
+    options = parse(sys.argv[1:])
+    if any(map(HELP.match, options.flags)):
+        script = str(PROJECT / "distributed.py")
+        subprocess.run([sys.executable, script, *filter(HELP.match, options.flags)])
+        return
+    fetch_data(options.data_dir)
+    train_dir = options.train_dir or make_run_folder()
+    if options.tensorboard:
+        start_tensorboard(train_dir, options)
+    arguments = options.as_arguments(train_dir=os.path.abspath(train_dir))
+    command = [sys.executable, str(PROJECT / "runtime" / "launch" / "cluster.py"), *arguments]
+    if not options.no_isolation:
+        command = isolate(command)
+    os.execvp(command[0], command)
+
+
+def fetch_data(data_dir: str) -> None:
+    """Fetch MNIST, unless the folder has data."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        download.fetch(data_dir, show_progress=sys.stderr.isatty())
+    except download.DownloadError as error:
+        refuse(str(error))
+
+
+def make_run_folder() -> str:
+    """Make a new folder under `runs`, and return its path."""
+    path = PROJECT / "runs" / f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return str(path)
+        except FileExistsError:  # another launcher was as fast
+            path = path.with_name(f"{path.name}_")
+        except OSError as error:
+            refuse(f"{path} cannot be made ({error.strerror}): give --train_dir")
+
+
+def start_tensorboard(train_dir: str, options: Options) -> None:
+    """Start TensorBoard, which only reads files, outside of the cluster's network, where a browser finds it."""
+    arguments = ["--locked"] * options.locked + ["--progress"] * sys.stderr.isatty()
+    install = [str(PROJECT / "runtime" / "launch" / "venv.sh"), *arguments, "runtime/launch/tensorboard.txt"]
+    if subprocess.run(install, stdout=subprocess.DEVNULL).returncode:
+        print(f"{PROGRAM}: TensorBoard cannot be installed: this run goes on without", flush=True)
+        return
+    board = [sys.executable, str(PROJECT / "runtime" / "launch" / "board.py"), train_dir, str(os.getpid())]
+    subprocess.Popen(board, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def isolate(command: list[str]) -> list[str]:
+    """Return what runs `command` in a network that has nothing except a loopback interface of its own.
+
+    A server of TensorFlow listens on every interface and runs whatever it is sent.
+    """
+    os.environ["PATH"] += ":/usr/sbin:/sbin"  # where ip is, for users other than root
+    try:
+        is_possible = not subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True).returncode
+    except FileNotFoundError:
+        is_possible = False
+    if is_possible:
+        return [*UNSHARE, "sh", "-c", 'ip link set lo up && exec "$0" "$@"', *command]
+    why = "no private network here (it takes unshare and ip)"
+    print(f"{PROGRAM}: {why}: whoever reaches this machine's ports can use the cluster", flush=True)
+    return command
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

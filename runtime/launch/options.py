@@ -1,0 +1,86 @@
+"""What the launcher is told: options of its own, and flags that it hands on to the tasks."""
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from absl import flags
+
+from runtime.data import download
+
+PROGRAM = "run_local_cluster.sh"
+UNUSABLE_STATUS = 2  # as of the tasks
+CHOSEN = re.compile(r"--?((job_name|task_index|ps_hosts|worker_hosts)(?==|$))")
+HELP = re.compile(r"--?help(full|short|xml)$")
+
+
+class Options(NamedTuple):
+    """The options of the launcher, and what it hands on."""
+
+    ps: int
+    workers: int
+    train_dir: str  # empty: a new folder
+    data_dir: str
+    max_restarts: int  # of each task
+    no_isolation: bool
+    locked: bool
+    tensorboard: bool
+    flags: list[str]  # of distributed.py
+
+    @property
+    def task_flags(self) -> list[str]:
+        """The flags that all tasks share."""
+        return [f"--train_dir={self.train_dir}", f"--data_dir={self.data_dir}", *self.flags]
+
+    def as_arguments(self, **changes: Any) -> list[str]:
+        """Return the command line that has these options, with changes."""
+        options = self._replace(**changes)
+        values = [f"--{name}={value}" for name, value in options._asdict().items() if name != "flags" and value != ""]
+        return [*values, *options.flags]
+
+    def describe(self, train_dir: str) -> str:
+        """Return the command that a person would type for these options and this folder."""
+        defaults = parse([])
+        own = {name: value for name, value in self._asdict().items() if value != getattr(defaults, name)}
+        own = {**own, "train_dir": os.path.relpath(train_dir), "flags": []}
+        switches = [f"--{name}" for name, value in own.items() if value is True]
+        values = [f"--{name}={value}" for name, value in own.items() if value is not True and name != "flags"]
+        return shlex.join([f"./{PROGRAM}", *values, *switches, *self.flags])
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Return the options that a command line has; end the process with status 2 if the launcher cannot use them."""
+    own = flags.FlagValues()
+    own.set_gnu_getopt(True)  # a flag of distributed.py may have its value in the next word
+    flags.DEFINE_integer("ps", 1, "number of ps tasks", 1, 99, flag_values=own)
+    flags.DEFINE_integer("workers", 2, "number of workers", 1, 99, flag_values=own)
+    flags.DEFINE_string("train_dir", "", "folder of the run", flag_values=own)
+    flags.DEFINE_string("data_dir", download.default_data_dir(), "folder of the examples", flag_values=own)
+    flags.DEFINE_integer("max_restarts", 3, "how often a task may be started again", 0, flag_values=own)
+    for name in ("no_isolation", "locked", "tensorboard"):
+        flags.DEFINE_boolean(name, False, "", flag_values=own)
+    for name in ("train_dir", "data_dir"):
+        flags.register_validator(
+            name,
+            lambda folder: not folder.startswith("~"),
+            "~ is only understood by a shell, and only at the start of a word: write $HOME",
+            flag_values=own,
+        )
+    flags.register_validator("data_dir", bool, "it must name a folder", flag_values=own)
+    try:
+        _, *others = own([PROGRAM, *arguments], known_only=True)
+    except flags.Error as error:
+        refuse(str(error))
+    for argument in others:
+        if match := CHOSEN.match(argument):
+            refuse(f"--{match[2]} is for this script to choose: say with --ps and --workers how many tasks there are")
+    values: dict[str, Any] = {name: own[name].value for name in own}
+    return Options(**values, flags=others)
+
+
+def refuse(message: str) -> NoReturn:
+    """End this process with status 2 and one line."""
+    os.write(2, f"error: {message}\n".encode(errors="surrogateescape"))
+    raise SystemExit(UNUSABLE_STATUS)

@@ -1,0 +1,185 @@
+"""The supervisor: starts the tasks of a cluster, starts again what dies, and ends all of them when one cannot go on."""
+
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+
+from runtime.launch.console import Console
+from runtime.launch.options import UNUSABLE_STATUS, Options
+from runtime.launch.ports import choose_ports
+from runtime.launch.tasks import start_task
+
+POLL_SECS = 0.2
+LEAVE_SECS = 15.0  # how long tasks may take to end: after the chief has, or when told to
+NUM_LAST_LINES = 15  # of a log, that tell why a task could not go on
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclasses.dataclass
+class Task:
+    """A task, and its process."""
+
+    name: str  # such as "worker-0"
+    log: str  # the path of what it says
+    log_start: int  # bytes that earlier runs have left there
+    pid: int = 0
+    status: int | None = None  # None while it runs
+    num_restarts: int = 0
+
+
+class GivenUpError(Exception):
+    """The run cannot go on."""
+
+    def __init__(self, task: Task, why: str, status: int):
+        super().__init__(f"{task.name} {why}; all tasks were ended")
+        self.task, self.status = task, status
+
+
+class Supervisor:
+    """Runs a cluster, in which every task does `run`."""
+
+    def __init__(self, options: Options, run: Callable[[], None]):
+        self._options, self._run_script = options, run
+        names = [f"ps-{index}" for index in range(options.ps)]
+        names += [f"worker-{index}" for index in range(options.workers)]
+        self._tasks = [self._make_task(name) for name in names]
+        self._console = Console(options.train_dir, names)
+        self._leave_by: float | None = None  # once the chief has ended
+        self._received: signal.Signals | None = None
+        self._wake = _listen()
+
+    def _make_task(self, name: str) -> Task:
+        log = os.path.join(self._options.train_dir, "logs", f"{name}.log")
+        return Task(name, log, os.path.getsize(log) if os.path.exists(log) else 0)
+
+    def run(self) -> int:
+        """Run the cluster until every task has ended with 0, or one cannot go on, or a signal stops it.
+
+        Returns:
+          The exit status of the launcher.
+        """
+        addresses = [f"localhost:{port}" for port in choose_ports(len(self._tasks))]
+        ps_hosts, worker_hosts = (
+            ",".join(part) for part in (addresses[: self._options.ps], addresses[self._options.ps :])
+        )
+        self._hosts = [f"--ps_hosts={ps_hosts}", f"--worker_hosts={worker_hosts}"]
+        logs = os.path.join(self._options.train_dir, "logs")
+        self._console.say(f"ps at {ps_hosts}, workers at {worker_hosts}, logs in {logs}")
+        try:
+            for task in self._tasks:
+                self._start(task)
+            while self._running() and not self._received:
+                self._wait()
+                self._supervise()
+        except GivenUpError as error:
+            self._end_all()
+            self._console.close(f"error: {error}. The end of {error.task.log}:\n{_read_end(error.task)}")
+            return error.status
+        if self._received:
+            self._stop()
+        self._console.close()
+        number = signal.SIGTERM if self._received == signal.SIGHUP else self._received
+        return 128 + number if number else 0
+
+    def _start(self, task: Task) -> None:
+        job_name, _, index = task.name.partition("-")
+        role = [f"--job_name={job_name}", f"--task_index={index}"]
+        arguments = ["distributed.py", *role, *self._hosts, *self._options.task_flags]
+        task.status = None
+        appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        output = self._console.chief.open() if task.name == "worker-0" else os.open(task.log, appending, 0o666)
+        task.pid = start_task(arguments, output, self._run_script)
+
+    def _running(self) -> list[Task]:
+        return [task for task in self._tasks if task.status is None]
+
+    def _wait(self) -> None:
+        """Wait for a signal, such as that of the end of a task, or a little; then look at everything."""
+        numbers = b""
+        if self._wake in select.select([self._wake, *self._console.chief.readers], [], [], POLL_SECS)[0]:
+            numbers = os.read(self._wake, 1000)
+        self._received = self._received or next((n for n in STOP_SIGNALS if n in numbers), None)
+        if signal.SIGQUIT in numbers:
+            self._console.say("ending every task at once")
+            self._signal(signal.SIGKILL)
+            self._received = signal.SIGQUIT
+        for task in self._running():
+            pid, status = os.waitpid(task.pid, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                task.status = code if code >= 0 else 128 - code
+                self._console.note_end(task.name, task.status)
+        self._console.refresh()
+
+    def _supervise(self) -> None:
+        """Start again what has died.
+
+        Raises:
+          GivenUpError: a task cannot go on, or stays when the chief has ended.
+        """
+        for task in self._tasks:
+            if task.status == 0 and task.name == "worker-0":
+                self._leave_by = self._leave_by or time.monotonic() + LEAVE_SECS
+            elif task.status:
+                self._restart(task)
+            elif task.status is None and self._leave_by and time.monotonic() > self._leave_by:
+                raise GivenUpError(task, f"did not end within {LEAVE_SECS:g} s of the chief", 1)
+
+    def _restart(self, task: Task) -> None:
+        if task.status == UNUSABLE_STATUS:
+            raise GivenUpError(task, "cannot use what it was given, or save what it has made", UNUSABLE_STATUS)
+        if self._leave_by or task.num_restarts == self._options.max_restarts:
+            raise GivenUpError(task, f"ended with status {task.status}", task.status or 1)
+        task.num_restarts += 1
+        count = f"({task.num_restarts} of {self._options.max_restarts})"
+        self._console.say(f"{task.name} ended with status {task.status}: starting it again {count}")
+        self._console.note_restart(task.name, count)
+        self._start(task)
+
+    def _stop(self) -> None:
+        """Stop the run in order, and say how to go on."""
+        if self._received != signal.SIGQUIT:
+            self._console.say("stopping every task in order, and the chief saves; Ctrl-\\ ends them at once")
+        self._end_all()
+        command = self._options.describe(self._options.train_dir)
+        has_saved = os.path.exists(os.path.join(self._options.train_dir, "checkpoint"))
+        what = "go on from the last checkpoint" if has_saved else "begin again"
+        self._console.say(f"to {what}: {command}", is_last=True)
+
+    def _end_all(self) -> None:
+        """Stop the tasks that still run, which they do in their order, and kill what is left after that."""
+        self._signal(signal.SIGTERM)
+        leave_by = time.monotonic() + LEAVE_SECS
+        while self._running() and time.monotonic() < leave_by:
+            self._wait()
+        self._signal(signal.SIGKILL)
+        while self._running():
+            self._wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for task in self._running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(task.pid, number)
+
+
+def _listen() -> int:
+    """Return a file descriptor from which the numbers of signals are read; those that this process ignores stay so."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGCHLD):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    return reader
+
+
+def _read_end(task: Task) -> str:
+    """Return the last lines of what a task has said in this run."""
+    with contextlib.suppress(OSError), open(task.log, "rb") as file:
+        file.seek(task.log_start)
+        return b"".join(file.read().splitlines(keepends=True)[-NUM_LAST_LINES:]).decode(errors="surrogateescape")
+    return ""

@@ -1,0 +1,37 @@
+"""A project in which the launcher is the real one, and each task is a shell script."""
+
+import os
+import sys
+
+from benchmarks.testbed.processes import PROJECT
+
+# In the place of distributed.py: a ps ends at once, and a worker does what worker.sh says.
+SCRIPT = """
+import os, sys
+
+class program:
+    parse_flags = staticmethod(lambda arguments: None)
+
+def run():
+    if "--job_name=worker" in sys.argv:
+        os.execvp("sh", ["sh", "./worker.sh", *sys.argv])
+"""
+# Append an event to those of worker 0.
+TELL = """tell() {
+  mkdir -p train/events
+  echo "{\\"unix_secs\\": 1, \\"event\\": \\"$1\\", \\"missing\\": \\"ps 0\\"}" >>train/events/worker-0.jsonl
+}
+"""
+WAIT = "while ! [ -e go-on ]; do tell waiting; sleep 0.05; done\n"  # a display that has just begun sees it, too
+
+
+def make_command(folder, worker, *options):
+    """Return what launches a cluster of one ps and one worker, which runs `worker`, in `folder`."""
+    if not (folder / "runtime").exists():
+        (folder / "runtime").symlink_to(PROJECT / "runtime")
+    (folder / "distributed.py").write_text(SCRIPT)
+    (folder / "worker.sh").write_text(TELL + worker)
+    own = ["--no_isolation", "--workers=1", "--train_dir=train", f"--data_dir={folder}"]
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (folder / f"{name}-ubyte.gz").touch()
+    return [sys.executable, os.path.join(folder, "runtime", "launch"), *own, *options]

@@ -1,0 +1,78 @@
+"""What the launcher does with its tasks: each test runs the real one, with tasks that are shell scripts."""
+
+import signal
+
+import pytest
+
+from benchmarks.testbed.processes import DEADLINE_SECS, Process, poll_for, running_with
+from tests.fake_tasks import make_command
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Start the launcher with one worker that does what a shell script says, and with its output in a file."""
+    runs = []
+
+    def launch(worker, *options, before=()):
+        command = [*before, *make_command(tmp_path, worker, *options)]
+        runs.append(Process(command, tmp_path / "output", cwd=tmp_path))
+        return runs[-1]
+
+    launch.folder = tmp_path
+    launch.log = tmp_path / "train" / "logs" / "worker-0.log"
+    yield launch
+    for run in runs:
+        if run.is_running():
+            run.send(signal.SIGQUIT)
+            run.wait()
+    poll_for(lambda: not running_with(f"{tmp_path}/train"), "end of every process")
+
+
+def test_a_task_that_fails_is_started_again_and_the_run_ends_well(launch):
+    run = launch("if ! [ -e again ]; then touch again; exit 7; fi; echo 'worker 0: trains'")
+    assert run.wait(DEADLINE_SECS) == 0
+    assert "worker-0 ended with status 7: starting it again (1 of 3)\nworker 0: trains\n" in run.output()
+
+
+def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
+    assert launch("echo 'of an earlier run'").wait(DEADLINE_SECS) == 0
+    run = launch("for i in $(seq 100); do echo line $i; done; echo 'error: wrong' >&2; exit 2")
+    assert run.wait(DEADLINE_SECS) == 2
+    _, _, end = run.output().partition("all tasks were ended. The end of ")
+    path, *lines = end.splitlines()
+    assert path == f"{launch.log}:"
+    assert lines == [*(f"line {number}" for number in range(87, 101)), "error: wrong"]
+    assert "starting it again" not in run.output()
+    launch.log.unlink()
+    assert launch("exit 2").wait(DEADLINE_SECS) == 2
+    assert "of an earlier run" not in run.output().partition("ended. The end")[2]
+
+
+def test_who_stops_reading_costs_no_line_of_the_log(launch):
+    """As `run_local_cluster.sh | head -3` does."""
+    lines = "for i in $(seq 20000); do echo worker 0: line $i; done"
+    run = launch(lines, before=["sh", "-c", '"$0" "$@" | head -3; exec sleep 1000'])
+    poll_for(lambda: launch.log.exists() and launch.log.read_text().endswith("line 20000\n"), "whole log")
+    assert launch.log.read_text().count("\n") == 20000
+    run.kill()
+
+
+def test_a_pipe_that_nobody_reads_keeps_the_launcher_from_nothing(launch):
+    """Its output is full before the task goes on; the second run is stopped by a signal."""
+    lines = "yes 'worker 0: a line' | head -100000; touch full; while ! [ -e go-on ]; do sleep 0.05; done"
+    status = launch.folder / "status"
+    before = ["sh", "-c", f'("$0" "$@"; echo $? >{status}) | exec sleep 1000']
+    run = launch(lines, before=before)
+    poll_for((launch.folder / "full").exists, "full pipe")
+    (launch.folder / "go-on").touch()
+    assert poll_for(lambda: status.exists() and status.read_text(), "end") == "0\n"
+    run.kill()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
+def test_a_signal_stops_every_task_with_sigterm(launch, number, status):
+    run = launch("trap 'echo worker 0: saved; exit 143' TERM; echo worker 0: begins; while :; do sleep 0.05; done")
+    run.wait_for_output("worker 0: begins")
+    run.send(number)
+    assert run.wait(DEADLINE_SECS) == status
+    assert "worker 0: saved\n" in run.output()
