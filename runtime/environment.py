@@ -4,15 +4,21 @@ import gc
 import os
 import signal
 
+# What a user has set, here or below, stays.
+_GRPC_OPTIONS = {
+    # A web proxy must not stand between the tasks.
+    "grpc.enable_http_proxy": 0,
+    # gRPC may wait up to 2 minutes between two attempts to reach a peer; so a restarted task is found within 0.4 s.
+    "grpc.initial_reconnect_backoff_ms": 200,
+    "grpc.max_reconnect_backoff_ms": 400,
+    # It may have another address now: by default gRPC would look its name up again after 30 s.
+    "grpc.dns_min_time_between_resolutions_ms": 1000,
+    # TCP would go on sending to a host that is gone for a quarter of an hour; with keepalive, it gives up after 20 s.
+    # Pings themselves are rare, since a server takes frequent ones for an attack.
+    "grpc.keepalive_time_ms": 86400000,
+    "grpc.keepalive_timeout_ms": 20000,
+}
 _DEFAULTS = {
-    # A web proxy must not stand between the tasks. gRPC may wait up to 2 minutes between two attempts to reach a peer;
-    # here a restarted task is found within 0.4 s. It may have another address now: by default gRPC would look its name
-    # up again after 30 s. TCP would go on sending to a host that is gone for a quarter of an hour; with keepalive, it
-    # gives up after 20 s. Pings themselves are rare, since a server takes frequent ones for an attack.
-    "TF_GRPC_DEFAULT_OPTIONS": (
-        "grpc.enable_http_proxy=0,grpc.initial_reconnect_backoff_ms=200,grpc.max_reconnect_backoff_ms=400,"
-        "grpc.dns_min_time_between_resolutions_ms=1000,grpc.keepalive_time_ms=86400000,grpc.keepalive_timeout_ms=20000"
-    ),
     # A call to a lost ps fails at once. By default, closing a session would wait until that ps is back.
     "GRPC_FAIL_FAST": "true",
     # Hide what the C++ code logs below an error: our own log lines say it better. No setting hides the few lines that
@@ -25,6 +31,11 @@ _DEFAULTS = {
 
 for _name, _value in _DEFAULTS.items():
     os.environ.setdefault(_name, _value)
+
+_given = [_option for _option in os.environ.get("TF_GRPC_DEFAULT_OPTIONS", "").split(",") if _option]
+_given_names = {_option.partition("=")[0].strip() for _option in _given}
+_missing = [f"{_name}={_value}" for _name, _value in _GRPC_OPTIONS.items() if _name not in _given_names]
+os.environ["TF_GRPC_DEFAULT_OPTIONS"] = ",".join([*_given, *_missing])
 
 # Until there is something to end in order, Ctrl-C ends the process at once, without the traceback of an import. The
 # first process of a container needs the traceback: the system would not end it.

@@ -468,13 +468,17 @@ def test_a_ps_that_never_comes_is_named(tmp_path, black_and_white_dir):
         assert re.search(rf"error: worker 0 waited \d+ s for {re.escape(missing)}: start what", worker.output())
 
 
-def test_tf_config_describes_the_cluster_and_proxies_do_not_matter(tmp_path, black_and_white_dir):
+def test_tf_config_describes_the_cluster_and_proxies_and_options_of_grpc_do_not_matter(tmp_path, black_and_white_dir):
     with Cluster(tmp_path, 1, 1) as cluster:
         jobs = {"ps": [cluster.ps_hosts], "worker": [cluster.worker_hosts]}
         proxies = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
         for name in cluster.names:
             job_name, index = name.split()
             config = {"cluster": jobs, "task": {"type": job_name, "index": int(index)}}
-            env = {**proxies, "TF_CONFIG": json.dumps(config)}
+            env = {
+                **proxies,
+                "TF_CONFIG": json.dumps(config),
+                "TF_GRPC_DEFAULT_OPTIONS": "grpc.keepalive_time_ms=20000",
+            }
             cluster.start_with(name, "--train_steps=20", f"--data_dir={black_and_white_dir}", env=env)
         assert_all_end(cluster)
