@@ -167,7 +167,7 @@ def finish(
     with connection.session() as session, contextlib.ExitStack() as last:  # calls the last first, whatever fails
         measures = evaluate_and_save(session, evaluate, saving_hooks, train_dir)
         result = make_result(task, agreed_flags(), measures, progress)
-        result.print()
+        print(result)
         last.callback(report.write, train_dir)
         last.callback(session.close)  # before the ps tasks are gone
         last.callback(roll_call.say, session, EVALUATED)

@@ -6,9 +6,7 @@ import resource
 import sys
 from typing import NoReturn
 
-from absl import logging
-
-from runtime import events
+from runtime import events, output
 
 AUTOGROUP = "/proc/self/autogroup"  # of the scheduler; a session, such as a terminal's, is one group
 
@@ -35,15 +33,13 @@ def allow_many_files() -> None:
 def end_process(status: int, message: str = "") -> NoReturn:
     """End this process at once, with `message`, if given, as one line on standard error.
 
-    At once, since neither a server nor a session in use can be stopped. Neither a full disk, on which the log may lie,
-    nor a train directory that does not answer must keep the process alive.
+    At once, since neither a server nor a session in use can be stopped. Neither a log that nobody reads nor a train
+    directory that does not answer must keep the process alive.
     """
-    events.record("ended", status=status, message=message).wait(events.WRITING_SECS)
-    with contextlib.suppress(OSError):
-        if message:
-            print(f"error: {message}", file=sys.stderr)
-        logging.flush()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
+    was_recorded = events.record("ended", status=status, message=message)
+    if message:
+        print(f"error: {message}", file=sys.stderr)
+    was_recorded.wait(events.WRITING_SECS)
+    output.wait_until_written()
     set_session_niceness(0)  # the terminal is the user's again
     os._exit(status)

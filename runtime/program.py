@@ -1,12 +1,12 @@
 """How the program starts and ends: from the command line to an exit status, with one line for every error."""
 
 import signal
-import sys
 from collections.abc import Callable, Sequence
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
 
+from runtime import output
 from runtime.cluster.signals import STOP_SIGNALS
 from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
 from runtime.process import allow_many_files, end_process, set_session_niceness
@@ -21,6 +21,7 @@ def start(main: Callable[[], None], data_errors: tuple[type[Exception], ...]) ->
       data_errors: those of the input, which end the process as an `UnusableError` does: with status 2.
     """
     tf.logging.set_verbosity(tf.logging.ERROR)  # its warnings mostly say that the API of TensorFlow 1 is deprecated
+    tf.get_logger().handlers.clear()  # absl shows what is left
     flags.FLAGS.set_default("verbosity", logging.INFO)
     app.run(lambda _: _run(main, (UnusableError, UnsavedError, *data_errors)), flags_parser=parse_flags)
 
@@ -32,12 +33,13 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
         if others:
             raise flags.Error(f"unexpected argument {others[0]!r}: flags are written --name=value")
     except flags.Error as error:
-        print(f"error: {error} (see --help)", file=sys.stderr)
-        sys.exit(UNUSABLE_STATUS)
+        output.write_in_background()
+        end_process(UNUSABLE_STATUS, f"{error} (see --help)")
     return [program]
 
 
 def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> None:
+    output.write_in_background()
     set_session_niceness(0)  # a task that was killed may have left another one
     allow_many_files()
     for number in STOP_SIGNALS:

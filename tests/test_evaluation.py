@@ -1,11 +1,8 @@
 """What evaluations leave behind, and when a run is finished."""
 
 import dataclasses
-import errno
-import io
 import json
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -297,16 +294,3 @@ def test_what_a_worker_brings_after_the_last_checkpoint_is_saved_too(tmp_path, g
         measures = evaluate_and_save(session, evaluate, [hook], str(tmp_path))
     assert measures.global_step == 8 + 8 * num_late_runs
     dataclasses.replace(RESULT, global_step=measures.global_step).write(str(tmp_path))
-
-
-def test_a_last_line_that_cannot_be_printed_is_logged(monkeypatch, caplog):
-    result = dataclasses.replace(RESULT, examples_per_sec=7.0)
-
-    class FullDisk(io.StringIO):
-        def flush(self):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", FullDisk())
-        result.print()
-    assert f"the last line cannot be printed (No space left on device): {result}" in caplog.text

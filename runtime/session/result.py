@@ -72,13 +72,6 @@ class Result:
         is_same = (written.get("global_step"), written.get("test_accuracy")) == (self.global_step, self.test_accuracy)
         return is_same and self.train_secs == 0.0
 
-    def print(self) -> None:
-        """Print the last line. Where standard output cannot be written, it is logged: the result is not lost."""
-        try:
-            print(self, flush=True)
-        except OSError as error:
-            logging.error("the last line cannot be printed (%s): %s", error.strerror, self)
-
     def __str__(self) -> str:
         return (
             f"test accuracy {self.test_accuracy:.4f} (test loss {self.test_loss:.4f}) after {self.global_step} global"

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
 from runtime.cluster.probes import probe
+from runtime.events import path_of, read_lines
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 from tests.test_predict import draw
 from tests.test_trace import Trace
@@ -326,6 +327,38 @@ def test_sigterm_to_all_tasks_at_once_saves_the_last_step(tmp_path, black_and_wh
         cluster.start()
         assert_all_end(cluster)
         assert f"restored {tmp_path}/model.ckpt-{saved}, at global step {saved}" in cluster["worker 0"].output()
+
+
+def test_tasks_that_nobody_reads_train_on_stop_in_order_and_end(tmp_path, black_and_white_dir):
+    """What they write to is full from the first progress line on."""
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)
+    into_pipe = ["sh", "-c", 'exec "$@" >"$0" 2>&1', str(tmp_path / "pipe")]
+    flags = ["--train_steps=2000", "--batch_size=500", "--log_every_secs=0.1", "--save_checkpoint_secs=600"]
+    data = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
+
+    def step():
+        lines = read_lines(path_of("worker 0", str(tmp_path)))
+        return max((line["global_step"] for line in lines if line["event"] == "progress"), default=0)
+
+    with Cluster(tmp_path, 1, 1, *flags, *data) as cluster:
+        for name in cluster.names:
+            cluster.start_with(name, *cluster.role(name), *cluster.flags, before=into_pipe)
+        poll_for(step, "progress")
+        for size in (4096, 1):
+            with contextlib.suppress(BlockingIOError):
+                while os.write(pipe, bytes(size)):
+                    pass
+        full_at = step()
+        poll_for(lambda: step() > full_at + 50, "progress of a worker that nobody reads")
+        last_step = step()
+        cluster["worker 0"].send(signal.SIGTERM)
+        assert cluster["worker 0"].wait() == 128 + signal.SIGTERM
+        saved = int(re.search(r"model\.ckpt-(\d+)", (tmp_path / "checkpoint").read_text())[1])
+        assert saved >= last_step
+        cluster.start("worker 0")
+        assert cluster.wait() == {"ps 0": 0, "worker 0": 0}
+    os.close(pipe)
 
 
 @NEEDS_PRIVATE_MOUNTS

@@ -1,0 +1,113 @@
+"""What this process says on standard output and error: a thread writes it, since nobody may be there to read."""
+
+import collections
+import io
+import os
+import sys
+import threading
+from typing import Any, TextIO
+
+from absl import logging
+
+MAX_LINES = 1000  # that wait until they can be written
+WRITING_SECS = 1.0  # how long the end of the process waits for them
+STDERR = 2  # its file number
+LOST = b"%d lines are missing here: nobody read, or there was no room\n"
+
+_writer: "_Writer | None" = None  # None: who says something writes it
+
+
+def write_in_background() -> None:
+    """Let nobody who prints or logs wait for a reader, from now on: a thread writes the lines, in their order.
+
+    A pipe that nobody reads is full at some time, and so is a disk. Then lines are lost, the oldest first, and once
+    there is room a line says how many. What TensorFlow's C++ code says is written directly.
+    """
+    global _writer
+    _writer = _Writer()
+    for name in ("stdout", "stderr"):
+        if stream := getattr(sys, name):  # there is none if its file is closed
+            lines = io.TextIOWrapper(_Lines(stream, _writer), stream.encoding, stream.errors, line_buffering=True)
+            setattr(sys, name, lines)
+    logging.get_absl_handler().python_handler.setStream(sys.stderr)
+
+
+def wait_until_written() -> None:
+    """Wait until everything is written, for `WRITING_SECS` at most."""
+    if _writer:
+        _writer.wait(WRITING_SECS)
+
+
+class _Writer:
+    """Writes lines to files, by their numbers, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._num_lost = 0
+        self._is_writing = self._is_cut = False  # cut: the last line has no end
+        self._changed = threading.Condition()
+        threading.Thread(target=self._keep_writing, name="write_output", daemon=True).start()
+
+    def add(self, file: int, line: bytes) -> None:
+        with self._changed:
+            if len(self._lines) == MAX_LINES:
+                self._lines.popleft()
+                self._num_lost += 1
+            self._lines.append((file, line))
+            self._changed.notify_all()
+
+    def wait(self, secs: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._lines or self._is_writing), secs)
+
+    def _keep_writing(self) -> None:
+        while True:
+            file, line, num_lost = self._take()
+            if num_lost and not self._write(STDERR, LOST % num_lost):
+                num_lost = 0
+            error = self._write(file, line)
+            if error and file != STDERR:
+                self.add(STDERR, f"standard output cannot be written ({error.strerror}): ".encode() + line)
+            with self._changed:
+                self._num_lost += num_lost + bool(error and file == STDERR)
+
+    def _take(self) -> tuple[int, bytes, int]:
+        """Wait for a line, and return its file, the line, and how many were lost before it."""
+        with self._changed:
+            self._is_writing = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._lines)
+            self._is_writing = True
+            num_lost, self._num_lost = self._num_lost, 0
+            return *self._lines.popleft(), num_lost
+
+    def _write(self, file: int, line: bytes) -> OSError | None:
+        """Write a line, below one that was cut, and return what prevents that."""
+        rest = b"\n" * self._is_cut + line
+        try:
+            while rest:
+                rest = rest[os.write(file, rest) :]
+                self._is_cut = bool(rest)
+        except OSError as error:
+            return error
+        return None
+
+
+class _Lines(io.BufferedIOBase):
+    """A standard stream that leaves each line to the writer."""
+
+    def __init__(self, stream: TextIO, writer: _Writer):
+        self.name, self._stream, self._writer = stream.name, stream, writer
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def write(self, data: Any) -> int:
+        self._writer.add(self.fileno(), bytes(data))
+        return len(data)

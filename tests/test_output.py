@@ -1,0 +1,87 @@
+"""What a task says: whoever says it does not wait for whoever reads it."""
+
+import re
+import subprocess
+import sys
+
+from benchmarks.testbed.processes import PROJECT, poll_for
+
+START = """
+import pathlib, resource, sys
+from absl import flags, logging
+from runtime import output
+from runtime.process import end_process
+flags.FLAGS(sys.argv[:1])
+logging.use_absl_handler()
+output.write_in_background()
+"""
+LOST = re.compile(r"(\d+) lines are missing here: nobody read, or there was no room")
+
+
+def start(script, *arguments, **options):
+    return subprocess.Popen([sys.executable, "-c", START + script, *arguments], cwd=PROJECT, text=True, **options)
+
+
+def test_lines_keep_their_order_and_their_prefix_and_the_error_is_the_last():
+    script = """
+print("first", end=" "); print("printed")
+logging.error("logged")
+print("second")
+end_process(3, "the end")
+"""
+    process = start(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said, _ = process.communicate()
+    assert re.fullmatch(
+        r"first printed\nE\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ <string>:\d+\] logged\nsecond\nerror: the end\n", said
+    )
+    assert process.returncode == 3
+
+
+def test_a_pipe_that_nobody_reads_holds_up_nobody_and_the_lines_that_it_costs_are_counted(tmp_path):
+    script = """
+for number in range(5000):
+    print(f"{number:050}", file=sys.stderr)
+pathlib.Path(sys.argv[1]).touch()
+sys.stdin.readline()
+end_process(0, "the end")
+"""
+    with start(script, str(tmp_path / "said"), stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        poll_for((tmp_path / "said").exists, "end of what a process says to nobody")
+        print(file=process.stdin, flush=True)
+        *lines, last = process.stderr.read().splitlines()
+        assert last == "error: the end"
+        lost = sum(int(match[1]) for match in map(LOST.fullmatch, lines) if match)
+        numbers = [int(line) for line in lines if line.isdecimal()]
+        assert numbers == sorted(numbers)
+        assert len(numbers) + lost == 5000
+        assert lost > 0
+
+
+def test_a_process_ends_though_nobody_reads_why():
+    script = 'print("x" * 1000000); end_process(3, "the end")'
+    with start(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.wait(60) == 3
+
+
+def test_what_a_log_has_no_room_for_is_counted_and_costs_no_other_line(tmp_path):
+    script = """
+_, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1225, hard_limit))
+for number in range(40):
+    print(f"{number:049}", file=sys.stderr)
+    output.wait_until_written()
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard_limit, hard_limit))
+end_process(0, "the end")
+"""
+    with open(tmp_path / "log", "wb") as log, start(script, stderr=log) as process:
+        assert process.wait() == 0
+    whole = [f"{number:049}" for number in range(24)]
+    lost = "16 lines are missing here: nobody read, or there was no room"
+    assert (tmp_path / "log").read_text().splitlines() == [*whole, "0" * 25, lost, "error: the end"]
+
+
+def test_a_last_line_for_which_standard_output_has_no_room_is_said_on_standard_error():
+    with open("/dev/full", "w") as full:
+        process = start('print("test accuracy 1"); end_process(0)', stdout=full, stderr=subprocess.PIPE)
+        _, said = process.communicate()
+    assert said == "standard output cannot be written (No space left on device): test accuracy 1\n"
