@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from runtime.files import append_lines
+
 EVENTS_FOLDER = "events"
 MAX_MEMORY_SECS = 60.0  # of an NFS client, by default, for a name that was not there
 WRITING_SECS = 1.0  # how long to wait at most until an event is written, where that matters
@@ -24,8 +26,8 @@ _recorder: "_Recorder | None" = None  # of this task; None: nothing is recorded
 def start_recording(task: object, train_dir: str) -> None:
     """Let `record()` write from now on, unless `train_dir` is empty; the first event is the start of this process.
 
-    Each task writes what it knows itself. The chief makes `train_dir`; a task that does not see it writes nothing. Nor
-    does a full disk cost anything but events.
+    Each task writes what it knows itself. The chief makes `train_dir`; a task that does not see it writes nothing. On a
+    full disk, up to `MAX_PENDING` events wait for room.
     """
     global _recorder
     if not train_dir:
@@ -79,9 +81,7 @@ class _Recorder:
                 if is_train_dir_there:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(folder)
-                    with open(self._path, "ab", buffering=0) as file:
-                        file.write(b"".join(pending))
-                    pending.clear()
+                    append_lines(self._path, pending)
             was_tried.set()
 
     def _is_folder(self, path: str) -> bool:
@@ -101,10 +101,10 @@ class _Recorder:
 
 
 def read_lines(path: str) -> list[dict[str, Any]]:
-    """Return the JSON lines of a file that tasks write, by time; one that was killed may have left half a line."""
+    """Return the JSON lines of a file that tasks write, by time, without what is no such line, as half of one."""
     entries = []
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             for line in file:
                 try:
                     entry = json.loads(line)

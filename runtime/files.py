@@ -1,5 +1,6 @@
-"""Files that appear whole, or not at all."""
+"""Files that appear whole, or not at all, and files whose lines do."""
 
+import collections
 import contextlib
 import os
 
@@ -19,3 +20,30 @@ def replace_file(path: str, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.remove(temporary)
         raise
+
+
+def append_lines(path: str, lines: collections.deque[bytes]) -> None:
+    """Append lines to a file, and take those from `lines` that are written.
+
+    Each is written with one call of the system, so that two tasks may append to the same file. Where a full disk or the
+    end of its writer has cut a line, the next one begins below it.
+
+    Raises:
+      OSError: those that are still in `lines` could not be written.
+    """
+    with open(path, "ab", buffering=0) as file:
+        is_whole = _ends_with_newline(path)
+        while lines:
+            line = lines[0] if is_whole else b"\n" + lines[0]
+            num_written = file.write(line)
+            is_whole = num_written == len(line)
+            if num_written >= len(line) - 1:  # who comes next adds the newline that is missing
+                lines.popleft()
+
+
+def _ends_with_newline(path: str) -> bool:
+    with open(path, "rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"

@@ -45,10 +45,14 @@ def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
     assert [line["global_step"] for line in log.read()] == [40, 60]
 
 
-def test_a_folder_that_cannot_be_written_costs_only_the_entry(tmp_path, caplog):
-    (tmp_path / "eval.jsonl").mkdir()
-    EvaluationLog(CHIEF, str(tmp_path)).write(MEASURES)
-    assert "the evaluation cannot be written" in caplog.text
+def test_an_evaluation_that_cannot_be_written_is_written_with_the_next_one(tmp_path, caplog):
+    (tmp_path / "eval.jsonl").symlink_to("/dev/full")
+    log = EvaluationLog(CHIEF, str(tmp_path))
+    log.write(MEASURES)
+    assert "the evaluation cannot be written ([Errno 28] No space left on device)" in caplog.text
+    (tmp_path / "eval.jsonl").unlink()
+    log.write(MEASURES._replace(global_step=50))
+    assert [line["global_step"] for line in log.read()] == [40, 50]
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,8 @@ def test_a_run_that_diverged_has_a_report(train_dir, loss):
 
 def test_a_run_that_was_killed_and_left_half_a_line_has_a_report(tmp_path, capsys):
     write(tmp_path, {task: of_task[:6] for task, of_task in EVENTS.items()})
-    with open(tmp_path / "events" / "worker-0.jsonl", "a") as file:
-        file.write('{"unix_secs": 10000')
+    with open(tmp_path / "events" / "worker-0.jsonl", "a", errors="surrogateescape") as file:
+        file.write('{"unix_secs": 10000\0\udc80')
     command = [sys.executable, "-m", "runtime.report", str(tmp_path)]
     made = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert (made.returncode, made.stdout) == (0, f"{tmp_path}/report.html\n"), made.stderr
@@ -200,6 +200,21 @@ def test_a_folder_is_not_looked_for_by_its_name_before_it_is_there(tmp_path, rec
 def test_a_folder_that_cannot_be_written_costs_nothing_but_events(recording):
     events.start_recording("ps 0", "/dev/null/train")
     assert events.record("serving").wait(60)
+
+
+def test_events_that_found_no_room_are_recorded_once_there_is_some(tmp_path):
+    script = """
+import resource, sys
+from runtime import events
+events.start_recording("ps 0", sys.argv[1])
+hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+for number in range(100):
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((1000, 1500, 2000, hard_limit)[number // 25], hard_limit))
+    events.record("heard", number=number).wait()
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=PROJECT, check=True)
+    recorded = events.read_lines(events.path_of("ps 0", str(tmp_path)))
+    assert [event.get("number") for event in recorded] == [None, *range(100)]
 
 
 def test_the_confusion_matrix_and_the_worst_mistakes():

@@ -1,5 +1,6 @@
 """How good the model is on the test examples: measured at the end, and by the chief while the workers train."""
 
+import collections
 import functools
 import json
 import os
@@ -17,6 +18,7 @@ from runtime import events
 from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
+from runtime.files import append_lines
 from runtime.session import summaries
 from runtime.session.mistakes import find_mistakes
 
@@ -98,6 +100,7 @@ class EvaluationLog:
     def __init__(self, task: Task, train_dir: str):
         """Write as `task` into `train_dir`; only log if it is empty."""
         self._task, self._train_dir = task, train_dir
+        self._unwritten: collections.deque[bytes] = collections.deque()  # on a full disk
 
     def read(self) -> list[dict[str, Any]]:
         """Return the lines of `eval.jsonl` that this task has written."""
@@ -105,7 +108,7 @@ class EvaluationLog:
         return [line for line in lines if line.get("task") == str(self._task)]
 
     def write(self, measures: Measures, **more: object) -> None:
-        """Write one evaluation everywhere, `more` into `eval.jsonl` only; a full disk costs its entries in files."""
+        """Write one evaluation everywhere, `more` into `eval.jsonl` only, which waits for room on a full disk."""
         logging.info("%s: %s at global step %d", self._task, measures, measures.global_step)
         if not self._train_dir:
             return
@@ -117,8 +120,9 @@ class EvaluationLog:
             "task": str(self._task),
             **more,
         }
+        self._unwritten.append(f"{json.dumps(entry)}\n".encode())
         try:
-            _append_line(os.path.join(self._train_dir, EVAL_FILE), json.dumps(entry))
+            append_lines(os.path.join(self._train_dir, EVAL_FILE), self._unwritten)
         except OSError as error:
             logging.error("%s: the evaluation cannot be written (%s): make that possible", self._task, error)
         _write_summary(summaries.folder_of(self._task, self._train_dir), measures)
@@ -139,16 +143,6 @@ def record_test(measures: Measures, train_dir: str) -> None:
 def _write_summary(folder: str, measures: Measures) -> None:
     values = {"test_accuracy": measures.accuracy, "test_loss": measures.loss}
     summaries.write_scalars(folder, measures.global_step, values)
-
-
-def _append_line(path: str, line: str) -> None:
-    """Append a line with one call of the system, so that two tasks may append to the same file."""
-    with open(path, "ab+", buffering=0) as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # the last writer could not finish its line
-                line = "\n" + line
-        file.write(f"{line}\n".encode())
 
 
 class EvaluationHook(tf.train.SessionRunHook):
