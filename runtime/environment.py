@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last one comes when a terminal closes
+
 # What a user has set, here or below, stays.
 _GRPC_OPTIONS = {
     # A web proxy must not stand between the tasks.
@@ -37,11 +39,13 @@ _given_names = {_option.partition("=")[0].strip() for _option in _given}
 _missing = [f"{_name}={_value}" for _name, _value in _GRPC_OPTIONS.items() if _name not in _given_names]
 os.environ["TF_GRPC_DEFAULT_OPTIONS"] = ",".join([*_given, *_missing])
 
-# Until there is something to end in order, Ctrl-C ends the process at once, without the traceback of an import. The
-# first process of a container needs the traceback: the system would not end it.
-_raises_interrupt = os.getpid() != 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-if _raises_interrupt:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+# Until there is something to end in order, a signal ends this process at once. The system does that, even while the
+# import keeps Python busy, and without the traceback of Ctrl-C. But it spares process 1 of a container.
+_raises_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+_ending = signal.SIG_DFL if os.getpid() != 1 else lambda number, _: os._exit(128 + number)
+for _number in STOP_SIGNALS:
+    if signal.getsignal(_number) in (signal.SIG_DFL, signal.default_int_handler):  # not where a shell ignores it
+        signal.signal(_number, _ending)
 
 # What the import makes stays alive. Without a pause, the garbage collector would search it again and again, for half a
 # second of every start.
@@ -50,5 +54,5 @@ import tensorflow.compat.v1  # noqa: E402, F401  # the environment is read here
 
 gc.freeze()
 gc.enable()
-if _raises_interrupt:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+if _raises_interrupt and _ending is signal.SIG_DFL:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as whoever else imports this expects

@@ -1,13 +1,12 @@
 """How the program starts and ends: from the command line to an exit status, with one line for every error."""
 
-import signal
 from collections.abc import Callable, Sequence
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
 
 from runtime import output
-from runtime.cluster.signals import STOP_SIGNALS
+from runtime.cluster import signals
 from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
 from runtime.process import allow_many_files, end_process, set_session_niceness
 from runtime.session.stopping import StoppedError
@@ -42,10 +41,7 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
     output.write_in_background()
     set_session_niceness(0)  # a task that was killed may have left another one
     allow_many_files()
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell has it for background jobs
-            # Until a ps or a session listens. The system has no default action for process 1 of a container.
-            signal.signal(number, lambda number, _: end_process(128 + number))
+    signals.start_listening()
     status, message = 0, ""
     try:
         main()

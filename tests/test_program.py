@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from benchmarks.testbed.processes import PROJECT, poll_for
+from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
+CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
 RUN = """
 import signal
 from runtime import environment, program
@@ -47,14 +50,22 @@ def test_every_end_has_its_status_and_one_line_at_most(statement, status, messag
     assert "Traceback" not in process.stderr
 
 
-def test_ctrl_c_while_tensorflow_is_imported_ends_a_task_without_a_traceback():
-    command = [sys.executable, "distributed.py", "--job_name=ps", "--task_index=0"]
+@pytest.mark.parametrize(
+    ("before", "number", "status"),
+    [
+        pytest.param([], signal.SIGINT, -signal.SIGINT, id="ctrl-c"),
+        pytest.param(CONTAINER, signal.SIGTERM, 128 + signal.SIGTERM, id="process 1", marks=NEEDS_PRIVATE_MOUNTS),
+    ],
+)
+def test_a_signal_while_tensorflow_is_imported_ends_a_task_without_a_traceback(before, number, status):
+    command = [*before, sys.executable, "distributed.py", "--job_name=ps", "--task_index=0"]
     with subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.PIPE, text=True) as process:
-        maps = pathlib.Path(f"/proc/{process.pid}/maps")
+        tasks = poll_for(psutil.Process(process.pid).children, "process 1") if before else [psutil.Process(process.pid)]
+        maps = pathlib.Path(f"/proc/{tasks[0].pid}/maps")
         poll_for(lambda: "libtensorflow" in maps.read_text(), "the import of TensorFlow")
-        process.send_signal(signal.SIGINT)
+        tasks[0].send_signal(number)
         assert "Traceback" not in process.stderr.read()
-    assert process.returncode == -signal.SIGINT
+    assert process.returncode == status
 
 
 def test_a_task_ends_though_its_events_cannot_be_written(tmp_path):

@@ -8,14 +8,16 @@ from collections.abc import Callable
 
 from absl import logging
 
+from runtime.environment import STOP_SIGNALS
 from runtime.process import end_process
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last one comes when a terminal closes
 STOP_SECS = 8.0  # how long a worker may take to stop in order; Docker kills after 10 s
 
+_on_signal: Callable[[signal.Signals], float] | None = None
 
-def listen(on_signal: Callable[[signal.Signals], float]) -> None:
-    """Call `on_signal` at the first signal, in a thread, and end the process after as many seconds as it returns.
+
+def start_listening() -> None:
+    """End this process at the first signal from now on, or let what `listen()` was given stop it in order.
 
     Python's own signal handlers do not run while the main thread is inside TensorFlow. So a thread reads the signals
     from a pipe that Python's C handler writes to. A second signal ends the process at once.
@@ -31,8 +33,14 @@ def listen(on_signal: Callable[[signal.Signals], float]) -> None:
         number = signal.Signals(os.read(reader, 1)[0])
         second = select.poll()  # select() takes no file number above 1023, and each connection is a file
         second.register(reader, select.POLLIN)
-        second.poll(1000 * on_signal(number))
+        second.poll(1000 * (_on_signal(number) if _on_signal else 0.0))
         logging.info("%s: stopping at once", number.name)
         end_process(128 + number)
 
     threading.Thread(target=wait_for_signals, name="signals", daemon=True).start()
+
+
+def listen(on_signal: Callable[[signal.Signals], float]) -> None:
+    """Call `on_signal` at the first signal, in a thread, and end the process after as many seconds as it returns."""
+    global _on_signal
+    _on_signal = on_signal
