@@ -7,17 +7,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from absl import logging
-
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # a terminal sends them to all: the launcher decides
 DEFAULT = (signal.SIGTERM, signal.SIGCHLD)
 
 
 def run_in_child(run: Callable[[], None]) -> int:
     """Run something in a process of its own, and return its number; the status is that of a program that runs it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    logging.flush()
     if pid := os.fork():
         return pid
     _run(run)
@@ -31,9 +26,8 @@ def _run(run: Callable[[], None]) -> NoReturn:
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        traceback.print_exc()
+        os.write(2, traceback.format_exc().encode(errors="replace"))
     finally:
-        sys.stdout.flush()
         os._exit(status)
 
 
@@ -50,6 +44,7 @@ def start_task(arguments: Sequence[str], output: int, run: Callable[[], None]) -
         signal.set_wakeup_fd(-1)
         for number in (*IGNORED, *DEFAULT):
             signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, descriptor in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(source, descriptor)
@@ -58,6 +53,9 @@ def start_task(arguments: Sequence[str], output: int, run: Callable[[], None]) -
         sys.argv = list(arguments)
         run()
 
+    # A signal that comes too early would be taken for one of this process.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*IGNORED, *DEFAULT))
     pid = run_in_child(become_task)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(output)
     return pid
