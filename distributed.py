@@ -12,9 +12,9 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
-import contextlib
 import os
 from collections.abc import Sequence
+from typing import NoReturn
 
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
@@ -31,7 +31,7 @@ from runtime.cluster.connection import Connection
 from runtime.cluster.discovery import discover
 from runtime.cluster.host_lists import HostListsWatch
 from runtime.cluster.leaving import Departure
-from runtime.cluster.roll_call import EVALUATED, RollCall
+from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data import download, streams
@@ -41,15 +41,16 @@ from runtime.flags import define_flags
 from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_server_config, make_session_config
+from runtime.process import end_process
 from runtime.session import profiling, summaries
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
-from runtime.session.checkpoints import make_saving_hooks, make_train_dir
+from runtime.session.checkpoints import CheckpointHook, make_train_dir
 from runtime.session.evaluation import Evaluate, Evaluation, EvaluationHook, record_test
 from runtime.session.evaluator import follow_checkpoints
 from runtime.session.export import Serving, check_export_dir, export
 from runtime.session.input import InputHook
 from runtime.session.progress import ProgressHook
-from runtime.session.result import Goal, evaluate_and_save, make_result
+from runtime.session.result import Goal, evaluate_and_save, keep_trying, make_result
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
 from runtime.updates import placement
@@ -118,9 +119,9 @@ def train(
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps. Its hooks run
     # around every step, in this order; at the end, those of the chief alone run before the others.
-    roll_call = RollCall(task, before_last_word=watch.stop)
+    roll_call = RollCall(task)
     scaffold = make_scaffold(task, connection, updates, data, train_dir, watch.timeouts)
-    saving_hooks = make_saving_hooks(task, train_dir, scaffold, FLAGS.save_checkpoint_secs)
+    checkpoint_hook = CheckpointHook(task, train_dir, scaffold, FLAGS.save_checkpoint_secs)
     progress = ProgressHook(task, updates, FLAGS.train_steps, FLAGS.batch_size, FLAGS.log_every_secs, train_dir)
     with tf.train.MonitoredTrainingSession(
         master=connection.target,
@@ -129,7 +130,7 @@ def train(
         chief_only_hooks=[
             EvaluationHook(task, evaluate, train_dir, roll_call, FLAGS.eval_every_secs, FLAGS.stop_at_accuracy),
             WaitForWorkersHook(roll_call, task, FLAGS.recovery_timeout_secs),
-            *saving_hooks,
+            checkpoint_hook,
         ],
         hooks=[
             InputHook(task, updates, batches.initializer, batches.feed_dict),
@@ -140,7 +141,7 @@ def train(
             progress,
             summaries.SummaryHook(task, updates, train_dir, FLAGS.log_every_secs),
             AbandonSessionHook(watch, roll_call),
-            StopOnSignalHook(task, roll_call, saving_hooks),
+            StopOnSignalHook(task, roll_call, checkpoint_hook),
             RollCallHook(roll_call, task, FLAGS.sync_replicas, FLAGS.startup_timeout_secs),
         ],
         config=connection.config,
@@ -151,29 +152,34 @@ def train(
                 session.run(updates.train_op)
 
     if task.is_chief:
-        finish(task, connection, evaluate, saving_hooks, progress, roll_call, train_dir)
+        finish(task, connection, watch, roll_call, evaluate, checkpoint_hook, progress, train_dir)
 
 
 def finish(
     task: Task,
     connection: Connection,
-    evaluate: Evaluate,
-    saving_hooks: Sequence[tf.train.SessionRunHook],
-    progress: ProgressHook,
+    watch: Watch,
     roll_call: RollCall,
+    evaluate: Evaluate,
+    checkpoint_hook: CheckpointHook,
+    progress: ProgressHook,
     train_dir: str,
-) -> None:
-    """Evaluate the finished model, and write what came of it. The ps tasks keep it until then: this task may die."""
-    with connection.session() as session, contextlib.ExitStack() as last:  # calls the last first, whatever fails
-        measures = evaluate_and_save(session, evaluate, saving_hooks, train_dir)
-        result = make_result(task, agreed_flags(), measures, progress)
-        print(result)
-        last.callback(report.write, train_dir)
-        last.callback(session.close)  # before the ps tasks are gone
-        last.callback(roll_call.say, session, EVALUATED)
-        last.callback(result.write, train_dir)
-        last.callback(export, FLAGS.export_dir, build_serving, measures.parameters)
-        record_test(measures, train_dir)
+) -> NoReturn:
+    """Test the finished model, save what came of it, and let the ps tasks go. They keep it until then."""
+    session = connection.session()
+    measures = evaluate_and_save(session, evaluate, checkpoint_hook)
+    result = make_result(task, agreed_flags(), measures, progress)
+    print(result)
+    steps = [
+        lambda: checkpoint_hook.save(session),
+        lambda: export(FLAGS.export_dir, build_serving, measures.parameters),
+        lambda: result.write(train_dir),
+    ]
+    keep_trying(task, steps, FLAGS.recovery_timeout_secs)
+    roll_call.say_last_word(session, watch)
+    record_test(measures, train_dir)
+    report.write(train_dir)
+    end_process(0)  # without closing the session, for which TensorFlow would ask the ps tasks once more
 
 
 def make_scaffold(

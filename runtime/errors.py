@@ -20,7 +20,7 @@ def refuse_url(flag: str, folder: str) -> None:
 
 
 class UnsavedError(Exception):
-    """Training reached its end, but its result could not be saved: trying again is in vain."""
+    """Something could not be saved. At the end of training, trying again is in vain until somebody has made room."""
 
 
 class FinishedError(Exception):

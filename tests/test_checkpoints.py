@@ -1,3 +1,4 @@
+import contextlib
 import fcntl
 import os
 
@@ -103,15 +104,22 @@ def test_only_who_writes_checkpoints_uses_files(graph, written_by, places):
 
 
 def test_a_checkpoint_that_was_restored_is_left_as_it_is(graph, tmp_path):
-    path = save(tmp_path, {"w": [3, 2], "w/Adam": [3, 2]})
-    tf.get_variable("w", [3, 2])
-    saver = checkpoints.make_saver(CHIEF, "ps", keep_checkpoints=5)
-    with tf.Session() as session:
+    tf.train.create_global_step()
+    path = str(tmp_path / "model.ckpt-0")
+
+    def restore(_, session):
+        with tf.Session(graph=tf.Graph()) as earlier_run, earlier_run.graph.as_default():
+            tf.train.create_global_step()
+            tf.get_variable("w/Adam", [3, 2])
+            earlier_run.run(tf.global_variables_initializer())
+            tf.train.Saver().save(earlier_run, str(tmp_path / "model.ckpt"), global_step=0)
         saver.restore(session, path)
-        assert saver.save(session, str(tmp_path / "model.ckpt"), global_step=5) == path
+
+    saver = tf.train.Saver()
+    scaffold = tf.train.Scaffold(saver=saver, init_fn=restore)
+    hook = checkpoints.CheckpointHook(CHIEF, str(tmp_path), scaffold, save_secs=60)
+    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]):
         assert "w/Adam" in dict(tf.train.list_variables(path)), "the state of another optimizer is lost"
-        newer = saver.save(session, str(tmp_path / "model.ckpt"), global_step=6)
-        assert list(dict(tf.train.list_variables(newer))) == ["w"]
 
 
 def test_what_a_failed_attempt_leaves_behind_is_removed(tmp_path):
@@ -125,28 +133,64 @@ def test_what_a_failed_attempt_leaves_behind_is_removed(tmp_path):
     assert tf.train.list_variables(path)
 
 
-def test_a_checkpoint_that_fails_is_known_until_one_succeeds(graph, tmp_path):
-    train = tf.train.create_global_step().assign_add(1)
-    train_dir = tmp_path / "train"
-    train_dir.mkdir()
-    scaffold = tf.train.Scaffold(saver=checkpoints.Saver())
-    hook = checkpoints.CheckpointHook(str(train_dir), scaffold, save_secs=1e-6)
-    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
+@contextlib.contextmanager
+def away(folder):
+    """Put a file in the place of a folder, in which nothing can be written then."""
+    elsewhere = folder.rename(folder.with_name("elsewhere"))
+    folder.touch()
+    yield
+    folder.unlink()
+    elsewhere.rename(folder)
+
+
+@pytest.fixture
+def start(graph, tmp_path):
+    """Start to train, one step a run, with checkpoints; the result is the session, what takes a step, and the hook."""
+
+    def start(save_secs):
+        train = tf.train.create_global_step().assign_add(1)
+        scaffold = tf.train.Scaffold(saver=tf.train.Saver())
+        hook = checkpoints.CheckpointHook(CHIEF, str(tmp_path / "train"), scaffold, save_secs)
+        return tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]), train, hook
+
+    (tmp_path / "train").mkdir()
+    return start
+
+
+def last_checkpoint(tmp_path):
+    return os.path.basename(tf.train.latest_checkpoint(tmp_path / "train"))
+
+
+def test_a_checkpoint_that_fails_is_known_until_one_succeeds(start, tmp_path, caplog):
+    session, train, hook = start(save_secs=1e-6)
+    with session:
         session.run(train)
-        assert not hook.failure
-        train_dir.rename(tmp_path / "away")
-        train_dir.touch()  # a file, in which nothing can be written
+        assert (hook.failure, last_checkpoint(tmp_path)) == ("", "model.ckpt-1")
+        with away(tmp_path / "train"):
+            session.run(train)
+            assert "train" in hook.failure
+            assert f"the model of global step 2 could not be saved in {tmp_path}/train: " in caplog.text
         session.run(train)
-        assert "train" in hook.failure
-        train_dir.unlink()
-        (tmp_path / "away").rename(train_dir)
-        session.run(train)
-        assert not hook.failure
+        assert (hook.failure, last_checkpoint(tmp_path)) == ("", "model.ckpt-3")
+
+
+def test_a_last_step_that_could_not_be_saved_is_saved_at_the_end(start, tmp_path):
+    session, train, _ = start(save_secs=1e-6)
+    with session:
+        with away(tmp_path / "train"):
+            session.run(train)
+        assert last_checkpoint(tmp_path) == "model.ckpt-0"
+    assert last_checkpoint(tmp_path) == "model.ckpt-1"
+
+
+def test_a_new_model_that_cannot_be_saved_is_refused(start, tmp_path):
+    with away(tmp_path / "train"), pytest.raises(UnusableError, match=r"no checkpoint can be written to --train_dir"):
+        start(save_secs=60)
 
 
 @pytest.mark.parametrize(("task", "train_dir"), [(CHIEF, ""), (OTHER, "a")])
 def test_nothing_is_saved_without_a_train_dir_or_by_another_worker_than_the_chief(graph, task, train_dir):
-    assert checkpoints.make_saving_hooks(task, train_dir, tf.train.Scaffold(), 60) == []
+    assert not checkpoints.CheckpointHook(task, train_dir, tf.train.Scaffold(), 60).is_needed
 
 
 def test_the_chief_makes_the_train_dir_and_the_others_do_not(tmp_path, monkeypatch):

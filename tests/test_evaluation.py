@@ -12,11 +12,11 @@ from benchmarks.testbed.processes import poll_for
 from runtime.cluster.roll_call import REACHED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
-from runtime.errors import UnusableError
-from runtime.session.checkpoints import CheckpointHook, Saver
+from runtime.errors import UnsavedError, UnusableError
+from runtime.session.checkpoints import CheckpointHook
 from runtime.session.evaluation import EXAMPLES, Evaluate, Evaluation, EvaluationHook, EvaluationLog, Measures
 from runtime.session.evaluator import Checkpoint, follow_checkpoints
-from runtime.session.result import Goal, Result, evaluate_and_save, is_finished
+from runtime.session.result import Goal, Result, evaluate_and_save, is_finished, keep_trying
 from runtime.session.stopping import StopWithChiefHook
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
@@ -282,8 +282,8 @@ def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(t
 @pytest.mark.parametrize("num_late_runs", [0, 1, 2])
 def test_what_a_worker_brings_after_the_last_checkpoint_is_saved_too(tmp_path, graph, num_late_runs):
     late_run = tf.train.create_global_step().assign_add(8)
-    scaffold = tf.train.Scaffold(saver=Saver())
-    hook = CheckpointHook(str(tmp_path), scaffold, save_secs=60)
+    scaffold = tf.train.Scaffold(saver=tf.train.Saver())
+    hook = CheckpointHook(CHIEF, str(tmp_path), scaffold, save_secs=60)
     with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
         session.run(late_run)
     late_runs = iter(range(num_late_runs))
@@ -295,6 +295,31 @@ def test_what_a_worker_brings_after_the_last_checkpoint_is_saved_too(tmp_path, g
                 session.run(late_run)
             return MEASURES._replace(global_step=int(session.run(tf.train.get_global_step())))
 
-        measures = evaluate_and_save(session, evaluate, [hook], str(tmp_path))
+        measures = evaluate_and_save(session, evaluate, hook)
     assert measures.global_step == 8 + 8 * num_late_runs
-    dataclasses.replace(RESULT, global_step=measures.global_step).write(str(tmp_path))
+    assert hook.has_saved(measures.global_step)
+
+
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_what_could_not_be_saved_is_tried_again_and_nothing_else(tmp_path, caplog, is_mended):
+    caplog.set_level("INFO")
+    train_dir, saved = tmp_path / "train", []
+
+    def mend():
+        if is_mended and not train_dir.exists():
+            train_dir.mkdir()
+            raise UnsavedError("no space left")
+        saved.append("other")
+
+    steps = [lambda: RESULT.write(str(train_dir)), mend]
+    if is_mended:
+        keep_trying(CHIEF, steps, timeout_secs=60)
+        assert json.loads((train_dir / "result.json").read_text())["global_step"] == 40
+        reasons = f"({train_dir}/result.json could not be written: No such file or directory; no space left)"
+        assert f"worker 0: waiting for room for the result, or another remedy {reasons}" in caplog.text
+    else:
+        with pytest.raises(
+            UnsavedError, match=r"waited 1 s for room .*result\.json could not be written: No such file"
+        ):
+            keep_trying(CHIEF, steps, timeout_secs=1)
+    assert saved == ["other"]

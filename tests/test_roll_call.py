@@ -1,9 +1,12 @@
 import dataclasses
+import threading
 
 import tensorflow.compat.v1 as tf
 
+from benchmarks.testbed.processes import poll_for
 from runtime.cluster.lives import life_of
-from runtime.cluster.roll_call import EVALUATED, TRAINED, TRAINING, RollCall
+from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall
+from runtime.cluster.waiting import Timeouts, Watch
 from runtime.launch.ports import choose_ports
 
 
@@ -65,13 +68,11 @@ def test_a_word_carries_the_life_of_the_process_that_said_it(local_servers):
     assert life_of(nobody) == ""
 
 
-def test_a_chief_ceases_to_watch_before_its_last_word(local_servers):
-    servers, heard = local_servers(1, 1), []
-    with tf.Graph().as_default() as graph:
-        roll_call = RollCall(servers.task("worker", 0), lambda: heard.append(texts(roll_call, session)))
+def test_the_last_word_is_heard_by_every_server_and_ends_the_watch(local_servers):
+    servers = local_servers(2, 1)
+    chief, graph = build(servers, "worker", 0)
     with servers.worker_session(0, graph) as session:
-        roll_call.say(session, TRAINED)
-        assert heard == []
-        roll_call.say(session, EVALUATED)
-        assert heard == [["trained"]]
-        assert texts(roll_call, session) == ["evaluated"]
+        watch = Watch(servers.task("worker", 0), Timeouts(startup_secs=60, recovery_secs=60))
+        chief.say_last_word(session, watch)
+        assert texts(chief, session) == ["evaluated"]
+        poll_for(lambda: "watch" not in {thread.name for thread in threading.enumerate()}, "end of the watch")

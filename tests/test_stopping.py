@@ -18,17 +18,15 @@ from runtime.cluster.task import Task
 from runtime.session.checkpoints import CheckpointHook
 from runtime.session.stopping import StopOnSignalHook
 
-class FailedHook(CheckpointHook):
-    failure = "no space"
-    __init__ = begin = after_create_session = end = lambda *_: None
-
 def main():
     tf.disable_eager_execution()
     task = Task("worker", 0, ("a:1",), ("b:2",))
     with tf.Graph().as_default():
         roll_call = RollCall(task)
+    checkpoint_hook = CheckpointHook(task, "{train_dir}", tf.train.Scaffold(), save_secs=60)
+    checkpoint_hook.failure = "{failure}"
     step = tf.constant(0)
-    with tf.train.SingularMonitoredSession([StopOnSignalHook(task, roll_call, {saving_hooks})]) as session:
+    with tf.train.SingularMonitoredSession([StopOnSignalHook(task, roll_call, checkpoint_hook)]) as session:
         session.run(step)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
@@ -38,18 +36,15 @@ program.start(main, data_errors=())
 
 
 @pytest.mark.parametrize(
-    ("saving_hooks", "saved"),
+    ("train_dir", "failure", "saved"),
     [
-        (
-            "[tf.train.SessionRunHook()]",
-            "; the last checkpoint is saved: start all tasks again to test the model and export it",
-        ),
-        ("[FailedHook()]", "; the last checkpoint could not be written (no space): the last steps are lost"),
-        ("[]", ""),
+        ("a", "", "; the last checkpoint is saved: start all tasks again to test the model and export it"),
+        ("a", "no space", "; the last checkpoint could not be written (no space): the last steps are lost"),
+        ("", "", ""),
     ],
 )
-def test_a_signal_after_training_says_whether_the_last_checkpoint_is_saved(saving_hooks, saved):
-    command = [sys.executable, "-c", RUN.format(saving_hooks=saving_hooks)]
+def test_a_signal_after_training_says_whether_the_last_checkpoint_is_saved(train_dir, failure, saved):
+    command = [sys.executable, "-c", RUN.format(train_dir=train_dir, failure=failure)]
     process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert process.returncode == 128 + signal.SIGTERM
     assert process.stderr.splitlines()[-1] == f"error: worker 0 stopped because of SIGTERM after training{saved}"

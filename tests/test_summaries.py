@@ -43,6 +43,13 @@ def read(folder):
     return found
 
 
+def read_graphs(folder):
+    """Return the graphs that the event files in a folder have."""
+    paths = glob.glob(f"{folder}/events.out.*")
+    found = [event.graph_def for path in paths for event in tf.train.summary_iterator(path)]
+    return [tf.GraphDef.FromString(graph_def) for graph_def in found if graph_def]
+
+
 def train(servers, index, train_dir):
     """Let a worker take some runs, of which the hooks write every one; return its parameters in the end."""
     task = servers.task("worker", index)
@@ -99,6 +106,9 @@ def test_the_chief_writes_what_all_share(local_servers, set_flags, tmp_path, fla
     assert values["cluster/examples_per_sec"] == pytest.approx(values["worker/examples_per_sec"]), "it is alone"
     assert values.get("worker/staleness", [0] * NUM_RUNS) == [0] * NUM_RUNS, "its own steps do not count"
 
+    (graph_def,) = read_graphs(tmp_path)
+    assert any(node.name.startswith("exchange") for node in graph_def.node)
+
     weights = parameters["hidden/weights"]
     assert values["parameter_norm/hidden/weights"] == pytest.approx([np.linalg.norm(weights)] * NUM_RUNS, rel=1e-3)
     assert [step for step, _ in found["parameters/hidden/weights"]] == [steps[0], steps[-1]], "the first, and the end"
@@ -114,6 +124,7 @@ def test_another_worker_writes_what_it_alone_knows(local_servers, set_flags, tmp
     servers = local_servers(1, 2)
     for index in (0, 1):
         train(servers, index, str(tmp_path))
+    assert read_graphs(tmp_path / "worker-1") == []
     found = read(tmp_path / "worker-1")
     assert found.keys() == {"loss", "worker/examples_per_sec", *of_mode}
     for entries in found.values():

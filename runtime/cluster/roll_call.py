@@ -1,6 +1,7 @@
 """The roll call: what each worker that trains last said of itself, kept on every task that serves it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent import futures
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -8,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from runtime.cluster.lives import life_in
 from runtime.cluster.notes import Notes
 from runtime.cluster.task import Task
+from runtime.cluster.waiting import LOOK_SECS, Watch, wait_until_nothing_is_missing
 
 # What a worker says of itself.
 TRAINING = "training"
@@ -32,13 +34,10 @@ class RollCall:
     can read it again.
     """
 
-    def __init__(self, task: Task, before_last_word: Callable[[], None] = lambda: None):
-        """Build the ops for `task` in the default graph: a client uses every server, a server only itself.
-
-        `before_last_word` is called before this task, the chief, says its last word, after which the servers leave.
-        """
+    def __init__(self, task: Task):
+        """Build the ops for `task` in the default graph: a client uses every server, a server only itself."""
         devices = [task.device] if task.only_serves else [server.device for server in task.servers]
-        self._task, self._before_last_word = task, before_last_word
+        self._task = task
         with tf.name_scope("roll_call/"):
             notes = [Notes(device, "roll_call") for device in devices]
             with tf.device(task.device):
@@ -50,9 +49,37 @@ class RollCall:
 
     def say(self, session: tf.Session, text: str) -> None:
         """Tell every server what this worker is doing."""
-        if text == EVALUATED:
-            self._before_last_word()
-        session.run(self._say, {self._word: f"{text} {life_in(session, self._task.device)}"})
+        session.run(self._say, self._make_word(session, text))
+
+    def say_last_word(self, session: tf.Session, watch: Watch) -> None:
+        """Tell every server that the chief has evaluated, and stop `watch`: each leaves as soon as it has heard.
+
+        End the process after that without closing the session, since that waits for a server that is stopped now.
+
+        Raises:
+          OpError: a server was lost.
+          TimeoutError: a server has not heard it within the recovery timeout.
+        """
+        watch.stop()  # it would take those that leave for lost
+        word = self._make_word(session, EVALUATED)
+        threads = futures.ThreadPoolExecutor(len(self._say))  # TensorFlow itself waits without a deadline
+        heard = {
+            server: threads.submit(session.run, say, word)
+            for server, say in zip(self._task.servers, self._say, strict=True)
+        }
+        futures.wait(heard.values(), LOOK_SECS)
+
+        def describe_deaf() -> str:
+            deaf = [str(server) for server, answer in heard.items() if not answer.done()]
+            return f"{', '.join(deaf)} to hear that the run has ended" if deaf else ""
+
+        remedy = "the result is saved; let go on or end what does not answer, and start this task again"
+        wait_until_nothing_is_missing(self._task, describe_deaf, watch.timeouts.recovery_secs, remedy)
+        for answer in heard.values():
+            answer.result()
+
+    def _make_word(self, session: tf.Session, text: str) -> dict[tf.Tensor, str]:
+        return {self._word: f"{text} {life_in(session, self._task.device)}"}
 
     def listen(self, session: tf.Session) -> list[Word]:
         """Return what each client last said, by task index.

@@ -28,7 +28,11 @@ class Timeouts(NamedTuple):
 
 
 def wait_until_nothing_is_missing(
-    task: Task, describe_missing: Callable[[], str], timeout_secs: float = math.inf, remedy: str = ""
+    task: Task,
+    describe_missing: Callable[[], str],
+    timeout_secs: float = math.inf,
+    remedy: str = "",
+    poll_secs: float = POLL_SECS,
 ) -> None:
     """Poll until `describe_missing()` returns an empty text, and log what it returns whenever that changes.
 
@@ -45,7 +49,7 @@ def wait_until_nothing_is_missing(
             logging.info("%s: waiting for %s", task, missing)
             events.record("waiting", missing=missing)
             last_logged, logged_at = missing, now
-        time.sleep(POLL_SECS)
+        time.sleep(poll_secs)
     if last_logged:
         events.record("waited")
 

@@ -3,21 +3,20 @@
 import contextlib
 import fcntl
 import glob
+import math
 import os
 import re
 import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import events
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError, reason, refuse_url
+from runtime.errors import UnsavedError, UnusableError, reason, refuse_url
 
 LOCK_FILE = "chief.lock"  # says which process trains there, and is locked while it does
 
@@ -133,26 +132,7 @@ def _whole_shapes() -> dict[str, list[int]]:
     return shapes
 
 
-class Saver(tf.train.Saver):
-    """Leaves the checkpoint alone that it has restored: it may have more in it, such as another optimizer's state.
-
-    TensorFlow's hook saves at the start of each session, and so would write that one anew.
-    """
-
-    _restored = ""
-    has_saved = False  # at the last call, and not left a checkpoint alone
-
-    def restore(self, session: tf.Session, path: str) -> None:
-        super().restore(session, path)
-        self._restored = path
-
-    def save(self, session: tf.Session, path: str, global_step: int, **options: Any) -> str:
-        path_of_step = f"{path}-{global_step}"
-        self.has_saved = path_of_step != self._restored or not os.path.exists(f"{path_of_step}.index")
-        return super().save(session, path, global_step, **options) if self.has_saved else path_of_step
-
-
-def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> Saver:
+def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> tf.train.Saver:
     """Return what saves and restores all variables of the graph; each way reads what the other has written.
 
     Args:
@@ -166,7 +146,7 @@ def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> Saver:
         return f"{task.device}/device:CPU:0" if uses_files else op.device
 
     with tf.device(place):  # the saver itself would restore each variable where it lies
-        return Saver(sharded=written_by == "ps", save_relative_paths=True, max_to_keep=keep_checkpoints)
+        return tf.train.Saver(sharded=written_by == "ps", save_relative_paths=True, max_to_keep=keep_checkpoints)
 
 
 def remove_unfinished(train_dir: str) -> None:
@@ -191,80 +171,78 @@ def recover(saver: tf.train.Saver, train_dir: str) -> str | None:
     return path
 
 
-class _CheckpointListener(tf.train.CheckpointSaverListener):
-    """Records each checkpoint, how long it took, and why the last one failed."""
-
-    failure = ""  # of the last one
-
-    def __init__(self, scaffold: tf.train.Scaffold):
-        self._scaffold = scaffold
-
-    def before_save(self, session: tf.Session, global_step_value: int) -> None:
-        self._started_at = time.time()
-
-    def after_save(self, session: tf.Session, global_step_value: int) -> None:
-        self.failure = ""
-        if not self._scaffold.saver.has_saved:
-            return
-        secs = round(time.time() - self._started_at, 3)
-        events.record("checkpoint", global_step=int(global_step_value), secs_taken=secs)
+def is_saved(train_dir: str, global_step: int) -> bool:
+    """Return whether the last checkpoint in `train_dir` has the model of `global_step`."""
+    state = tf.train.get_checkpoint_state(train_dir)
+    path = state.model_checkpoint_path if state else ""
+    return path.endswith(f"-{global_step}") and os.path.exists(f"{path}.index")
 
 
-class CheckpointHook(tf.train.CheckpointSaverHook):
-    """Saves periodically as TensorFlow's own hook does, but trains on when that fails.
+class CheckpointHook(tf.train.SessionRunHook):
+    """Saves the model at the start of a session, from time to time and at the end, and trains on when that fails.
 
     The model lives on the ps tasks, and would be lost if a full disk ended the job. Only a new model, which has not
-    trained yet, is refused when it cannot be saved.
+    trained yet, is refused when it cannot be saved. TensorFlow's own hook takes a step for saved when saving it fails.
     """
 
-    def __init__(self, train_dir: str, scaffold: tf.train.Scaffold, save_secs: float):
-        """Save into `train_dir` every `save_secs`, with the saver of `scaffold`, a `Saver`."""
-        # TensorBoard's events have the graph. Writing it as text too, with each checkpoint, would hold up a restarted
-        # chief.
-        self._listener = _CheckpointListener(scaffold)
-        super().__init__(train_dir, save_secs, scaffold=scaffold, save_graph_def=False, listeners=[self._listener])
-        self._train_dir = train_dir
+    def __init__(self, task: Task, train_dir: str, scaffold: tf.train.Scaffold, save_secs: float):
+        """Save into `train_dir` every `save_secs`, unless that is empty, or `task` is not the chief."""
+        self.is_needed = bool(task.is_chief and train_dir)
+        self.failure = ""  # why the last checkpoint could not be written
+        self._train_dir, self._scaffold, self._save_secs = train_dir, scaffold, save_secs
+        self._due_at = math.inf  # a time of `time.monotonic()`
         self._saving = threading.Lock()  # a signal may stop the worker while it saves
-
-    @property
-    def failure(self) -> str:
-        """Why the last checkpoint could not be written, or ""."""
-        return self._listener.failure
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         is_new = session.run(tf.train.get_global_step(session.graph)) == 0
-        with self._surviving_failure(is_new):
-            super().after_create_session(session, coord)
+        self._save_or_log(session)
+        if is_new and self.failure:
+            raise UnusableError(f"no checkpoint can be written to --train_dir {self._train_dir}: {self.failure}")
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        with self._saving, self._surviving_failure():
-            super().after_run(run_context, run_values)
+        if time.monotonic() >= self._due_at:
+            self._save_or_log(run_context.session)
 
     def end(self, session: tf.Session) -> None:
-        with self._saving, self._surviving_failure():
-            super().end(session)
+        self._save_or_log(session)
 
-    @contextlib.contextmanager
-    def _surviving_failure(self, is_new: bool = False) -> Iterator[None]:
+    def has_saved(self, global_step: int) -> bool:
+        """Return whether the last checkpoint has the model of this step, or nothing is to be saved."""
+        return not self.is_needed or is_saved(self._train_dir, global_step)
+
+    def save(self, session: tf.Session) -> None:
+        """Save the model, unless the last checkpoint has it, perhaps with more in it: another optimizer's state, say.
+
+        Raises:
+          AbortedError, UnavailableError: a ps is lost, and the session with it.
+          UnsavedError: the checkpoint cannot be written.
+        """
+        if not self.is_needed:
+            return
+        with self._saving:
+            self._due_at = time.monotonic() + self._save_secs
+            global_step = int(session.run(tf.train.get_global_step(session.graph)))
+            try:
+                if not self.has_saved(global_step):
+                    self._write(session, global_step)
+                self.failure = ""
+            except (tf.errors.AbortedError, tf.errors.UnavailableError):
+                raise
+            except (tf.errors.OpError, ValueError) as error:  # a ValueError: the folder is gone
+                remove_unfinished(self._train_dir)
+                why = reason(error) if isinstance(error, tf.errors.OpError) else str(error)
+                self.failure = re.sub(r"\S+\.tempstate\d+; ", "", why)  # the same text whenever it is tried again
+                where = f"global step {global_step} could not be saved in {self._train_dir}"
+                raise UnsavedError(f"the model of {where}: {self.failure}") from error
+
+    def _write(self, session: tf.Session, global_step: int) -> None:
+        started_at = time.time()
+        path = os.path.join(self._train_dir, "model.ckpt")
+        self._scaffold.saver.save(session, path, global_step, write_meta_graph=False)
+        events.record("checkpoint", global_step=global_step, secs_taken=round(time.time() - started_at, 3))
+
+    def _save_or_log(self, session: tf.Session) -> None:
         try:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # of the writer of summaries, which notes each checkpoint: see below
-                yield
-        except (tf.errors.AbortedError, tf.errors.UnavailableError):  # a ps is lost, and the session with it
-            raise
-        except (tf.errors.OpError, ValueError) as error:  # a ValueError: the folder is gone
-            remove_unfinished(self._train_dir)
-            self._listener.failure = reason(error) if isinstance(error, tf.errors.OpError) else str(error)
-            if is_new:
-                where = f"--train_dir {self._train_dir}"
-                raise UnusableError(f"no checkpoint can be written to {where}: {self.failure}") from error
-            logging.error("no checkpoint could be written (%s): make that possible; training goes on", self.failure)
-
-
-def make_saving_hooks(
-    task: Task, train_dir: str, scaffold: tf.train.Scaffold, save_checkpoint_secs: float
-) -> list[tf.train.SessionRunHook]:
-    """Return the chief's hook that writes checkpoints, unless `train_dir` is empty."""
-    is_needed = task.is_chief and train_dir
-    return [CheckpointHook(train_dir, scaffold, save_checkpoint_secs)] if is_needed else []
+            self.save(session)
+        except UnsavedError as error:
+            logging.error("no checkpoint could be written: %s; make that possible", error)

@@ -75,8 +75,7 @@ def export(export_dir: str, build_serving: Callable[[], Serving], values: Mappin
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         why = reason(error) if isinstance(error, tf.errors.OpError) else error.strerror
-        remedy = "correct that, and train again"
-        raise UnsavedError(f"the model could not be exported to {export_dir}: {why}; {remedy}") from error
+        raise UnsavedError(f"the model could not be exported to {export_dir}: {why}") from error
 
 
 def _make_temporary_folder(export_dir: str) -> str:

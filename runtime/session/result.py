@@ -3,15 +3,17 @@
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
+from runtime.cluster.waiting import LOOK_SECS, wait_until_nothing_is_missing
 from runtime.errors import UnsavedError
 from runtime.files import replace_file
+from runtime.session.checkpoints import CheckpointHook, is_saved
 from runtime.session.evaluation import Evaluate, Measures
 from runtime.session.progress import ProgressHook
 
@@ -50,21 +52,15 @@ class Result:
         A reader sees either this result or the last one, whole.
 
         Raises:
-          UnsavedError: it cannot be written, or the last checkpoint does not have this model.
+          UnsavedError: it cannot be written.
         """
-        if not train_dir:
+        if not train_dir or self._is_written(train_dir):
             return
         path = os.path.join(train_dir, RESULT_FILE)
         try:
-            if not self._is_written(train_dir):
-                replace_file(path, f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode())
+            replace_file(path, f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode())
         except OSError as error:
-            raise UnsavedError(f"{path} could not be written: {error.strerror}; make room and train again") from error
-        if not _is_saved(train_dir, self.global_step):
-            raise UnsavedError(
-                f"the model of global step {self.global_step} could not be saved in {train_dir}, and is lost: make room"
-                " and train again"
-            )
+            raise UnsavedError(f"{path} could not be written: {error.strerror}") from error
 
     def _is_written(self, train_dir: str) -> bool:
         """Return whether `result.json` has this result of an earlier process, which has trained the model."""
@@ -79,20 +75,42 @@ class Result:
         )
 
 
-def evaluate_and_save(
-    session: tf.Session, evaluate: Evaluate, saving_hooks: Sequence[tf.train.SessionRunHook], train_dir: str
-) -> Measures:
-    """Evaluate the finished model, which the last checkpoint shall have; else save it once more.
+def evaluate_and_save(session: tf.Session, evaluate: Evaluate, checkpoint_hook: CheckpointHook) -> Measures:
+    """Evaluate the finished model, which the last checkpoint shall have; else try to save it once more.
 
     A worker for which the chief did not wait, since it was stopped, may go on and bring its last run after that.
     """
     measures, last_step = evaluate(session), -1
-    while saving_hooks and not _is_saved(train_dir, measures.global_step) and measures.global_step != last_step:
+    while not checkpoint_hook.has_saved(measures.global_step) and measures.global_step != last_step:
         logging.warning("the last checkpoint is not of global step %d: saving once more", measures.global_step)
-        for hook in saving_hooks:
-            hook.end(session)
+        checkpoint_hook.end(session)
         measures, last_step = evaluate(session), measures.global_step
     return measures
+
+
+def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: float) -> None:
+    """Take each of `steps` that save what a run has found; take those that fail again, until somebody has made room.
+
+    Raises:
+      UnsavedError: some still failed with one after `timeout_secs`.
+    """
+    left = list(steps)
+
+    def describe_failures() -> str:
+        failures = []
+        for step in left.copy():
+            try:
+                step()
+                left.remove(step)
+            except UnsavedError as error:
+                failures.append(str(error))
+        return f"room for the result, or another remedy ({'; '.join(failures)})" if failures else ""
+
+    remedy = "make room, and start this task again before the ps tasks, which hold the model, give up"
+    try:
+        wait_until_nothing_is_missing(task, describe_failures, timeout_secs, remedy, poll_secs=LOOK_SECS)
+    except TimeoutError as error:
+        raise UnsavedError(str(error)) from error
 
 
 def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progress: ProgressHook) -> Result:
@@ -138,12 +156,5 @@ def is_finished(train_dir: str, goal: Goal) -> bool:
             result["global_step"] >= goal.train_steps
             or (goal.test_accuracy is not None and result["reached_accuracy"] >= goal.test_accuracy)
         )
-        and _is_saved(train_dir, result["global_step"])
+        and is_saved(train_dir, result["global_step"])
     )
-
-
-def _is_saved(train_dir: str, global_step: int) -> bool:
-    """Return whether the last checkpoint in `train_dir` has the model of `global_step`."""
-    state = tf.train.get_checkpoint_state(train_dir)
-    path = state.model_checkpoint_path if state else ""
-    return path.endswith(f"-{global_step}") and os.path.exists(f"{path}.index")

@@ -4,7 +4,6 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -122,9 +121,9 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     does the first if there is no session yet.
     """
 
-    def __init__(self, task: Task, roll_call: RollCall, saving_hooks: Sequence[tf.train.SessionRunHook]):
-        """Prepare to stop `task`; `saving_hooks` save in their `end()`."""
-        self._task, self._roll_call, self._saving_hooks = task, roll_call, saving_hooks
+    def __init__(self, task: Task, roll_call: RollCall, checkpoint_hook: CheckpointHook):
+        """Prepare to stop `task`; the `checkpoint_hook` saves."""
+        self._task, self._roll_call, self._checkpoint_hook = task, roll_call, checkpoint_hook
         self._session: tf.Session | None = None
         self._stopping = threading.Lock()  # either the main thread stops the worker, after its step, or another one
         self._has_stopped = self._has_trained = False
@@ -174,24 +173,20 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     def _describe_end_after_training(self, number: signal.Signals) -> str:
         message = f"{self._task} stopped because of {number.name} after training"
-        if not self._saving_hooks:
+        if not self._checkpoint_hook.is_needed:
             return message
-        if failure := self._save_failure():
+        if failure := self._checkpoint_hook.failure:
             return f"{message}; the last checkpoint could not be written ({failure}): the last steps are lost"
         return f"{message}; the last checkpoint is saved: start all tasks again to test the model and export it"
 
-    def _save_failure(self) -> str:
-        hooks = (hook for hook in self._saving_hooks if isinstance(hook, CheckpointHook))
-        return next((hook.failure for hook in hooks), "")
-
     def _stop(self, session: tf.Session, number: signal.Signals) -> None:
-        if self._saving_hooks:
+        saves = self._checkpoint_hook.is_needed
+        if saves:
             self._wait_for_others(session)
-        for hook in self._saving_hooks:
-            hook.end(session)
+        self._checkpoint_hook.end(session)
         self._roll_call.say(session, STOPPED)
-        failure = self._save_failure()
-        saved = "and saved " if self._saving_hooks and not failure else ""
+        failure = self._checkpoint_hook.failure
+        saved = "and saved " if saves and not failure else ""
         lost = f", and could not save the last steps ({failure}): make that possible" if failure else ""
         message = f"{self._task} stopped {saved}because of {number.name}{lost}; start it again to go on"
         raise StoppedError(message, number)

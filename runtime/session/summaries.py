@@ -32,11 +32,15 @@ def write(folder: str, global_step: int, summary: tf.Summary | bytes) -> None:
 
     A full disk costs the summary and nothing else. Checkpoints fail too, and say so.
     """
+    if isinstance(summary, bytes):
+        summary = tf.Summary.FromString(summary)
+    _write(folder, tf.Event(step=global_step, summary=summary))
+
+
+def _write(folder: str, event: tf.Event) -> None:
     if folder and os.path.isdir(os.path.dirname(folder)):
-        if isinstance(summary, bytes):
-            summary = tf.Summary.FromString(summary)
         with _writing:
-            _files.setdefault(folder, _EventFile(folder)).write(tf.Event(step=global_step, summary=summary))
+            _files.setdefault(folder, _EventFile(folder)).write(event)
 
 
 class _EventFile:
@@ -53,7 +57,7 @@ class _EventFile:
         try:
             if self._writer is None:
                 os.makedirs(self._folder, exist_ok=True)
-                # TensorBoard reads the files in the order of their names, the one of the checkpoints before this one.
+                # TensorBoard reads the files in the order of their names.
                 name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
                 self._writer = tf.io.TFRecordWriter(os.path.join(self._folder, name))
                 self._append(tf.Event(file_version="brain.Event:2"))
@@ -115,8 +119,8 @@ def build(
 class SummaryHook(tf.train.SessionRunHook):
     """Writes the summaries of the graph every `every_secs`, and histograms now and then and at the end.
 
-    The first ones come after that time: TensorFlow builds the graph again for what was not fetched before, and that
-    would hold up the start.
+    The chief also writes the graph itself, at the start. The first summaries come after that time: TensorFlow builds
+    the graph again for what was not fetched before, and that would hold up the start.
     """
 
     def __init__(self, task: Task, updates: Updates, train_dir: str, every_secs: float):
@@ -127,8 +131,12 @@ class SummaryHook(tf.train.SessionRunHook):
         self._is_used = bool(self._folder) and self._fetches["summaries"] is not None
         self._every_secs = every_secs
         self._num_written = 0
+        self._writes_graph = task.is_chief and self._is_used  # once
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        if self._writes_graph:
+            _write(self._folder, tf.Event(graph_def=session.graph.as_graph_def(add_shapes=True).SerializeToString()))
+            self._writes_graph = False
         self._written_at = time.monotonic()
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs | None:

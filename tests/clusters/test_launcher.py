@@ -259,9 +259,14 @@ class Disk:
 
     def fill(self):
         """Leave no byte of space."""
+        self._run(f"cat /dev/zero >{self._train_dir}/filler 2>/dev/null; test -s {self._train_dir}/filler")
+
+    def make_room(self):
+        self._run(f"rm {self._train_dir}/filler")
+
+    def _run(self, command):
         enter = ["nsenter", f"--target={self.run.pid}", "--user", "--mount", "--preserve-credentials"]
-        write = f"cat /dev/zero >{self._train_dir}/filler 2>/dev/null; test -s {self._train_dir}/filler"
-        subprocess.run([*enter, "sh", "-c", write], check=True)
+        subprocess.run([*enter, "sh", "-c", command], check=True)
 
 
 @NEEDS_PRIVATE_MOUNTS
@@ -273,15 +278,26 @@ def test_a_disk_that_is_full_at_the_start_is_refused(tmp_path, black_and_white_d
 
 
 @NEEDS_PRIVATE_MOUNTS
-def test_a_disk_that_is_full_at_the_end_costs_no_accuracy_and_the_status_says_so(tmp_path, black_and_white_dir):
+@pytest.mark.parametrize(("recovery_timeout_secs", "status"), [(1, 2), (300, 0)])
+def test_a_disk_that_is_full_at_the_end_is_waited_for_before_the_only_copy_of_the_model_goes(
+    tmp_path, black_and_white_dir, recovery_timeout_secs, status
+):
     flags = ["--train_steps=5000", "--log_every_secs=0.1", f"--data_dir={black_and_white_dir}"]
-    disk = Disk(tmp_path, tmp_path / "train", "30m", *flags)
+    timeout = f"--recovery_timeout_secs={recovery_timeout_secs}"
+    disk = Disk(tmp_path, tmp_path / "train", "30m", *flags, timeout)
     disk.run.wait_for_output(r"global step \d+/5000")
     disk.fill()
-    assert disk.run.wait() == 2
+    disk.run.wait_for_output("waiting for room for the result")
+    if status == 0:
+        disk.make_room()
+    assert disk.run.wait() == status
     output = disk.run.output()
     assert "test accuracy 1.0000" in output
     assert "no checkpoint could be written" in output
-    assert f"error: {tmp_path}/train/result.json could not be written: No space left on device" in output
+    assert f"{tmp_path}/train/result.json could not be written: No space left on device" in output
+    assert ("error: worker 0 waited" in output) == (status == 2)
+    assert output.count("waiting for room") == 1, "each reason is said once, however often it is tried again"
     assert "starting it again" not in output
-    assert "_temp" not in disk.listing.read_text()
+    listing = disk.listing.read_text()
+    assert "_temp" not in listing
+    assert ("result.json" in listing) == bool(re.search(r"model\.ckpt-5\d\d\d\.index", listing)) == (status == 0)

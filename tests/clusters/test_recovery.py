@@ -107,6 +107,28 @@ def test_a_stopped_ps_is_no_answer_and_ends_its_workers(start):
         cluster["ps 1"].kill()
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_ps_that_is_stopped_when_the_chief_ends_is_waited_for(start, tmp_path, goes_on):
+    """The other ps has heard the chief's last word, and left, by then."""
+    export_dir = tmp_path / "export"
+    with start("--train_steps=10000", "--recovery_timeout_secs=10", f"--export_dir={export_dir}") as (cluster, _):
+        export_dir.rmdir()
+        chief = cluster["worker 0"]
+        chief.wait_for_output("could not be exported")
+        cluster["ps 1"].send(signal.SIGSTOP)
+        export_dir.mkdir()
+        awaited = f"ps 1 at {cluster.address['ps 1']} to hear that the run has ended"
+        chief.wait_for_output(f"waiting for {awaited}\n")
+        assert cluster["ps 0"].wait() == 0
+        if goes_on:
+            cluster["ps 1"].send(signal.SIGCONT)
+            assert set(cluster.wait().values()) == {0}
+        else:
+            assert chief.wait() == 1
+            assert f"error: worker 0 waited 10 s for {awaited}: the result is saved; let go on or end" in chief.output()
+            cluster["ps 1"].kill()
+
+
 def test_a_ps_whose_chief_never_comes_ends_and_names_it(tmp_path):
     with Cluster(tmp_path, 1, 2, "--startup_timeout_secs=1") as cluster:
         assert cluster.start("ps 0").wait() == 1

@@ -427,19 +427,26 @@ def test_hosts_that_share_no_folder_save_and_restore_through_the_chief(tmp_path,
         assert f"restored {train_dir}/model.ckpt-{saved}, at global step {saved}" in cluster["worker 0"].output()
 
 
-def test_a_failed_export_costs_no_result_and_a_worker_that_comes_after_the_end_ends_well(tmp_path, black_and_white_dir):
+def test_a_failed_export_costs_neither_result_nor_model_and_a_worker_that_comes_after_the_end_ends_well(
+    tmp_path, black_and_white_dir
+):
     export_dir = tmp_path / "export"
     flags = ["--train_steps=50", f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
     with Cluster(tmp_path, 1, 2, *flags, f"--export_dir={export_dir}") as cluster:
-        cluster.start("worker 0").wait_for_output("waiting for ps 0")
+        cluster.start_with("worker 0", *cluster.role("worker 0"), *cluster.flags, "--recovery_timeout_secs=1")
+        cluster["worker 0"].wait_for_output("waiting for ps 0")
         export_dir.rmdir()
         cluster.start("ps 0")
-        assert [cluster[name].wait() for name in ("ps 0", "worker 0")] == [0, 2]
+        assert cluster["worker 0"].wait() == 2
         output = cluster["worker 0"].output()
         assert f"worker 1 at {cluster.addresses[2]} never came" in output
-        line = f"error: the model could not be exported to {export_dir}: No such file or directory; correct that"
+        failure = f"(the model could not be exported to {export_dir}: No such file or directory)"
+        line = f"error: worker 0 waited 1 s for room for the result, or another remedy {failure}: make room, and start"
         assert output.index("test accuracy ") < output.index(line)
         assert (tmp_path / "result.json").exists()
+        assert cluster.start("worker 0").wait() == cluster["ps 0"].wait() == 0
+        assert "the ps tasks hold a living model: keeping it" in cluster["worker 0"].output()
+        assert os.listdir(export_dir) == ["1"]
         assert cluster.start("worker 1").wait() == 0
         assert "worker 1: nothing is left to do: " in cluster["worker 1"].output()
 
