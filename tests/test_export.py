@@ -53,9 +53,20 @@ def test_what_is_exported_classifies_images_and_knows_nothing_of_the_cluster(tmp
 def test_each_export_is_the_next_version_and_replaces_none(tmp_path, values):
     (tmp_path / "7").mkdir()
     (tmp_path / "notes").write_text("not a version")
-    for _ in range(2):
+    for last_bias in (0.0, 1.0):
+        values["logits/biases"][-1] = last_bias
         export(str(tmp_path), distributed.build_serving, values)
     assert sorted(os.listdir(tmp_path)) == ["7", "8", "9", "notes"]
+
+
+def test_a_model_that_was_exported_before_is_not_exported_again(tmp_path, values, caplog):
+    caplog.set_level("INFO")
+    others = {**values, "hidden/biases": np.ones(1, np.float32)}
+    for exported in (values, others, values):
+        export(str(tmp_path), distributed.build_serving, {name: exported[name] for name in sorted(values)})
+        values = dict(reversed(values.items()))  # the order of the names says nothing
+    assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+    assert f"{tmp_path}/1 has this model already" in caplog.text
 
 
 def test_a_number_that_another_job_takes_meanwhile_is_left_to_it(tmp_path, values, monkeypatch):

@@ -3,12 +3,14 @@
 import contextlib
 import errno
 import glob
+import hashlib
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
@@ -16,6 +18,7 @@ from runtime.cluster.task import Task
 from runtime.errors import UnsavedError, UnusableError, reason, refuse_url
 
 TEMPORARY = "tmp-"  # begins the name of a folder that is being written
+CHECKSUM_FILE = os.path.join("assets.extra", "parameters.sha256")  # programs that serve a model pay no heed to it
 ABANDONED_SECS = 3600.0  # an export, which takes seconds, has ended by then in any case
 
 
@@ -53,9 +56,10 @@ def check_export_dir(task: Task, export_dir: str) -> None:
 
 
 def export(export_dir: str, build_serving: Callable[[], Serving], values: Mapping[str, Any]) -> None:
-    """Write a SavedModel into a new numbered folder of `export_dir`, unless that is empty.
+    """Write a SavedModel into a new numbered folder of `export_dir`, unless that is empty or has this very model.
 
-    TensorFlow Serving takes the highest number. A folder appears there whole, and none is ever replaced.
+    TensorFlow Serving takes the highest number. A folder appears there whole, and none is ever replaced. A chief that
+    is started again may have exported the model before.
 
     Args:
       export_dir: the folder of all versions.
@@ -69,13 +73,37 @@ def export(export_dir: str, build_serving: Callable[[], Serving], values: Mappin
         return
     temporary = ""
     try:
+        checksum = _compute_checksum(values)
+        if path := _find_export(export_dir, checksum):
+            logging.info("%s has this model already", path)
+            return
         temporary = _make_temporary_folder(export_dir)
-        _save(temporary, build_serving, values)
+        _save(temporary, build_serving, values, checksum)
         _rename_to_next_version(temporary, export_dir)
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         why = reason(error) if isinstance(error, tf.errors.OpError) else error.strerror
         raise UnsavedError(f"the model could not be exported to {export_dir}: {why}") from error
+
+
+def _compute_checksum(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of arrays by name, which tells a model from others, whatever job has trained it."""
+    checksum = hashlib.sha256()
+    for name in sorted(values):
+        value = np.asarray(values[name])
+        checksum.update(f"{name} {value.dtype} {value.shape}\n".encode())
+        checksum.update(value.tobytes())
+    return checksum.hexdigest()
+
+
+def _find_export(export_dir: str, checksum: str) -> str | None:
+    """Return the path of the version in `export_dir` that has this checksum, or None if there is none."""
+    for version in os.listdir(export_dir):
+        path = os.path.join(export_dir, version)
+        with contextlib.suppress(OSError), open(os.path.join(path, CHECKSUM_FILE)) as file:
+            if version.isdigit() and file.read() == checksum:
+                return path
+    return None
 
 
 def _make_temporary_folder(export_dir: str) -> str:
@@ -92,13 +120,17 @@ def _remove_abandoned(export_dir: str, now: float) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _save(folder: str, build_serving: Callable[[], Serving], values: Mapping[str, Any]) -> None:
+def _save(folder: str, build_serving: Callable[[], Serving], values: Mapping[str, Any], checksum: str) -> None:
     config = tf.ConfigProto(device_count={"GPU": 0})  # those of this process belong to its server
     with tf.Graph().as_default(), tf.Session(config=config) as session:
         serving = build_serving()
         for name, variable in serving.parameters.items():
             variable.load(values[name], session)
         tf.saved_model.simple_save(session, folder, serving.inputs, serving.outputs)
+    path = os.path.join(folder, CHECKSUM_FILE)
+    os.mkdir(os.path.dirname(path))
+    with open(path, "w") as file:
+        file.write(checksum)
 
 
 def _rename_to_next_version(folder: str, export_dir: str) -> None:

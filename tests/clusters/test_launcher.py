@@ -239,10 +239,12 @@ def test_the_path_of_the_python_may_have_a_space(launcher, tmp_path):
 def test_a_finished_run_that_is_run_again_keeps_its_result(launcher, black_and_white_dir):
     results = []
     for _ in range(2):
-        run = launcher.start("--train_steps=100", f"--data_dir={black_and_white_dir}")
+        export_dir = launcher.train_dir / "export"
+        run = launcher.start("--train_steps=100", f"--data_dir={black_and_white_dir}", f"--export_dir={export_dir}")
         assert run.wait() == 0, run.output()
         results.append((launcher.train_dir / "result.json").read_text())
     assert results[0] == results[1]
+    assert os.listdir(export_dir) == ["1"]
 
 
 class Disk:
