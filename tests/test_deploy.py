@@ -2,11 +2,13 @@
 
 import copy
 import re
+import socket
 import subprocess
+import sys
 
 import pytest
 
-from benchmarks.testbed.processes import can_run
+from benchmarks.testbed.processes import PROJECT, can_run
 from tests import deployed
 
 OF_ANY_KEYS = {"data", "labels", "matchLabels", "requests", "selector", "tfReplicaSpecs"}
@@ -118,12 +120,30 @@ def test_the_context_of_the_image_has_what_it_copies():
 def test_under_slurm_a_task_that_always_fails_is_started_again_five_times(tmp_path):
     script = (deployed.DEPLOY / "slurm.sbatch").read_text()
     (function,) = re.findall(r"^run_task\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)
-    stubs = 'python() { echo started; return 1; }; sleep() { :; }; scancel() { echo "cancelled $1"; }'
-    variables = "PYTHON=python NUM_PS=1 SLURM_PROCID=2 SLURM_JOB_ID=7 TRAIN_DIR=there"
-    command = ["bash", "-c", f"{stubs}\n{variables}\n{function}\nrun_task"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
+    stubs = 'python() { echo "started $*"; return 1; }; sleep() { :; }; scancel() { echo "told $*"; }'
+    variables = (
+        "PYTHON=python NUM_PS=1 PORTS=2222 GAVE_UP=200 SLURM_PROCID=2 SLURM_JOB_ID=7 SLURM_STEP_ID=0 TRAIN_DIR=there"
+    )
+    command = ["bash", "-c", f"{stubs}\n{variables}\n{function}\nrun_task --seed=1"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, input="--ps_hosts=a --worker_hosts=b\n"
+    )
+    assert re.fullmatch(r"\S+:2222\n", done.stdout)
+    role = "--job_name=worker --task_index=1"
+    started = f"started distributed.py {role} --train_dir=there --ps_hosts=a --worker_hosts=b --seed=1"
     again = [f"worker 1 ended with status 1: starting it again in {delay} s" for delay in (1, 2, 5, 15, 60)]
-    expected = [line for pair in zip(["started"] * 5, again, strict=True) for line in pair]
-    last = ["started", "worker 1 ended with status 1: cancelling the job", "cancelled 7"]
-    assert (lines, done.returncode) == (expected + last, 1)
+    expected = [line for pair in zip([started] * 5, again, strict=True) for line in pair]
+    last = [started, "worker 1 ended with status 1: ending the job", "told --signal=TERM 7.0"]
+    assert (done.stderr.splitlines(), done.returncode) == (expected + last, 200)
+
+
+def test_under_slurm_a_task_keeps_others_from_its_port_until_it_ends():
+    waits = ["sh", "-c", 'echo "$PORTS" && read -r _']
+    command = [sys.executable, "runtime/launch/ports.py", "1", *waits]
+    with subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as task:
+        port = int(task.stdout.readline())
+        with socket.socket(type=socket.SOCK_DGRAM) as claim, pytest.raises(OSError, match="in use"):
+            claim.bind(("127.0.0.1", port))
+        task.stdin.close()
+    with socket.socket(type=socket.SOCK_DGRAM) as claim:
+        claim.bind(("127.0.0.1", port))

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import os
 import random
 import socket
 import sys
@@ -34,5 +35,20 @@ def choose_ports(count: int) -> list[int]:
     raise OSError(f"fewer than {count} ports from {CANDIDATES.start} to {CANDIDATES.stop - 1} are free")
 
 
+def main() -> None:
+    """Print as many ports as the command line says, or run a command that follows, with them in `$PORTS`.
+
+    They stay claimed for as long as that command, or a child that it leaves behind, runs.
+    """
+    count, *command = sys.argv[1:]
+    ports = " ".join(map(str, choose_ports(int(count))))
+    if not command:
+        print(ports)
+        return
+    for claim in _claims:
+        claim.set_inheritable(True)
+    os.execvpe(command[0], command, {**os.environ, "PORTS": ports})
+
+
 if __name__ == "__main__":
-    print(*choose_ports(int(sys.argv[1])))
+    main()

@@ -34,8 +34,8 @@ SlurmUser={user}
 StateSaveLocation={folder}/state
 SwitchType=switch/none
 TaskPlugin=task/none
-NodeName=node0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
-NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
+NodeName=node0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
 PartitionName=all Nodes=ALL Default=YES
 """
 
@@ -102,11 +102,26 @@ def slurm(tmp_path):
         yield slurm
 
 
-def submit(slurm, *flags):
-    """Submit `deploy/slurm.sbatch`; return the job, and its log as a file."""
-    log = slurm.folder / "job.log"
-    job = slurm.run("sbatch", "--parsable", f"--output={log}", "deploy/slurm.sbatch", *flags).strip()
+def submit(slurm, *flags, options=(), folder=PROJECT):
+    """Submit `deploy/slurm.sbatch` from a folder; return the job, and its log as a file."""
+    log = slurm.folder / f"job{len(list(slurm.folder.glob('job*.log')))}.log"
+    log.touch()
+    script = str(PROJECT / "deploy" / "slurm.sbatch")
+    job = slurm.run("sbatch", "--parsable", f"--chdir={folder}", f"--output={log}", *options, script, *flags).strip()
     return job, log
+
+
+def wait_until_all_train(log, num_workers=2, num_characters=0):
+    """Wait until each worker says that it has taken steps, after so many characters of the log."""
+    for worker in range(num_workers):
+        said = rf"worker {worker}: global step"
+        poll_for(lambda said=said: re.search(said, log.read_text()[num_characters:]), said)
+
+
+def wait_for_end(slurm, job):
+    """Return the state in which a job ended."""
+    poll_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), f"end of job {job}")
+    return slurm.state(job)
 
 
 def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
@@ -114,20 +129,14 @@ def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
     flags = ["--train_steps=6000", "--learning_rate=0.002", "--log_every_secs=0.1"]
     job, log = submit(slurm, *flags, f"--data_dir={mnist_dir}", f"--train_dir={train_dir}")
 
-    def wait_until_all_train(num_characters):
-        """Wait until each worker says that it has taken steps, after so many characters of the log."""
-        for worker in (0, 1):
-            said = rf"worker {worker}: global step"
-            poll_for(lambda said=said: log.exists() and re.search(said, log.read_text()[num_characters:]), said)
-
-    wait_until_all_train(0)
+    wait_until_all_train(log)
     (ps,) = [line for line in running_with(str(train_dir), "pid,command") if " distributed.py --job_name=ps " in line]
     os.kill(int(ps.split()[0]), signal.SIGKILL)
     again = "ps 0 ended with status 137: starting it again"
     poll_for(lambda: again in log.read_text(), again)
-    wait_until_all_train(log.read_text().index(again))
+    wait_until_all_train(log, num_characters=log.read_text().index(again))
 
-    slurm.run("scancel", "--signal=TERM", job)  # what Slurm does 60 s before the end of the job's time
+    slurm.run("scancel", "--signal=TERM", job)  # what Slurm does shortly before the end of the job's time
     poll_for(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", job), "requeue")
     stopped_at = len(log.read_text())
     assert "worker 0 stopped and saved because of SIGTERM" in log.read_text()
@@ -135,14 +144,31 @@ def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
     # Otherwise the job waits for two minutes. A node refuses it in the second in which it ended there: "Job credential
     # revoked", since Slurm compares whole seconds.
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+3seconds")
-    poll_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), "end of the job")
-    assert slurm.state(job) == "COMPLETED"
+    assert wait_for_end(slurm, job) == "COMPLETED"
     assert re.search(r"restored \S+model\.ckpt-[1-9]\d*, at global step [1-9]", log.read_text()[stopped_at:])
     assert json.loads((train_dir / "result.json").read_text())["test_accuracy"] >= 0.97
 
 
-def test_a_task_that_cannot_use_its_flags_ends_the_job(slurm):
+def test_jobs_on_the_same_nodes_have_ports_of_their_own_and_one_that_is_cancelled_can_go_on(slurm, black_and_white_dir):
+    flags = [f"--data_dir={black_and_white_dir}", "--log_every_secs=0.1"]
+    cancelled = ["--train_steps=1000000", f"--train_dir={slurm.folder / 'cancelled'}"]
+    job, log = submit(slurm, *flags, *cancelled, options=["--ntasks=4"])
+    other, _ = submit(slurm, *flags, "--train_steps=300", f"--train_dir={slurm.folder / 'other'}")
+    assert wait_for_end(slurm, other) == "COMPLETED"
+
+    assert slurm.state(job) == "RUNNING"
+    wait_until_all_train(log, num_workers=3)
+    slurm.run("scancel", job)
+    assert wait_for_end(slurm, job) == "CANCELLED"
+    assert "worker 0 stopped and saved because of SIGTERM" in log.read_text()
+    _, log = submit(slurm, *flags, *cancelled, options=["--ntasks=2"])
+    poll_for(lambda: re.search(r"restored \S+model\.ckpt-[1-9]", log.read_text()), "restored checkpoint")
+
+
+def test_a_job_that_cannot_go_on_fails(slurm, tmp_path):
     job, log = submit(slurm, "--learning_rate=0")
-    poll_for(lambda: slurm.state(job) == "CANCELLED", "end of the job")
-    assert "ended with status 2: cancelling the job" in log.read_text()
+    elsewhere, elsewhere_log = submit(slurm, folder=tmp_path)
+    assert wait_for_end(slurm, job) == wait_for_end(slurm, elsewhere) == "FAILED"
+    assert "ended with status 2: ending the job" in log.read_text()
     assert "starting it again" not in log.read_text()
+    assert "submit this file from the project's folder" in elsewhere_log.read_text()
