@@ -37,6 +37,7 @@ class EncryptedNetwork(network.Network):
             self._folder = pathlib.Path(self._children.enter_context(tempfile.TemporaryDirectory()))
             keys = [_run("wg", "genkey") for _ in range(self._num_hosts)]
             self._public_keys = [_run("wg", "pubkey", stdin=key) for key in keys]
+            self._started = []
             for host, key in enumerate(keys):
                 self._start_wireguard(host, key)
         except BaseException:
@@ -68,7 +69,15 @@ class EncryptedNetwork(network.Network):
         path.touch(mode=0o600)
         path.write_text(text)
         command = [*self.command(host), *NAMESPACES, "sh", "-c", START, str(path)]
-        self._children.enter_context(network.start(command))
+        self._started.append(self._children.enter_context(network.start(command)))
+
+    def restart(self, host):
+        """Take a host out of WireGuard, and in again."""
+        path = str(self._folder / str(host) / "mnist.conf")
+        namespaces = f"/proc/{self._started[host].pid}/ns"
+        enter = ["nsenter", f"--mount={namespaces}/mnt", f"--pid={namespaces}/pid_for_children"]
+        for action in ("down", "up"):
+            subprocess.run([*self.command(host), *enter, "wg-quick", action, path], env=network.ENVIRONMENT, check=True)
 
 
 def _fill(section, **values):

@@ -33,6 +33,12 @@ def connect(hosts, host, address, timeout_secs):
     return done.stdout.strip() or done.stderr.splitlines()[-1]
 
 
+def firewall(hosts, host):
+    """Return the rules of a host for what comes in."""
+    commands = [[*hosts.command(host), tables, "--list-rules", "INPUT"] for tables in ("iptables", "ip6tables")]
+    return [subprocess.run(c, env=network.ENVIRONMENT, capture_output=True, check=True).stdout for c in commands]
+
+
 def train(hosts, folder, data_dir, before_training=lambda: None):
     """Train on a ps and a worker; return the bytes of the parameters, and what crossed the wire meanwhile."""
     folder.mkdir()
@@ -63,6 +69,9 @@ def test_who_is_outside_can_neither_connect_nor_read(tmp_path, black_and_white_d
         assert found.mean() > 0.9, "without encryption, the parameters can be read"
 
     with encrypted.EncryptedNetwork(3, num_outsiders=1) as hosts:
+        rules = firewall(hosts, PS)
+        hosts.restart(PS)
+        assert firewall(hosts, PS) == rules, "each rule is there once"
 
         def try_to_connect():
             for address in (hosts.open_address(PS), hosts.address(PS)):
