@@ -13,8 +13,10 @@ import yaml
 from benchmarks.testbed.processes import PROJECT
 
 DEPLOY = PROJECT / "deploy"
-MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-CONTAINER_FILES = [*MANIFESTS, DEPLOY / "compose.yaml"]
+KUBERNETES = DEPLOY / "kubernetes"
+MANIFESTS = sorted(KUBERNETES.glob("*.yaml"))
+JOBS = [KUBERNETES / f"{name}.yaml" for name in ("jobs", "jobset", "tfjob")]
+CONTAINER_FILES = [*JOBS, DEPLOY / "compose.yaml"]
 
 
 class Container(NamedTuple):
