@@ -28,7 +28,7 @@ COMMAND_WORDS = ("./", "python ", ".venv/", "iptables ")  # inline code that beg
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)")
 OF_OTHERS = re.compile(
-    r".*(?:iptables|tensorboard\.main|\bpip\b|\buv\b|docker|kubectl|install --mode).*"
+    r".*(?:iptables|tensorboard\.main|\bpip\b|\buv\b|docker|kubectl|scancel|install --mode).*"
 )  # lines whose flags are not ours
 
 
@@ -90,6 +90,16 @@ class Wrote(NamedTuple):
         assert f"#    {command}\n" in (PROJECT / self.path).read_text()
 
 
+class Deployed(NamedTuple):
+    """A command for what manages containers: the files and objects that it names are there."""
+
+    def check(self, command, _):
+        files = {str(path.relative_to(PROJECT)): path.read_text() for path in (PROJECT / "deploy").rglob("*.yaml")}
+        assert set(re.findall(r"deploy/\S+", command)) <= files.keys()
+        objects = re.findall(r"\b(?:mnist|worker)-[a-z0-9]+", command)
+        assert [name for name in objects if not re.search(rf"\b{name}\b", "".join(files.values()))] == []
+
+
 class ParsedFlags(NamedTuple):
     """Flags that the launcher hands on to each task."""
 
@@ -116,6 +126,7 @@ SEVERAL = (("10.0.0.1:2222",), ("10.0.0.2:2222", "10.0.0.3:2222"))
 SEVERAL_FLAGS = "--ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 --train_dir=/shared/run1"
 CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 2 --write"
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
+COMPOSE = "docker compose --file deploy/compose.yaml"
 BOARD = "runtime/launch/tensorboard"
 LOCK = "uv pip compile --universal --generate-hashes --python-version 3.10"
 
@@ -141,9 +152,20 @@ EXERCISED = {
     "python distributed.py --job_name=evaluator --train_dir=/shared/run1": RunBy("def test_an_evaluator_evaluates_"),
     "python distributed.py --help": Executed(status=1),  # as absl has it
     "sbatch deploy/slurm.sbatch": RunBy("def test_a_job_survives_a_kill_and_a_requeue_and_learns("),
+    "sbatch deploy/slurm.sbatch --train_dir=runs/slurm-JOB": RunBy("one_that_is_cancelled_can_go_on("),
+    "scancel JOB": RunBy("one_that_is_cancelled_can_go_on("),
     "docker build --file deploy/Dockerfile --tag mnist:1 .": RunBy("def test_the_steps_of_the_image_run("),
-    "docker compose --file deploy/compose.yaml up --build": RunBy("def test_what_a_file_starts_trains("),
+    f"{COMPOSE} up --build": RunBy("def test_what_a_file_starts_trains("),
+    f"{COMPOSE} logs worker-0": Deployed(),
+    f"{COMPOSE} cp worker-0:/mnt/train results": Deployed(),
+    f"{COMPOSE} down": Deployed(),
     "kubectl apply --filename deploy/kubernetes/jobs.yaml": RunBy("def test_what_a_file_starts_trains("),
+    "kubectl apply --filename deploy/kubernetes/train-dir.yaml": Deployed(),
+    "kubectl apply --filename deploy/kubernetes/results.yaml": Deployed(),
+    "kubectl wait --for=condition=Ready pod/mnist-results": Deployed(),
+    "kubectl cp mnist-results:/mnt/train results": Deployed(),
+    "kubectl delete pod mnist-results": Deployed(),
+    "kubectl delete --cascade=foreground job mnist-ps mnist-worker": Deployed(),
     "(umask 077 && wg genkey | tee /etc/wireguard/mnist.key) | wg pubkey": ENCRYPTED,
     "install --mode=600 deploy/wireguard.conf /etc/wireguard/mnist.conf": ENCRYPTED,
     "wg-quick up mnist": ENCRYPTED,
