@@ -310,7 +310,7 @@ FRACTIONS = {"half": 1 / 2, "two fifths": 2 / 5, "a third": 1 / 3, "three tenths
         ("PyTorch, `DistributedDataParallel`", contenders.DDP),
         ("PyTorch, averaging the workers every 32 steps", "PyTorch, 32 local steps"),
         ("one TensorFlow process, no cluster", "one process, TensorFlow"),
-        ("this script, with its default updates", contenders.OURS),
+        ("this script, with `--optimizer=momentum --learning_rate=0.05`", contenders.OURS),
         ("this script, with the command below", contenders.OURS_ONE_CYCLE.name),
     ],
 )
