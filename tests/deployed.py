@@ -43,7 +43,7 @@ def containers(path):
     documents = read(path)
     if path.name == "compose.yaml":
         services = documents[0]["services"]
-        return [Container(name, [*task["entrypoint"], *task["command"]], {}) for name, task in services.items()]
+        return [_of_service(name, service) for name, service in services.items()]
     return [container for document in documents for container in KINDS.get(document["kind"], _none)(document)]
 
 
@@ -55,6 +55,12 @@ def configuration(path):
         if document.get("kind") == "ConfigMap"
         for name, text in document["data"].items()
     }
+
+
+def _of_service(name, service):
+    """Return the container of a service, as Docker starts it."""
+    init = ["tini", "--"] if service.get("init") else []  # it comes with Docker
+    return Container(name, [*init, *service["entrypoint"], *service["command"]], {})
 
 
 def _none(_):

@@ -7,13 +7,15 @@ the image or a volume has. The files of the program are those that the image cop
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from benchmarks.testbed import network
-from benchmarks.testbed.processes import PROJECT, Process
+from benchmarks.testbed.processes import PROJECT, Process, poll_for
 from tests import deployed
 
 # In a mount namespace of its own: give a command the places of a container, which are in the folder $1.
@@ -61,12 +63,17 @@ class Image:
         return ["unshare", "--mount", *shell, "env", "-i", *variables, *command]
 
 
+@pytest.fixture
+def _hosts():
+    """Hosts that are like containers can be had here."""
+    no_tini = "" if network.find_program("tini") else "there is no tini (Debian: apt-get install tini)"
+    if reason := network.missing() or no_tini:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"nothing like containers here: {reason}")
+
+
+@pytest.mark.usefixtures("_hosts")
 @pytest.mark.parametrize("path", deployed.CONTAINER_FILES, ids=lambda path: path.name)
 def test_what_a_file_starts_trains(tmp_path, black_and_white_dir, path):
-    if reason := network.missing() or (
-        "" if shutil.which("tini") else "there is no tini (Debian: apt-get install tini)"
-    ):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"nothing like containers here: {reason}")
     image = Image(tmp_path, black_and_white_dir)
     (tmp_path / "mnt" / "train").mkdir()
     for name, text in deployed.configuration(path).items():
@@ -88,6 +95,22 @@ def test_what_a_file_starts_trains(tmp_path, black_and_white_dir, path):
     assert statuses == [0] * len(tasks), "".join(task.output() for task in tasks)
     assert json.loads((tmp_path / "mnt" / "train" / "result.json").read_text())["test_accuracy"] == 1.0
     assert any("test accuracy 1.0000" in task.output() for task in tasks)
+
+
+@pytest.mark.usefixtures("_hosts")
+@pytest.mark.parametrize("path", deployed.CONTAINER_FILES, ids=lambda path: path.name)
+def test_a_task_can_be_stopped_while_it_starts(tmp_path, path):
+    """The system hands no signal to a process 1 that has not asked for it."""
+    private = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    environment = {"PATH": f"{os.path.dirname(sys.executable)}:{network.ENVIRONMENT['PATH']}"}
+    task = Process([*private, *deployed.containers(path)[0].command], tmp_path / "log", environment, cwd=PROJECT)
+    try:
+        in_container = psutil.Process(task.pid).children
+        poll_for(lambda: any(process.name() == "python" for process in in_container(recursive=True)), "task")
+        in_container()[0].terminate()
+        assert task.wait() == 128 + signal.SIGTERM, task.output()
+    finally:
+        task.kill()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, as Docker does to build")
