@@ -699,6 +699,40 @@ def test_optimizers(graph, name, expected):
         assert session.run(weight) == pytest.approx(expected, rel=1e-5)
 
 
+def test_adam_on_a_ps_goes_on_from_a_checkpoint_of_tensorflows_own(tmp_path):
+    """With split variables, whose slots are saved as parts of one."""
+
+    def train(make, *restored):
+        with tf.Graph().as_default() as graph, tf.variable_scope("", partitioner=lambda **_: [2, 1]):
+            step = tf.train.create_global_step(graph)
+            parts = list(tf.get_variable("hidden/weights", [4, 3], initializer=tf.ones_initializer()))
+            gradients = [tf.cast(step + 1, tf.float32) * (part + number) for number, part in enumerate(parts)]
+            train_op = make(step).apply_gradients(zip(gradients, parts, strict=True))
+            with tf.control_dependencies([train_op]):
+                train_op = step.assign_add(1)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for path in restored:
+                    tf.train.Saver().restore(session, path)
+                for _ in range(3):
+                    session.run(train_op)
+                path = tf.train.Saver().save(session, str(tmp_path / "model.ckpt"), session.run(step))
+        return path, {name: tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path)}
+
+    def classic(_):
+        return tf.train.AdamOptimizer(LEARNING_RATE)
+
+    def counted(step):
+        return make_optimizer("adam", lambda: LEARNING_RATE, step)
+
+    path, _ = train(classic)
+    _, expected = train(classic, path)
+    _, result = train(counted, path)
+    assert result.keys() == {"global_step", "hidden/weights", "hidden/weights/Adam", "hidden/weights/Adam_1"}
+    for name, value in result.items():
+        assert value == pytest.approx(expected[name], rel=1e-4)  # they round the powers of beta differently
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("sgd", -3 * 0.5), ("momentum", -0.5 * (1 + 1.9 + 2.71)), ("adam", -3 * 0.5)],

@@ -1,33 +1,43 @@
 """Adam whose state is all in its slots: how far its averages have grown follows from the number of updates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow.compat.v1 as tf
 
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
-class CountedAdamOptimizer(tf.train.AdamOptimizer):
+
+class CountedAdamOptimizer(tf.train.Optimizer):
     """Computes the powers of beta from a counter, where TensorFlow's Adam keeps two variables for all its parameters.
 
-    These would lie on one ps, and each step would send them to the others.
+    These would lie on one ps, and each step would send them to the others. Checkpoints hold the slots under the names
+    that TensorFlow's Adam gives them. The methods are those that `tf.train.Optimizer` asks its subclasses for.
     """
 
     def __init__(self, learning_rate: Callable[[], tf.Tensor], num_updates: tf.Variable):
         """Take `num_updates`, int64 [], for the number of updates so far; whoever applies one then advances it."""
-        super().__init__(learning_rate)
-        self._num_updates = num_updates
+        super().__init__(use_locking=False, name="Adam")
+        self._learning_rate, self._num_updates = learning_rate, num_updates
 
-    def _create_slots(self, var_list: list[tf.Variable]) -> None:
+    def _create_slots(self, var_list: Sequence[tf.Variable]) -> None:
         for variable in var_list:
-            self._zeros_slot(variable, "m", self._name)
-            self._zeros_slot(variable, "v", self._name)
+            self._zeros_slot(variable, "m", self.get_name())
+            self._zeros_slot(variable, "v", self.get_name())
 
     def _prepare(self) -> None:
-        super()._prepare()
-        num_updates = tf.cast(self._num_updates.read_value() + 1, tf.float32)
-        self._powers = self._beta1_t**num_updates, self._beta2_t**num_updates
+        number = tf.cast(self._num_updates.read_value() + 1, tf.float32)
+        self._powers = {"beta1_power": BETA_1**number, "beta2_power": BETA_2**number}
+        self._rate = self._learning_rate()
 
-    def _get_beta_accumulators(self) -> tuple[tf.Tensor, tf.Tensor]:
-        return self._powers
-
-    def _finish(self, update_ops: list[tf.Operation], name_scope: str) -> tf.Operation:
-        return tf.group(*update_ops, name=name_scope)
+    def _resource_apply_dense(self, grad: tf.Tensor, handle: tf.Variable) -> tf.Operation:
+        return tf.raw_ops.ResourceApplyAdam(
+            var=handle.handle,
+            m=self.get_slot(handle, "m").handle,
+            v=self.get_slot(handle, "v").handle,
+            **self._powers,
+            lr=self._rate,
+            beta1=BETA_1,
+            beta2=BETA_2,
+            epsilon=EPSILON,
+            grad=grad,
+        )
