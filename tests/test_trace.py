@@ -1,6 +1,7 @@
 import itertools
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,19 @@ def test_parts_that_are_broken_are_named_and_left_out(train_dir, caplog):
     assert set(result.tasks.values()) == {"ps 0", "ps 1", "worker 0", "worker 1"}
     for name in (cut.name, "step-7.pb", "step-8.pb"):
         assert f"worker-0/{name}, which cannot be read" in caplog.text
+
+
+def test_labels_in_another_form_than_those_of_this_tensorflow_are_said(train_dir, caplog):
+    trace.write(train_dir)
+    assert not caplog.records
+    for path in pathlib.Path(train_dir).glob("profile/*/*.pb"):
+        metadata = tf.RunMetadata.FromString(path.read_bytes())
+        for device in metadata.step_stats.dev_stats:
+            for stats in device.node_stats:
+                stats.timeline_label = f"op {stats.timeline_label}"
+        path.write_bytes(metadata.SerializeToString())
+    assert not Trace.read(trace.write(train_dir)).arrows
+    assert re.search(r"lacks what TensorFlow says in \d+ labels, such as 'op .*', which have another form", caplog.text)
 
 
 def test_only_the_last_job_in_a_folder_is_shown(train_dir):

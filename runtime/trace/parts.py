@@ -50,6 +50,7 @@ class Run(NamedTuple):
 
     spans: list[Span]  # the ops, and the messages
     messages: list[Message]  # those whose sender is known
+    unread: list[str]  # TensorFlow's labels that do not have the form of 2.21
 
     @property
     def start(self) -> int:
@@ -68,6 +69,13 @@ def read(train_dir: str) -> list[Run]:
             runs.append(_read_run(worker, step_stats))
         except (OSError, ValueError, DecodeError) as error:
             logging.error("the trace goes without %s, which cannot be read: %s", path, error)
+    if unread := [label for run in runs for label in run.unread]:
+        logging.warning(
+            "the trace lacks what TensorFlow says in %d labels, such as %r, which have another form than those of 2.21:"
+            " these ops go without their types, and these messages are missing",
+            len(unread),
+            unread[0],
+        )
     return runs
 
 
@@ -85,16 +93,18 @@ def _read_run(worker: str, step_stats: Any) -> Run:
       ValueError: it has no ops.
     """
     ops: dict[tuple[str, str], list[Span]] = {}  # by task and name: those in a loop run often
-    received = []
+    received, unread = [], []
     for task, device, stats in _stats(worker, step_stats):
         start = stats.all_start_nanos or 1000 * stats.all_start_micros  # messages have microseconds only
         end = start + (stats.all_end_rel_nanos or 1000 * stats.all_end_rel_micros)
+        match = (MESSAGE if stats.node_name == RECEIVE else OP).match(stats.timeline_label)
+        if not match:
+            unread.append(stats.timeline_label)
         if stats.node_name != RECEIVE:
             lane = device if task == worker else f"for {worker}"
-            kind = OP.match(stats.timeline_label)
-            span = Span(task, lane, kind[1] if kind else stats.node_name, start, end, {"op": stats.node_name})
+            span = Span(task, lane, match[1] if match else stats.node_name, start, end, {"op": stats.node_name})
             ops.setdefault((task, stats.node_name), []).append(span)
-        elif match := MESSAGE.match(stats.timeline_label):
+        elif match:
             size, tensor, *place = match.groups()
             sender = " ".join(place)
             details = {"tensor": tensor, "size": size, "from": sender}
@@ -104,7 +114,7 @@ def _read_run(worker: str, step_stats: Any) -> Run:
     spans = [*itertools.chain(*ops.values()), *received]
     if not spans:
         raise ValueError("it has no ops")
-    return Run(spans, messages)
+    return Run(spans, messages, unread)
 
 
 def _stats(worker: str, step_stats: Any) -> Iterator[tuple[str, str, Any]]:
