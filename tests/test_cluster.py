@@ -1,5 +1,8 @@
+import contextlib
+import queue
 import socket
 import threading
+import time
 
 import pytest
 
@@ -75,10 +78,36 @@ def test_a_line_is_opened_anew_when_the_server_hangs_up_and_closed_when_it_is_si
         thread.start()
         assert [line.ask() for _ in range(3)] == [None] * 3
         thread.join(60)
-        line._socket.settimeout(0.1)
+        monkeypatch.setattr(probes, "PROBE_SECS", 0.1)
         assert line.ask() == "no answer"
         silent[0].close()
     assert line.ask() == "connection refused"
+
+
+def test_a_probe_of_what_sends_for_ever_has_an_end(monkeypatch):
+    monkeypatch.setattr(probes, "PROBE_SECS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def send():
+            with server.accept()[0] as connection, contextlib.suppress(OSError):
+                while True:
+                    connection.sendall(bytes(1000))
+
+        threading.Thread(target=send, daemon=True).start()
+        reasons = queue.Queue()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        threading.Thread(target=lambda: reasons.put(probes.probe(address)), daemon=True).start()
+        assert reasons.get(timeout=60) == "no answer"
+
+
+def test_ten_silent_hosts_take_as_long_as_one(monkeypatch):
+    monkeypatch.setattr(probes, "PROBE_SECS", 5)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(10)]
+        task = Task("ps", 0, PS, tuple(f"127.0.0.1:{server.getsockname()[1]}" for server in silent))
+        start = time.monotonic()
+        assert len(probes.unreachable(task.others("worker"))) == 10
+        assert time.monotonic() < start + 5 * 5, "one after the other, they would take twice that"
 
 
 def test_what_does_not_answer_is_named_with_its_reason(local_servers):

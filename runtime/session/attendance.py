@@ -5,10 +5,10 @@ import time
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime.cluster import probes
 from runtime.cluster.lives import life_of
-from runtime.cluster.probes import probe
 from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, Word
-from runtime.cluster.task import Peer, Task
+from runtime.cluster.task import Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import reason
 
@@ -47,16 +47,13 @@ class RollCallHook(tf.train.SessionRunHook):
 
     def _describe_absent(self, session: tf.Session) -> str:
         words = self._roll_call.listen(session)
-        absent = [worker for worker in self._task.clients if not self._is_present(worker, words[worker.index])]
-        return ", ".join(map(str, absent))
-
-    def _is_present(self, worker: Peer, word: Word) -> bool:
-        """Return whether the process that said the word still answers: that of an earlier life does not count."""
-        if word.text and word not in self._present:
-            if probe(worker.address) or life_of(worker) != word.life:
-                return False
-            self._present.add(word)
-        return bool(word.text)
+        # Whether the process that said the word still answers: that of an earlier life does not count.
+        said = {worker: words[worker.index] for worker in self._task.clients if words[worker.index].text}
+        unreachable = probes.unreachable([worker for worker, word in said.items() if word not in self._present])
+        for worker in said.keys() - unreachable.keys():
+            if said[worker] not in self._present and life_of(worker) == said[worker].life:
+                self._present.add(said[worker])
+        return ", ".join(str(worker) for worker in self._task.clients if said.get(worker) not in self._present)
 
     def end(self, session: tf.Session) -> None:
         try:
@@ -84,13 +81,13 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
 
     def end(self, session: tf.Session) -> None:
         answered_at = {worker: time.monotonic() for worker in self._task.clients}
+        lines = {worker: probes.Line(worker.address) for worker in self._task.clients}
 
         def describe_training() -> str:
-            words, now = self._roll_call.listen(session), time.monotonic()  # each probe takes its time
+            words = self._roll_call.listen(session)
             training = [worker for worker in answered_at if words[worker.index].text == TRAINING]
-            for worker in training:
-                if probe(worker.address) is None:
-                    answered_at[worker] = now
+            unreachable, now = probes.ask({worker: lines[worker] for worker in training}), time.monotonic()
+            answered_at.update((worker, now) for worker in training if worker not in unreachable)
             awaited = [worker for worker in training if now < answered_at[worker] + GRACE_SECS]
             return ", ".join(f"worker {worker.index} to take its last step" for worker in awaited)
 

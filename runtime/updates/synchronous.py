@@ -70,6 +70,7 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
 
     def __init__(self, aggregations: Sequence[Aggregation], rule: Rule, task: Task):
         self._aggregations, self._rule, self._task = aggregations, rule, task
+        self._lines = {worker: probes.Line(worker.address) for worker in task.others("worker")}
 
     def begin(self) -> None:
         self._roll_call = RollCall(self._task)
@@ -119,10 +120,13 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         if counts != self._last_counts:
             self._last_counts, self._moved_at = counts, now
             self._lost, self._patience_secs, self._deadlocked_at = {}, PATIENCE_SECS, math.inf
-            if self._last_num_spares and (num_spares := self._count_missing(self._find_lost())) < self._last_num_spares:
+            if (
+                self._last_num_spares
+                and (num_spares := self._count_missing(probes.ask(self._lines))) < self._last_num_spares
+            ):
                 self._replace(session, num_spares)
             return
-        unreachable = self._find_lost()
+        unreachable = probes.ask(self._lines)
         is_news = not unreachable.keys() <= self._lost.keys()
         self._lost |= unreachable
         if not self._lost:
@@ -160,9 +164,6 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
         """Return for each other worker which process has said its last word, or "" if none has."""
         words = self._roll_call.listen(session)
         return [words[worker.index].life for worker in self._task.others("worker")]
-
-    def _find_lost(self) -> dict[Peer, str]:
-        return probes.unreachable(self._task.others("worker"))
 
     def _count_missing(self, lost: dict[Peer, str]) -> int:
         """Return how many gradients of an update the workers that are left cannot give, with one each."""
