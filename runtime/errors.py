@@ -27,13 +27,14 @@ class FinishedError(Exception):
     """Nothing is left to do for this task: the job has finished without it."""
 
 
-def reason(error: tf.errors.OpError) -> str:
+def reason(error: Exception) -> str:
     r"""Return the name of an error and the one line of its message that says what is wrong.
 
     An error in a graph has a long message: where the program made each op, sometimes on which task it ran, and then the
     reason, as in `Graph execution error:\n…\nNode: 'save/SaveV2'\nFrom /job:ps/replica:0/task:0:\nNo space left on
     device\n…`.
     """
-    lines = re.split(r"^Node: .*\n", error.message, flags=re.MULTILINE)[-1].splitlines()
+    message = error.message if isinstance(error, tf.errors.OpError) else str(error)
+    lines = re.split(r"^Node: .*\n", message, flags=re.MULTILINE)[-1].splitlines()
     (line, *_) = [line for line in lines if not HEADING.match(line)] or lines or [""]
     return f"{type(error).__name__}: {line.strip()}"

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -265,6 +266,56 @@ def test_an_evaluation_of_a_model_that_was_lost_meanwhile_does_not_end_training(
         session.run(initializer)
         hook._keep_evaluating(session, coord, every_secs=0.1)
     assert not hook._has_reached
+
+
+def test_an_evaluation_that_fails_is_said_and_the_next_one_counts(local_servers, caplog):
+    servers = local_servers(1, 1)
+    with tf.Graph().as_default() as graph:
+        roll_call = RollCall(servers.task("worker", 0))
+        initializer = tf.train.create_global_step().initializer
+    attempts = []
+
+    def evaluate(_):
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        return MEASURES
+
+    hook = EvaluationHook(CHIEF, evaluate, "", roll_call, every_secs=0.1, stop_at_accuracy=0.9)
+    with servers.worker_session(0, graph) as session:
+        session.run(initializer)
+        coord = tf.train.Coordinator()
+        hook.after_create_session(session, coord)
+        poll_for(lambda: hook._has_reached, "second evaluation")
+        coord.request_stop()
+    assert re.search(r"worker 0 could not evaluate the model \(ResourceExhaustedError: .*\): trying again", caplog.text)
+
+
+def test_a_worker_that_did_not_hear_the_chief_once_listens_on(local_servers, caplog):
+    servers = local_servers(1, 2)
+    roll_calls, graphs = [], [tf.Graph(), tf.Graph()]
+    for index, graph in enumerate(graphs):
+        with graph.as_default():
+            roll_calls.append(RollCall(servers.task("worker", index)))
+    chief, worker = roll_calls
+    listen = worker.listen_to_chief
+
+    def fail_once(_):
+        worker.listen_to_chief = listen
+        raise tf.errors.DeadlineExceededError(None, None, "too slow")
+
+    with servers.worker_session(0, graphs[0]) as session, servers.worker_session(1, graphs[1]) as other_session:
+        chief.say(session, TRAINING)
+        hook = StopWithChiefHook(servers.task("worker", 1), worker, stop_at_accuracy=0.9)
+        coord = tf.train.Coordinator()
+        hook.after_create_session(other_session, coord)
+        worker.listen_to_chief = fail_once
+        failure = "worker 1 could not hear the chief (DeadlineExceededError: too slow): trying again"
+        poll_for(lambda: failure in caplog.text, "slow answer")
+        chief.say(session, REACHED)
+        poll_for(lambda: hook._shall_stop, "the chief's word")
+        hook.after_run(tf.train.SessionRunContext(None, other_session), None)
+        coord.request_stop()
 
 
 FIGURES = {"test_accuracy": 0.5, "test_loss": 1.0, "global_step": 40, "train_secs": 5.0}

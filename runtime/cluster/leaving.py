@@ -1,7 +1,6 @@
 """How a task that only serves ends: after the chief's last word, or, told to stop, after those that it serves."""
 
 import signal
-import threading
 import time
 
 import tensorflow.compat.v1 as tf
@@ -14,6 +13,7 @@ from runtime.cluster.roll_call import EVALUATED, REACHED, TRAINED, TRAINING, Rol
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import POLL_SECS
 from runtime.process import end_process
+from runtime.threads import start_guard
 
 LINGER_SECS = 0.5  # how long a task stays after the chief's last word, so that the chief gets the answer of each
 
@@ -33,7 +33,7 @@ class Departure:
         signals.listen(self._note_signal)
         logging.info("%s: serving at %s", task, task.address)
         events.record("serving")
-        threading.Thread(target=self._watch_and_leave, name="watch_and_leave", daemon=True).start()
+        start_guard("watch_and_leave", self._watch_and_leave)
 
     def _note_signal(self, number: signal.Signals) -> float:
         logging.info("%s: %s: leaving when the workers have, or at once at a second signal", self._task, number.name)
@@ -41,10 +41,7 @@ class Departure:
         return signals.STOP_SECS + 2  # the workers need theirs
 
     def _watch_and_leave(self) -> None:
-        try:
-            self._wait_until_nobody_needs_us()
-        except Exception as error:  # whatever it is: a task that hears nothing would stay for ever
-            end_process(1, f"{self._task} cannot hear when the workers have finished ({error!r}); start it again")
+        self._wait_until_nobody_needs_us()
         end_process(128 + self._received if self._received else 0)
 
     def _wait_until_nobody_needs_us(self) -> None:

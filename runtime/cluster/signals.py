@@ -3,13 +3,13 @@
 import os
 import select
 import signal
-import threading
 from collections.abc import Callable
 
 from absl import logging
 
 from runtime.environment import STOP_SIGNALS
 from runtime.process import end_process
+from runtime.threads import start_guard
 
 STOP_SECS = 8.0  # how long a worker may take to stop in order; Docker kills after 10 s
 
@@ -37,7 +37,7 @@ def start_listening() -> None:
         logging.info("%s: stopping at once", number.name)
         end_process(128 + number)
 
-    threading.Thread(target=wait_for_signals, name="signals", daemon=True).start()
+    start_guard("signals", wait_for_signals)
 
 
 def listen(on_signal: Callable[[signal.Signals], float]) -> None:

@@ -14,6 +14,7 @@ from runtime.cluster import probes
 from runtime.cluster.lives import life_of
 from runtime.cluster.task import Peer, Task
 from runtime.process import end_process
+from runtime.threads import start_guard
 
 POLL_SECS = 0.2
 LOOK_SECS = 1.0  # how often a watch looks
@@ -82,7 +83,7 @@ class Watch:
         # When a process that runs a part of this task's graph was last seen to have ended, and how that was seen.
         self._ends = dict.fromkeys([] if task.only_serves else task.servers, (-math.inf, ""))
         self._is_over = threading.Event()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        start_guard("watch", self._watch)
 
     def stop(self) -> None:
         """Let the others leave: this task does not need them any more."""
@@ -95,10 +96,10 @@ class Watch:
     def _watch(self) -> None:
         secs = 0.0
         while not self._is_over.wait(secs):
-            reasons = {peer: line.ask() for peer, line in self._lines.items()}
+            unreachable = probes.ask(self._lines)
             if self._is_over.is_set():  # they may have left meanwhile
                 break
-            self._unreachable = {peer: reason for peer, reason in reasons.items() if reason}
+            self._unreachable = unreachable
             for peer in self._lines:
                 self._update(peer, time.monotonic())
             # Look more often while somebody has not come yet, so that nobody comes and goes unseen.

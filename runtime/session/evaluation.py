@@ -4,7 +4,6 @@ import collections
 import functools
 import json
 import os
-import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from runtime.errors import UnusableError
 from runtime.files import append_lines
 from runtime.session import summaries
 from runtime.session.mistakes import find_mistakes
+from runtime.threads import repeat_in_session, start_guard
 
 EVAL_FILE = "eval.jsonl"
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
@@ -162,7 +162,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         stop_at_accuracy: float | None,
     ):
         """Evaluate every `every_secs`, or never, and stop all workers at `stop_at_accuracy`, or never."""
-        self._evaluate, self._roll_call = evaluate, roll_call
+        self._task, self._evaluate, self._roll_call = task, evaluate, roll_call
         self._log = EvaluationLog(task, train_dir)
         self._every_secs, self._stop_at_accuracy = every_secs, stop_at_accuracy
 
@@ -176,24 +176,23 @@ class EvaluationHook(tf.train.SessionRunHook):
             self._has_reached = True  # the others have stopped
             coord.request_stop()
         elif self._every_secs is not None:
-            arguments = (session, coord, self._every_secs)
-            threading.Thread(target=self._keep_evaluating, args=arguments, name="evaluate", daemon=True).start()
+            start_guard("evaluate", self._keep_evaluating, session, coord, self._every_secs)
 
     def _keep_evaluating(self, session: tf.Session, coord: tf.train.Coordinator, every_secs: float) -> None:
-        try:
-            last_step = -1
-            while not (self._has_reached or coord.should_stop()):
-                start = time.monotonic()
-                if session.run(tf.train.get_global_step(session.graph)) != last_step:
-                    measures = self._evaluate(session)
-                    self._log.write(measures)
-                    last_step = measures.global_step
-                    goal = self._stop_at_accuracy
-                    if goal is not None and goal <= measures.accuracy and not coord.should_stop():
-                        self._has_reached = True  # and the model was not lost in the time that writing has taken
-                coord.wait_for_stop(max(0.0, start + every_secs - time.monotonic()))
-        except (tf.errors.OpError, RuntimeError):
-            pass  # the session was closed, at the end or after the loss of a ps; the next one evaluates again
+        last_step = -1
+
+        def has_reached() -> bool:
+            nonlocal last_step
+            if session.run(tf.train.get_global_step(session.graph)) != last_step:
+                measures = self._evaluate(session)
+                self._log.write(measures)
+                last_step = measures.global_step
+                goal = self._stop_at_accuracy
+                # The model may have been lost in the time that writing has taken.
+                self._has_reached = goal is not None and goal <= measures.accuracy and not coord.should_stop()
+            return self._has_reached
+
+        repeat_in_session(coord, has_reached, every_secs, f"{self._task} could not evaluate the model")
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         if self._has_reached:

@@ -18,6 +18,7 @@ from runtime.machine.memory import release_free_memory
 from runtime.process import end_process
 from runtime.session.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
+from runtime.threads import repeat_in_session, start_guard
 
 STEP_SECS = 1.0  # how long a worker that shall stop may take to finish its step
 LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the chief has stopped
@@ -86,7 +87,7 @@ class StopWithChiefHook(tf.train.SessionRunHook):
         if self._has_chief_stopped(session):
             coord.request_stop()  # before the first step, since the chief may have saved the model
             return
-        threading.Thread(target=self._listen, args=(session, coord), name="stop_with_chief", daemon=True).start()
+        start_guard("stop_with_chief", self._listen, session, coord)
 
     def _has_chief_stopped(self, session: tf.Session) -> bool:
         if self._roll_call.listen_to_chief(session).text not in (REACHED, TRAINED):
@@ -95,17 +96,17 @@ class StopWithChiefHook(tf.train.SessionRunHook):
         return True
 
     def _listen(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        try:
-            while not self._has_chief_stopped(session):
-                if coord.wait_for_stop(POLL_SECS):
-                    return
+        def has_stopped() -> bool:
+            if not self._has_chief_stopped(session):
+                return False
             self._shall_stop = True
             time.sleep(LAST_STEP_SECS)
             if not self._has_stopped:
                 self._roll_call.say(session, TRAINED)
                 end_process(0)
-        except (tf.errors.OpError, RuntimeError):
-            pass  # the session was closed, at the end or after the loss of a ps
+            return True
+
+        repeat_in_session(coord, has_stopped, POLL_SECS, f"{self._task} could not hear the chief")
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         if self._shall_stop:
@@ -138,8 +139,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         when = f"within {STEP_SECS:g} s" if self._has_trained else "after this step"
         logging.info("%s: %s: stopping %s, or at once at a second signal", self._task, number.name, when)
         self._received = number
-        arguments = (self._session, number)
-        threading.Thread(target=self._stop_without_step, args=arguments, name="stop", daemon=True).start()
+        start_guard("stop", self._stop_without_step, self._session, number)
         return signals.STOP_SECS
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -215,8 +215,7 @@ class AbandonSessionHook(tf.train.SessionRunHook):
         if self._has_lost_session:
             release_free_memory()  # that of the last session
         self._has_lost_session = True  # if there is ever another one
-        arguments = (session, coord, time.monotonic())
-        threading.Thread(target=self._abandon, args=arguments, name="abandon_session", daemon=True).start()
+        start_guard("abandon_session", self._abandon, session, coord, time.monotonic())
 
     def _abandon(self, session: tf.Session, coord: tf.train.Coordinator, created_at: float) -> None:
         try:
