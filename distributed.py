@@ -26,10 +26,10 @@ from absl.command_name import set_kernel_process_name
 import mnist_input
 import model
 from runtime import events, program, report
+from runtime.cluster import host_lists
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.connection import Connection
 from runtime.cluster.discovery import discover
-from runtime.cluster.host_lists import HostListsWatch
 from runtime.cluster.leaving import Departure
 from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Task
@@ -84,7 +84,7 @@ def main() -> None:
     wait_until_address_leads_here(task, FLAGS.startup_timeout_secs)
     connection = Connection(server.target, config)
     watch = Watch(task, Timeouts(FLAGS.startup_timeout_secs, FLAGS.recovery_timeout_secs))
-    HostListsWatch(task, connection)
+    host_lists.start_watch(task, connection)
 
     # A ps changes variables, and an in-graph worker computes, as the sessions of others demand. join() never returns.
     if task.only_serves:

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
 
 from runtime import output
-from runtime.cluster import signals
+from runtime.cluster import host_lists, signals
 from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
 from runtime.process import allow_many_files, end_process, set_session_niceness
 from runtime.session.stopping import StoppedError
@@ -47,6 +47,7 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
         main()
     except unusable as error:
         status, message = UNUSABLE_STATUS, str(error)
+        host_lists.tell_others(message)
     except FinishedError as error:
         logging.info("%s", error)
     except StoppedError as error:

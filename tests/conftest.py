@@ -14,8 +14,8 @@ import distributed
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
+from runtime.cluster.boards import Board, HostLists
 from runtime.cluster.connection import Connection
-from runtime.cluster.host_lists import Board, HostLists
 from runtime.cluster.task import Task
 from runtime.data import download
 from runtime.launch.ports import choose_ports

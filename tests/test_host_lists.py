@@ -1,4 +1,4 @@
-"""Tasks that were given other host lists, on real servers."""
+"""Tasks that were given other host lists, or cannot go on for another reason, on real servers."""
 
 import queue
 import re
@@ -9,9 +9,11 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from runtime.cluster import host_lists
+from runtime.cluster.boards import PROTOCOL, Board, HostLists, read_board
 from runtime.cluster.connection import Connection
-from runtime.cluster.host_lists import Board, HostLists, HostListsWatch
-from runtime.cluster.task import Task
+from runtime.cluster.host_lists import HostListsWatch
+from runtime.cluster.roll_call import TRAINING, RollCall
+from runtime.cluster.task import Peer, Task
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_server_config, make_session_config
 
@@ -31,10 +33,36 @@ PS, WORKERS = ("a:1", "b:2"), ("c:3", "d:4")
 )
 def test_the_first_entry_that_differs_is_named_with_both_values(ps_hosts, worker_hosts, difference):
     mine, theirs = HostLists("worker 1", PS, WORKERS), HostLists("ps 0", ps_hosts, worker_hosts)
-    assert mine.describe_difference(theirs) == (difference and f"worker 1 was given {difference}")
+    remedy = ": give all tasks the same"
+    assert mine.describe_difference(theirs) == (difference and f"worker 1 was given {difference}{remedy}")
     in_graph = mine._replace(task="worker 0", replication="in_graph")
     difference = "worker 1 was given between_graph as replication, but worker 0 was given in_graph"
-    assert mine.describe_difference(in_graph) == difference
+    assert mine.describe_difference(in_graph) == f"{difference}{remedy}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('["ps 0", ["a:1", "b:2"], ["c:3", "d:4"], "between_graph", false]', "an older or unknown one"),  # protocol 1
+        (HostLists("ps 0", PS, WORKERS, protocol=PROTOCOL + 1).to_json(), f"protocol {PROTOCOL + 1}"),
+        ("no JSON", "an older or unknown one"),
+        ('{"protocol": Infinity}', "an older or unknown one"),
+        (b"\xff", "an older or unknown one"),
+        (HostLists("ps 0", PS, WORKERS).to_json().replace('["a:1"', '5, ["a:1"'), "an older or unknown one"),
+    ],
+)
+def test_a_board_that_another_version_has_written_is_said_to_be_one(text, said):
+    theirs = HostLists.parse(text, "ps 0")
+    line = f"worker 1 speaks protocol {PROTOCOL}, but ps 0 speaks {said}: run the same version of this program"
+    assert HostLists("worker 1", PS, WORKERS).describe_difference(theirs) == f"{line} everywhere"
+
+
+def test_lists_that_share_one_address_are_those_of_two_clusters():
+    mine = HostLists("worker 1", PS, WORKERS)
+    assert mine.is_stranger_to(HostLists("worker 0", ("e:1",), ("a:1", "f:3")))
+    assert not mine.is_stranger_to(HostLists("ps 0", ("a:1", "b:22"), WORKERS)), "a typing error"
+    assert not mine.is_stranger_to(HostLists("ps 0", ("b:2", "a:1"), ("e:3", "f:4"))), "another order"
+    assert not mine.is_stranger_to(mine)
 
 
 @pytest.fixture
@@ -47,7 +75,7 @@ def ends(monkeypatch):
         threading.Event().wait()
 
     monkeypatch.setattr(host_lists, "end_process", end_thread)
-    monkeypatch.setattr(host_lists, "LINGER_SECS", 0.0)  # the servers here stay anyway
+    monkeypatch.setattr(host_lists, "TELLING_SECS", 0.0)  # the servers here stay anyway
     return ends
 
 
@@ -57,13 +85,16 @@ def start(name, ps_hosts, worker_hosts):
     task = Task(job_name, int(index), tuple(ps_hosts), tuple(worker_hosts))
     config = make_session_config(task)
     server = tf.train.Server(tf.train.ClusterSpec(task.jobs), job_name, task.index, config=make_server_config(config))
-    HostListsWatch(task, Connection(server.target, config))
+    return HostListsWatch(task, Connection(server.target, config))
 
 
 def on_board(address):
-    """Return what the board of the task at an address says, once it says something."""
-    with Board(f"grpc://{address}") as board:
-        return poll_for(board.read, f"lists at {address}")
+    """Return what is on the board of the task at an address, once it is up."""
+    return poll_for(lambda: read_board(Peer("task", 0, address)), f"board at {address}")
+
+
+def is_settled(address):
+    return on_board(address).lists.is_settled
 
 
 @pytest.mark.parametrize("wrong", ["worker 0", "worker 2"])
@@ -73,29 +104,60 @@ def test_a_list_that_differs_ends_every_task_though_not_all_find_each_other(ends
     right = [name for name in ("worker 2", "worker 1", "worker 0", "ps 0") if name != wrong]
     for name in right:
         start(name, [ps], workers)
-    messages = dict(reversed(ends.get(timeout=DEADLINE_SECS)) for _ in range(4))
-    assert set(messages.values()) == {2}
-    suffix = ": give all tasks the same"
-    expected = {f"{name} was given {ps} as ps_hosts[0], but {wrong} was given localhost:1{suffix}" for name in right}
-    (other,) = messages.keys() - expected
-    named = rf"{wrong} was given localhost:1 as ps_hosts\[0\], but \w+ \d was given {ps}{suffix}"
-    assert re.fullmatch(named, other)
+    for _ in range(4):
+        status, line = ends.get(timeout=DEADLINE_SECS)
+        found = rf"\w+ \d was given {ps} as ps_hosts\[0\], but {wrong} was given localhost:1"
+        found_by_wrong = rf"{wrong} was given localhost:1 as ps_hosts\[0\], but \w+ \d was given {ps}"
+        assert re.fullmatch(f"({found}|{found_by_wrong}): give all tasks the same", line), line
+        assert status == 2
 
 
-def test_tasks_that_have_agreed_for_long_go_on_and_only_a_late_one_that_differs_ends(ends, monkeypatch):
-    monkeypatch.setattr(host_lists, "SETTLE_SECS", 0.0)
+def test_a_task_that_has_ended_has_told_the_others_why(ends):
+    ps, *workers = (f"localhost:{port}" for port in choose_ports(3))
+    start("ps 0", [ps], workers)
+    start("worker 1", [ps], workers)
+    chief = start("worker 0", [ps], workers)
+    for address in (ps, *workers):
+        on_board(address)
+    chief.tell_others("there is no --data_dir")
+    for _ in ("ps 0", "worker 1"):
+        assert ends.get(timeout=DEADLINE_SECS) == (2, "worker 0 has ended: there is no --data_dir")
+    assert ends.empty(), "the first is not told its own verdict"
+
+
+def test_tasks_that_train_go_on_and_only_a_late_one_that_differs_ends(ends):
     ps, *workers = (f"localhost:{port}" for port in choose_ports(4))
-    for name in ("ps 0", "worker 0"):
-        start(name, [ps], workers)
-    for address in (ps, workers[0]):
-        poll_for(lambda address=address: on_board(address)[0].is_settled, "agreement")
-    monkeypatch.setattr(host_lists, "SETTLE_SECS", DEADLINE_SECS)
+    start("ps 0", [ps], workers)
+    chief = start("worker 0", [ps], workers)
+    task = chief._task
+    with tf.Graph().as_default() as graph:
+        roll_call = RollCall(task)
+    with Connection(chief._target, make_session_config(task)).session(graph) as session:
+        roll_call.say(session, TRAINING)
+    poll_for(lambda: is_settled(ps), "word of the chief on the ps")
     start("worker 1", [ps], workers[:2])
     missing = f"worker 1 was given nothing as worker_hosts[2], but ps 0 was given {workers[2]}: give all tasks the same"
     assert ends.get(timeout=DEADLINE_SECS) == (2, missing)
-    start("worker 2", [ps], workers)
-    poll_for(lambda: on_board(workers[2])[0].is_settled, "agreement, which a newcomer takes over")
-    assert [len(on_board(address)) for address in (ps, workers[0])] == [1, 1], "they heard no other lists"
+    last = start("worker 2", [ps], workers)
+    for address in (workers[0], workers[2]):
+        poll_for(lambda address=address: is_settled(address), "news of the training")
+    last.tell_others("there is no --data_dir")
+    assert [on_board(address).verdict for address in (ps, workers[0])] == ["", ""], "they heard nothing"
+    assert ends.empty()
+
+
+def test_a_task_that_meets_another_cluster_ends_its_own_and_leaves_the_other_alone(ends):
+    shared, ps, *workers = (f"localhost:{port}" for port in choose_ports(4))
+    start("worker 0", ["localhost:1"], [shared, "localhost:2"])
+    start("worker 1", [ps, shared], workers)
+    start("ps 0", [ps, shared], workers)
+    for _ in range(2):
+        status, line = ends.get(timeout=DEADLINE_SECS)
+        lists = f"--ps_hosts=localhost:1 and --worker_hosts={shared},localhost:2"
+        used = rf"\w+ \d expects ps 1 at {shared}, but that address is used by another cluster, in which worker 0 was"
+        assert re.match(f"{used} given {lists}: ", line), line
+        assert status == 2
+    assert on_board(shared).verdict == ""
     assert ends.empty()
 
 
@@ -110,5 +172,5 @@ def test_a_task_whose_own_server_is_slow_asks_again(ends, monkeypatch, caplog):
     monkeypatch.setattr(Board, "put_given", fail_once)
     ps, worker = (f"localhost:{port}" for port in choose_ports(2))
     start("ps 0", [ps], [worker])
-    assert on_board(ps)[0].task == "ps 0"
+    assert on_board(ps).lists.task == "ps 0"
     assert "ps 0: its own server did not answer (DeadlineExceededError: too slow): asking again" in caplog.text

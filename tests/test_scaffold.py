@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster import probes
 from runtime.cluster.agreement import Agreement
-from runtime.cluster.host_lists import Board, HostLists
+from runtime.cluster.boards import Board, HostLists
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import FinishedError
 from runtime.session import scaffold, sharing, stopping
@@ -149,7 +149,7 @@ def test_a_worker_that_comes_after_the_end_finds_out(local_servers, tmp_path, le
     monkeypatch.setattr(scaffold, "LATE_SECS", math.inf)
     servers = local_servers(1, 2)
     worker = Worker(servers, index, tmp_path, startup_timeout_secs=0.2)
-    monkeypatch.setattr(probes, "probe", lambda address: "connection refused")  # a server here cannot be stopped
+    monkeypatch.setattr(probes.Line, "ask", lambda _: "connection refused")  # a server here cannot be stopped
     (tmp_path / "result.json").write_text('{"global_step": 100, "test_accuracy": 0.5}')
     leave_checkpoint(100)
     with pytest.raises(

@@ -23,6 +23,11 @@ class Notes:
             keys = tf.constant(list(numbers), tf.int64)
             return tf.raw_ops.LookupTableFindV2(table_handle=self._table, keys=keys, default_value="")
 
+    def count(self) -> tf.Tensor:
+        """Build how many texts there are, int64 []."""
+        with tf.device(self._device):
+            return tf.raw_ops.LookupTableSizeV2(table_handle=self._table)
+
     def write(self, number: int, text: tf.Tensor) -> tf.Operation:
         """Build what writes a text, string [], in place of the one of that number."""
         with tf.device(self._device):

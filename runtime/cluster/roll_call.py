@@ -11,6 +11,8 @@ from runtime.cluster.notes import Notes
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, Watch, wait_until_nothing_is_missing
 
+ROLL_CALL = "roll_call"  # the name of its notes
+
 # What a worker says of itself.
 TRAINING = "training"
 REACHED = "reached"  # the chief: the model is good enough, so that all shall stop
@@ -39,7 +41,7 @@ class RollCall:
         devices = [task.device] if task.only_serves else [server.device for server in task.servers]
         self._task = task
         with tf.name_scope("roll_call/"):
-            notes = [Notes(device, "roll_call") for device in devices]
+            notes = [Notes(device, ROLL_CALL) for device in devices]
             with tf.device(task.device):
                 self._said = _build_said(notes, range(task.num_clients))
                 self._chief_said = _build_said(notes, [0])

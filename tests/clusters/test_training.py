@@ -384,23 +384,26 @@ def test_ctrl_c_ends_a_synchronous_worker_that_waits_for_the_others(tmp_path, bl
 
 
 @NEEDS_PRIVATE_MOUNTS
-def test_a_train_dir_that_the_ps_does_not_share_is_refused_before_training(tmp_path, black_and_white_dir):
+def test_a_train_dir_that_the_ps_does_not_share_ends_all_tasks_before_training_with_the_same_line(
+    tmp_path, black_and_white_dir
+):
     train_dir = tmp_path / "train"
     train_dir.mkdir()
-    with Cluster(tmp_path, 1, 1, f"--train_dir={train_dir}", f"--data_dir={black_and_white_dir}") as cluster:
+    with Cluster(tmp_path, 1, 2, f"--train_dir={train_dir}", f"--data_dir={black_and_white_dir}") as cluster:
         cluster.start_with("ps 0", *cluster.role("ps 0"), *cluster.flags, before=full_disk(train_dir))
         cluster["ps 0"].wait_for_output("serving")
+        cluster.start("worker 1").wait_for_output("waiting for the chief")
         cluster.start_with("worker 0", *cluster.role("worker 0"), *cluster.flags, "--startup_timeout_secs=5")
         chief = cluster["worker 0"]
         assert chief.wait() == 2
         assert f"waiting for ps 0 at {cluster.ps_hosts} to see {train_dir}" in chief.output()
-        line = (
-            f"error: ps 0 at {cluster.ps_hosts} does not see the --train_dir {train_dir} of the chief: it must be one"
-        )
-        assert line in chief.output()
-        assert "or give --checkpoints=chief" in chief.output()
+        line = f"ps 0 at {cluster.ps_hosts} does not see the --train_dir {train_dir} of the chief: it must be one"
+        (line,) = re.findall(rf"error: ({re.escape(line)}.*)", chief.output())
+        assert "or give --checkpoints=chief" in line
         assert "local step" not in chief.output()
-        cluster["ps 0"].kill()
+        for name in ("ps 0", "worker 1"):
+            assert cluster[name].wait() == 2
+            assert f"error: worker 0 has ended: {line}" in cluster[name].output()
 
 
 @NEEDS_PRIVATE_MOUNTS
