@@ -14,18 +14,20 @@ import distributed
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
+from benchmarks.testbed.processes import Cluster
 from runtime.cluster.boards import Board, HostLists
 from runtime.cluster.connection import Connection
 from runtime.cluster.task import Task
 from runtime.data import download
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_server_config, make_session_config
-from tests import idx_files
+from tests import forked, idx_files
 
 # SIGTERM, as well as Ctrl-C, ends the tests in order, and with them the processes that they have started. A shell lets
 # what it runs in the background ignore SIGINT; then every child would ignore it too.
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
+Cluster.popen = forked.Popen
 tf.disable_eager_execution()
 tf.disable_control_flow_v2()
 tf.logging.set_verbosity(tf.logging.ERROR)

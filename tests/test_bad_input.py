@@ -1,8 +1,5 @@
 """Whatever is wrong with flags, files or ports ends a task with status 2 and one line, and touches no file."""
 
-import multiprocessing
-import os
-import runpy
 import socket
 import sys
 
@@ -10,30 +7,19 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from benchmarks.testbed.processes import PROJECT, poll_for
-from runtime.cluster import host_lists
+from benchmarks.testbed.processes import PROJECT, Process, poll_for
 from runtime.launch.ports import choose_ports
-from tests import idx_files
-
-# Each case is a process of its own, forked from one that has imported TensorFlow, which takes seconds.
-FORK_SERVER = multiprocessing.get_context("forkserver")
-FORK_SERVER.set_forkserver_preload(["runtime.environment", "tests.test_bad_input"])
+from tests import forked, idx_files
 
 (PORT,) = choose_ports(1)
 WORKER = ["--job_name=worker", "--task_index=0", f"--worker_hosts=localhost:{PORT},localhost:1"]
-
-
-def run_distributed(flags, folder, output, env):
-    """Do what `python distributed.py FLAGS` does, in this process, with its output in a file."""
-    file = os.open(output, os.O_WRONLY | os.O_CREAT)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.environ.pop("TF_CONFIG", None)
-    os.environ.update(env)
-    os.chdir(folder)
-    sys.argv = ["distributed.py", *flags]
-    host_lists.TELLING_SECS = 0.0  # nobody is there
-    runpy.run_path(str(PROJECT / "distributed.py"), run_name="__main__")
+# Nobody is there who could be told of the end.
+RUN = f"""
+import runpy
+from runtime.cluster import host_lists
+host_lists.TELLING_SECS = 0.0
+runpy.run_path("{PROJECT}/distributed.py", run_name="__main__")
+"""
 
 
 def read_tree(folder):
@@ -45,22 +31,19 @@ def read_tree(folder):
 @pytest.fixture
 def assert_refused(tmp_path):
     """Check that the given flags are refused with a message, and that nothing is touched."""
-    output = tmp_path / "output"
     folder = tmp_path / "cwd"
     folder.mkdir()
 
     def assert_refused(flags, message, env=None):
         before = read_tree(folder)
-        output.touch()
-        arguments = (flags, str(folder), str(output), env or {})
-        process = FORK_SERVER.Process(target=run_distributed, args=arguments, daemon=True)
-        process.start()
+        command = [sys.executable, "-c", RUN, *flags]
+        process = Process(command, tmp_path / "output", env, folder, forked.Popen)
         try:  # a worker that is not refused goes on, and waits for a ps that does not exist
-            poll_for(lambda: not process.is_alive() or "waiting for ps" in output.read_text(), "end")
-            assert process.exitcode == 2, output.read_text()
+            poll_for(lambda: not process.is_running() or "waiting for ps" in process.output(), "end")
+            assert process.status == 2, process.output()
         finally:
             process.kill()
-        (line,) = [line for line in output.read_text().splitlines() if line.startswith("error: ")]
+        (line,) = [line for line in process.output().splitlines() if line.startswith("error: ")]
         assert message in line
         assert read_tree(folder) == before
 

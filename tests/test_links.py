@@ -14,6 +14,7 @@ import pytest
 
 import distributed
 from benchmarks import recommended
+from tests import forked
 
 PROJECT = pathlib.Path(__file__).parents[1]
 README = PROJECT / "README.md"
@@ -38,7 +39,11 @@ class Executed(NamedTuple):
     status: int = 0
 
     def check(self, command, _):
-        process = run_python(*command.split()[1:]) if "python" in command else run(*command.split())
+        program, *arguments = command.split()
+        if "python" in program:
+            process = run_python(*arguments)
+        else:
+            process = subprocess.run([program, *arguments], cwd=PROJECT, capture_output=True, text=True, timeout=120)
         assert process.returncode == self.status, process.stderr
         assert process.stdout
 
@@ -211,14 +216,7 @@ EXERCISED = {
 }
 
 
-@functools.cache
-def run(*command):
-    """Run a command in the project's folder; the same command runs once."""
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120)
-
-
-def run_python(*arguments):
-    return run(sys.executable, *arguments)
+run_python = functools.cache(forked.run)  # the same command runs once
 
 
 def prose(document):

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from benchmarks.testbed.processes import PROJECT, poll_for
+from tests import forked
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
 CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
@@ -41,8 +42,7 @@ program.start(main, data_errors=(KeyError,))
     ],
 )
 def test_every_end_has_its_status_and_one_line_at_most(statement, status, message):
-    command = [sys.executable, "-c", RUN.format(statement=statement)]
-    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    process = forked.run("-c", RUN.format(statement=statement))
     assert process.returncode == status
     assert [line for line in process.stderr.splitlines(keepends=True) if line.startswith("error: ")] == (
         [message] if message else []
@@ -74,8 +74,7 @@ def test_a_task_ends_though_its_events_cannot_be_written(tmp_path):
     os.mkfifo(tmp_path / "events" / "ps-0.jsonl")
     code = "import sys; from runtime import events, process; events.start_recording('ps 0', sys.argv[1]);"
     code += " events.record('lost'); process.end_process(3)"
-    process = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=PROJECT, timeout=60)
-    assert process.returncode == 3
+    assert forked.run("-c", code, tmp_path).returncode == 3
 
 
 def test_a_task_may_open_as_many_files_as_the_system_allows():

@@ -4,18 +4,16 @@ import base64
 import json
 import os
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from benchmarks.testbed.processes import PROJECT
 from runtime import events, report
 from runtime.report import charts, history
 from runtime.report.history import Span
 from runtime.session.mistakes import find_mistakes
-from tests import browser
+from tests import browser, forked
 
 START = {"command": ["python", "distributed.py"], "host": "here", "versions": {"tensorflow": "2.21.0"}}
 RESULT = {
@@ -136,15 +134,13 @@ def test_a_run_that_was_killed_and_left_half_a_line_has_a_report(tmp_path, capsy
     write(tmp_path, {task: of_task[:6] for task, of_task in EVENTS.items()})
     with open(tmp_path / "events" / "worker-0.jsonl", "a", errors="surrogateescape") as file:
         file.write('{"unix_secs": 10000\0\udc80')
-    command = [sys.executable, "-m", "runtime.report", str(tmp_path)]
-    made = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    made = forked.run("-m", "runtime.report", tmp_path)
     assert (made.returncode, made.stdout) == (0, f"{tmp_path}/report.html\n"), made.stderr
     assert "The run has no result" in (tmp_path / "report.html").read_text()
 
 
 def test_a_folder_without_a_run_has_no_report(tmp_path):
-    command = [sys.executable, "-m", "runtime.report", str(tmp_path)]
-    made = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    made = forked.run("-m", "runtime.report", tmp_path)
     assert made.returncode == 1
     assert "no run has recorded anything here" in made.stderr
 
@@ -212,7 +208,8 @@ for number in range(100):
     resource.setrlimit(resource.RLIMIT_FSIZE, ((1000, 1500, 2000, hard_limit)[number // 25], hard_limit))
     events.record("heard", number=number).wait()
 """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=PROJECT, check=True)
+    done = forked.run("-c", script, tmp_path)
+    assert done.returncode == 0, done.stderr
     recorded = events.read_lines(events.path_of("ps 0", str(tmp_path)))
     assert [event.get("number") for event in recorded] == [None, *range(100)]
 

@@ -17,7 +17,7 @@ from runtime.data import convert, download, streams
 from runtime.data.sources import open_source
 from runtime.data.tfrecords import name_of
 from runtime.errors import UnusableError, reason
-from tests import idx_files
+from tests import forked, idx_files
 
 FRAMED = mnist_input.RECORD_BYTES + 16
 
@@ -59,8 +59,7 @@ def read_folder(folder):
 
 
 def test_the_command_converts_and_the_same_examples_give_the_same_bytes(data_dir, make_shards):
-    command = [sys.executable, "mnist_input.py", "convert", "--shards", "4", "--data_dir", data_dir]
-    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    process = forked.run("mnist_input.py", "convert", "--shards", "4", "--data_dir", data_dir)
     assert process.returncode == 0, process.stderr
     output_dir = f"{data_dir}/tfrecord"
     assert process.stdout == f"give --data_dir={output_dir} to distributed.py\n"
@@ -130,14 +129,7 @@ convert.convert(read_slowly, *sys.argv[1:3], 2)
 )
 def test_the_command_refuses_a_folder_that_is_not_meant(make_shards, flags, message):
     shards = make_shards(2)
-    command = [
-        sys.executable,
-        "mnist_input.py",
-        "convert",
-        "--shards=2",
-        *(flag.format(shards=shards) for flag in flags),
-    ]
-    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    process = forked.run("mnist_input.py", "convert", "--shards=2", *(flag.format(shards=shards) for flag in flags))
     assert process.returncode == 2
     assert process.stderr.endswith(f"error: {message.format(shards=shards)}\n")
 

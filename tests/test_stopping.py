@@ -1,12 +1,10 @@
 """How a worker stops at a signal that comes after training."""
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
-from benchmarks.testbed.processes import PROJECT
+from tests import forked
 
 # The chief's process, told to stop while it tests or exports the model: its session is closed by then.
 RUN = """
@@ -44,7 +42,6 @@ program.start(main, data_errors=())
     ],
 )
 def test_a_signal_after_training_says_whether_the_last_checkpoint_is_saved(train_dir, failure, saved):
-    command = [sys.executable, "-c", RUN.format(train_dir=train_dir, failure=failure)]
-    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    process = forked.run("-c", RUN.format(train_dir=train_dir, failure=failure))
     assert process.returncode == 128 + signal.SIGTERM
     assert process.stderr.splitlines()[-1] == f"error: worker 0 stopped because of SIGTERM after training{saved}"

@@ -3,7 +3,6 @@ import json
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from runtime import trace
 from runtime.session import profiling
 from runtime.trace import __main__, clocks
 from runtime.trace.parts import Message, Span
+from tests import forked
 
 PROJECT = pathlib.Path(__file__).parents[1]
 
@@ -143,8 +143,7 @@ def test_only_the_last_job_in_a_folder_is_shown(train_dir):
 
 
 def test_by_hand(train_dir):
-    command = [sys.executable, "-m", "runtime.trace", train_dir]
-    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    process = forked.run("-m", "runtime.trace", train_dir)
     assert (process.returncode, process.stdout) == (0, f"{train_dir}/trace.json\n"), process.stderr
 
 
@@ -210,8 +209,7 @@ def test_a_clock_that_was_set_meanwhile_is_no_error():
 def test_a_trace_that_cannot_be_written_says_why_and_leaves_nothing(train_dir):
     pathlib.Path(train_dir, "trace.json").unlink(missing_ok=True)
     pathlib.Path(train_dir, "trace.json").mkdir()
-    command = [sys.executable, "-m", "runtime.trace", train_dir]
-    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    process = forked.run("-m", "runtime.trace", train_dir)
     assert process.returncode == 1
     assert "error: the trace could not be made: [Errno 21] Is a directory" in process.stderr
     assert not pathlib.Path(train_dir, "trace.json.tmp").exists()

@@ -41,12 +41,12 @@ def answers(address):
 
 
 class Process:
-    """A child whose output goes to a file."""
+    """A child whose output goes to a file; `popen` starts it as `subprocess.Popen` does."""
 
-    def __init__(self, arguments, output, env=None, cwd=None, **options):
+    def __init__(self, arguments, output, env=None, cwd=None, popen=subprocess.Popen, **options):
         self.output_path = pathlib.Path(output)
         with open(output, "ab") as file:
-            self._popen = subprocess.Popen(
+            self._popen = popen(
                 arguments,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -97,6 +97,8 @@ class Cluster:
     is an error unless there is one already.
     """
 
+    popen = subprocess.Popen  # what starts the tasks for which flags are all that is given
+
     def __init__(self, folder, num_ps, num_workers, *flags, network=None, script="distributed.py"):
         self.names = [f"ps {i}" for i in range(num_ps)] + [f"worker {i}" for i in range(num_workers)]
         self.tasks = {}
@@ -136,6 +138,8 @@ class Cluster:
         on_host = self.network.command(self.host[name]) if self.network else []
         command = [*on_host, *before, sys.executable, str(self._script), *flags]
         output = self._folder / f"{name.replace(' ', '-')}.log"
+        if not (on_host or before or env or options):
+            options["popen"] = Cluster.popen
         self.tasks[name] = Process(command, output, env, cwd=self._folder, **options)
 
     def __getitem__(self, name):

@@ -4,13 +4,13 @@ import contextlib
 import itertools
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Cluster, Process, poll_for
 from runtime.report import history
+from tests import forked
 from tests.disturbed import PROGRESS, DisturbedCluster
 
 
@@ -67,8 +67,7 @@ def test_a_restore_says_how_many_steps_are_lost_and_so_does_the_report(start, tm
         for task in cluster.tasks.values():
             task.kill()
     # A run that was killed has a report all the same, if somebody asks for it.
-    made = subprocess.run([sys.executable, "-m", "runtime.report", str(tmp_path / "train")], cwd=PROJECT)
-    assert made.returncode == 0
+    assert forked.run("-m", "runtime.report", tmp_path / "train").returncode == 0
     run = history.read(str(tmp_path / "train"))
     assert [span.state for span in history.find_spans(run, "ps 0")].count("serving") == 2
     texts = [mark.text for mark in history.find_marks(run, "worker 0")]
