@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
@@ -111,8 +112,8 @@ def make_table(recoveries: dict[str, list[Recovery]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Disturb clusters as the command line says; end with a traceback at the first thing that must not happen."""
+def main(arguments: Sequence[str]) -> None:
+    """Disturb clusters as the arguments say; end with a traceback at the first thing that must not happen."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", nargs="+", choices=MODES, default=["asynchronous"], help="how clusters train")
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of the faults; several may follow")
@@ -124,7 +125,7 @@ def main() -> None:
     )
     parser.add_argument("--tolerance", type=float, default=0.01, help="of the accuracy, against an undisturbed run's")
     parser.add_argument("--write", action="store_true", help="put the table into docs/recovery.md")
-    options, options.flags = parser.parse_known_args()
+    options, options.flags = parser.parse_known_args(arguments)
 
     table = make_table({name: disturb_clusters(options, name) for name in options.mode})
     print(table)
@@ -133,4 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

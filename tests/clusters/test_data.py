@@ -47,6 +47,7 @@ def shards(tmp_path_factory, mnist_dir):
     return folder
 
 
+@pytest.mark.long
 def test_workers_that_come_and_go_share_what_is_left(tmp_path, shards):
     """Worker 2 comes late, worker 1 is slow and then dies for good: the pieces taken are the steps trained."""
     train_dir = tmp_path / "train"

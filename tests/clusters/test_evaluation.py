@@ -28,6 +28,7 @@ def test_an_evaluation_that_is_good_enough_ends_training(tmp_path, black_and_whi
         assert "worker 1: the chief says that the model is good enough" in cluster["worker 1"].output()
 
 
+@pytest.mark.long
 def test_an_evaluator_evaluates_each_checkpoint_once(tmp_path, black_and_white_dir):
     """It is started before the run, killed in it, and started again; a second one comes after the end."""
     flags = [f"--train_dir={tmp_path}", f"--data_dir={black_and_white_dir}", "--train_steps=8000"]

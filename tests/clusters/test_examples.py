@@ -15,6 +15,7 @@ EXAMPLE = PROJECT / "examples" / "fashion_mnist"
 FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not (os.environ.get("CI") or FASHION_MNIST.is_dir()),
     reason="needs Fashion-MNIST (Debian: apt-get install dataset-fashion-mnist)",

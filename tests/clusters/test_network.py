@@ -223,6 +223,7 @@ def wait_for_steps(worker, count):
     poll_for(lambda: num_steps(worker) >= last, f"{count} steps more")
 
 
+@pytest.mark.long
 def test_a_link_that_is_cut_for_20_secs_is_survived(hosts, slow_run):
     with slow_run() as cluster:
         hosts.cut(PS, WORKER_1)
@@ -267,6 +268,7 @@ def test_100_ms_of_delay_and_1_percent_loss_slow_training_and_break_nothing(
         assert float(secs) >= int(steps) * 2 * 0.2, "a step takes two round trips at least"
 
 
+@pytest.mark.long
 @NEEDS_PRIVATE_MOUNTS
 @pytest.mark.usefixtures("hosts")
 def test_a_cut_link_a_full_disk_and_other_addresses_lose_nothing(tmp_path, black_and_white_dir):

@@ -4,13 +4,12 @@ import contextlib
 import itertools
 import re
 import signal
-import sys
 
 import pytest
 
-from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Cluster, Process, poll_for
+from benchmarks.testbed.processes import Cluster, poll_for
 from runtime.report import history
-from tests import forked
+from tests import chaos, forked
 from tests.disturbed import PROGRESS, DisturbedCluster
 
 
@@ -30,6 +29,7 @@ def start(tmp_path, black_and_white_dir):
     return start
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
 def test_all_workers_train_again_after_the_restart_of_any_task_and_any_pair(start, mode):
     with start("--train_steps=1000000", "--save_checkpoint_secs=1", *mode) as (cluster, disturbed):
@@ -160,6 +160,7 @@ def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
 
 
 # With Adam, undisturbed asynchronous runs end up to 0.4 points apart, so SGD is what an accuracy is checked with.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "flags",
     [
@@ -169,8 +170,6 @@ def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
     ],
     ids=["asynchronous", "synchronous", "local_steps"],
 )
-def test_random_faults_lose_nothing_and_hang_nothing(tmp_path, mnist_dir, flags):
-    chaos_test = [sys.executable, str(PROJECT / "tests" / "chaos.py"), "--minutes=0"]
-    process = Process([*chaos_test, *flags], tmp_path / "output")
-    assert process.wait(timeout_secs=4 * DEADLINE_SECS) == 0, process.output()
-    assert re.search(r"^\| all \| [1-9]", process.output(), re.MULTILINE), "the table counts the faults"
+def test_random_faults_lose_nothing_and_hang_nothing(capsys, mnist_dir, flags):
+    chaos.main(["--minutes=0", f"--data_dir={mnist_dir}", *flags])
+    assert re.search(r"^\| all \| [1-9]", capsys.readouterr().out, re.MULTILINE), "the table counts the faults"

@@ -3,6 +3,8 @@
 import json
 import signal
 
+import pytest
+
 from benchmarks.testbed.processes import Cluster
 from tests.clusters.test_training import PROGRESS, assert_all_end, steps_logged
 
@@ -33,6 +35,7 @@ def test_in_graph_the_chief_trains_on_all_workers_and_outlives_the_death_of_one(
     assert result["global_step"] == 300, "no other client takes steps"
 
 
+@pytest.mark.long
 def test_in_graph_a_worker_that_does_not_come_back_ends_the_run_and_a_signal_saves_it(tmp_path, black_and_white_dir):
     flags = ["--replication=in_graph", f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
     flags += ["--train_steps=1000000", "--log_every_secs=0.1", "--recovery_timeout_secs=2"]

@@ -124,6 +124,7 @@ def wait_for_end(slurm, job):
     return slurm.state(job)
 
 
+@pytest.mark.long
 def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
     train_dir = slurm.folder / "train"
     flags = ["--train_steps=6000", "--learning_rate=0.002", "--log_every_secs=0.1"]

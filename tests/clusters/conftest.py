@@ -1,0 +1,3 @@
+def pytest_collection_modifyitems(items):
+    """Let the long tests come first."""
+    items.sort(key=lambda item: not item.get_closest_marker("long"))
