@@ -12,9 +12,9 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
-from typing import NoReturn
 
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
@@ -31,7 +31,7 @@ from runtime.cluster.agreement import Agreement
 from runtime.cluster.connection import Connection
 from runtime.cluster.discovery import discover
 from runtime.cluster.leaving import Departure
-from runtime.cluster.roll_call import RollCall
+from runtime.cluster.roll_call import RollCall, dismiss_servers
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data import download, streams
@@ -41,7 +41,6 @@ from runtime.flags import define_flags
 from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_server_config, make_session_config
-from runtime.process import end_process
 from runtime.session import profiling, summaries
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.checkpoints import CheckpointHook, make_train_dir
@@ -152,19 +151,18 @@ def train(
                 session.run(updates.train_op)
 
     if task.is_chief:
-        finish(task, connection, watch, roll_call, evaluate, checkpoint_hook, progress, train_dir)
+        finish(task, connection, watch, evaluate, checkpoint_hook, progress, train_dir)
 
 
 def finish(
     task: Task,
     connection: Connection,
     watch: Watch,
-    roll_call: RollCall,
     evaluate: Evaluate,
     checkpoint_hook: CheckpointHook,
     progress: ProgressHook,
     train_dir: str,
-) -> NoReturn:
+) -> None:
     """Test the finished model, save what came of it, and let the ps tasks go. They keep it until then."""
     session = connection.session()
     measures = evaluate_and_save(session, evaluate, checkpoint_hook)
@@ -176,10 +174,11 @@ def finish(
         lambda: result.write(train_dir),
     ]
     keep_trying(task, steps, FLAGS.recovery_timeout_secs)
-    roll_call.say_last_word(session, watch)
+    with contextlib.suppress(tf.errors.OpError):  # a ps does not answer: then this waits for it below
+        session.close()
+    dismiss_servers(task, watch)
     record_test(measures, train_dir)
     report.write(train_dir)
-    end_process(0)  # without closing the session, for which TensorFlow would ask the ps tasks once more
 
 
 def make_scaffold(

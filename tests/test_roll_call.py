@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
 from runtime.cluster.lives import life_of
-from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall
+from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, dismiss_servers
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.launch.ports import choose_ports
 
@@ -73,6 +73,6 @@ def test_the_last_word_is_heard_by_every_server_and_ends_the_watch(local_servers
     chief, graph = build(servers, "worker", 0)
     with servers.worker_session(0, graph) as session:
         watch = Watch(servers.task("worker", 0), Timeouts(startup_secs=60, recovery_secs=60))
-        chief.say_last_word(session, watch)
+        dismiss_servers(servers.task("worker", 0), watch)
         assert texts(chief, session) == ["evaluated"]
         poll_for(lambda: "watch" not in {thread.name for thread in threading.enumerate()}, "end of the watch")

@@ -1,5 +1,6 @@
 """The roll call: what each worker that trains last said of itself, kept on every task that serves it."""
 
+import time
 from collections.abc import Sequence
 from concurrent import futures
 from typing import NamedTuple
@@ -8,10 +9,12 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.lives import life_in
 from runtime.cluster.notes import Notes
-from runtime.cluster.task import Task
-from runtime.cluster.waiting import LOOK_SECS, Watch, wait_until_nothing_is_missing
+from runtime.cluster.probes import REFUSED, probe
+from runtime.cluster.task import Peer, Task
+from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch, wait_until_nothing_is_missing
 
 ROLL_CALL = "roll_call"  # the name of its notes
+ANSWER_MS = 5000  # how long a server may take to hear the last word before it is told again
 
 # What a worker says of itself.
 TRAINING = "training"
@@ -51,37 +54,7 @@ class RollCall:
 
     def say(self, session: tf.Session, text: str) -> None:
         """Tell every server what this worker is doing."""
-        session.run(self._say, self._make_word(session, text))
-
-    def say_last_word(self, session: tf.Session, watch: Watch) -> None:
-        """Tell every server that the chief has evaluated, and stop `watch`: each leaves as soon as it has heard.
-
-        End the process after that without closing the session, since that waits for a server that is stopped now.
-
-        Raises:
-          OpError: a server was lost.
-          TimeoutError: a server has not heard it within the recovery timeout.
-        """
-        watch.stop()  # it would take those that leave for lost
-        word = self._make_word(session, EVALUATED)
-        threads = futures.ThreadPoolExecutor(len(self._say))  # TensorFlow itself waits without a deadline
-        heard = {
-            server: threads.submit(session.run, say, word)
-            for server, say in zip(self._task.servers, self._say, strict=True)
-        }
-        futures.wait(heard.values(), LOOK_SECS)
-
-        def describe_deaf() -> str:
-            deaf = [str(server) for server, answer in heard.items() if not answer.done()]
-            return f"{', '.join(deaf)} to hear that the run has ended" if deaf else ""
-
-        remedy = "the result is saved; let go on or end what does not answer, and start this task again"
-        wait_until_nothing_is_missing(self._task, describe_deaf, watch.timeouts.recovery_secs, remedy)
-        for answer in heard.values():
-            answer.result()
-
-    def _make_word(self, session: tf.Session, text: str) -> dict[tf.Tensor, str]:
-        return {self._word: f"{text} {life_in(session, self._task.device)}"}
+        session.run(self._say, {self._word: f"{text} {life_in(session, self._task.device)}"})
 
     def listen(self, session: tf.Session) -> list[Word]:
         """Return what each client last said, by task index.
@@ -93,6 +66,52 @@ class RollCall:
     def listen_to_chief(self, session: tf.Session) -> Word:
         """Return what the chief last said."""
         return _to_word(session.run(self._chief_said)[0])
+
+
+def dismiss_servers(task: Task, watch: Watch) -> None:
+    """Say the last word of the chief, `task`, to every server, and stop `watch`: each leaves once it has heard it.
+
+    Raises:
+      OpError: a server was lost.
+      TimeoutError: a server has not heard it within the recovery timeout.
+    """
+    watch.stop()  # it would take those that leave for lost
+    threads = futures.ThreadPoolExecutor(len(task.servers))
+    heard = {server: threads.submit(_dismiss, server) for server in task.servers}
+    futures.wait(heard.values(), LOOK_SECS)
+
+    def describe_deaf() -> str:
+        deaf = [str(server) for server, answer in heard.items() if not answer.done()]
+        return f"{', '.join(deaf)} to hear that the run has ended" if deaf else ""
+
+    remedy = "the result is saved; let go on or end what does not answer, and start this task again"
+    wait_until_nothing_is_missing(task, describe_deaf, watch.timeouts.recovery_secs, remedy)
+    for answer in heard.values():
+        answer.result()
+
+
+def _dismiss(server: Peer) -> None:
+    """Say the last word to `server` until it has heard it, also if it is stopped meanwhile.
+
+    Each time in a session with it alone: one with the cluster would wait for those that have left, without a deadline.
+    """
+    config = tf.ConfigProto(device_filters=[server.device], operation_timeout_in_ms=ANSWER_MS)
+    with tf.Graph().as_default() as graph, tf.device(server.device):
+        say = Notes(server.device, ROLL_CALL).write(0, tf.constant(EVALUATED))
+    may_have_heard = False
+    while True:
+        try:
+            with tf.Session(f"grpc://{server.address}", graph=graph, config=config) as session:
+                session.run(say)
+                may_have_heard = True
+                return
+        except tf.errors.OpError:
+            if probe(server.address) == REFUSED:
+                if may_have_heard:
+                    return
+                raise
+            may_have_heard = True  # once it goes on
+        time.sleep(POLL_SECS)
 
 
 def _build_said(notes: Sequence[Notes], workers: Sequence[int]) -> tf.Tensor:

@@ -8,6 +8,9 @@ import signal
 import pytest
 
 from benchmarks.testbed.processes import Cluster, poll_for
+from runtime.cluster.roll_call import dismiss_servers
+from runtime.cluster.task import Task
+from runtime.cluster.waiting import Timeouts, Watch
 from runtime.report import history
 from tests import chaos, forked
 from tests.disturbed import PROGRESS, DisturbedCluster
@@ -106,26 +109,33 @@ def test_a_stopped_ps_is_no_answer_and_ends_its_workers(start):
         cluster["ps 1"].kill()
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_ps_that_is_stopped_when_the_chief_ends_is_waited_for(start, tmp_path, goes_on):
-    """The other ps has heard the chief's last word, and left, by then."""
+def test_a_ps_that_is_stopped_while_the_chief_ends_ends_the_chief(start, tmp_path):
     export_dir = tmp_path / "export"
-    with start("--train_steps=10000", "--recovery_timeout_secs=10", f"--export_dir={export_dir}") as (cluster, _):
+    with start("--train_steps=10000", "--recovery_timeout_secs=5", f"--export_dir={export_dir}") as (cluster, _):
         export_dir.rmdir()
         chief = cluster["worker 0"]
         chief.wait_for_output("could not be exported")
         cluster["ps 1"].send(signal.SIGSTOP)
         export_dir.mkdir()
-        awaited = f"ps 1 at {cluster.address['ps 1']} to hear that the run has ended"
-        chief.wait_for_output(f"waiting for {awaited}\n")
+        assert chief.wait() == 1
+        assert re.search(rf"error: worker 0 waited \d+ s for ps 1 at {cluster.address['ps 1']} ", chief.output())
+        for name in ("ps 0", "ps 1"):
+            cluster[name].kill()
+
+
+def test_a_ps_that_is_stopped_when_it_shall_leave_is_waited_for_and_leaves_when_it_goes_on(tmp_path):
+    with Cluster(tmp_path, 2, 1) as cluster:
+        cluster.start("ps 0", "ps 1")
+        for name in ("ps 0", "ps 1"):
+            cluster[name].wait_for_output("serving")
+        cluster["ps 1"].send(signal.SIGSTOP)
+        chief = Task("worker", 0, tuple(cluster.ps_hosts.split(",")), (cluster.worker_hosts,))
+        deaf = f"waited 2 s for ps 1 at {cluster.address['ps 1']} to hear that the run has ended: the result is saved"
+        with pytest.raises(TimeoutError, match=deaf):
+            dismiss_servers(chief, Watch(chief, Timeouts(startup_secs=300, recovery_secs=2)))
         assert cluster["ps 0"].wait() == 0
-        if goes_on:
-            cluster["ps 1"].send(signal.SIGCONT)
-            assert set(cluster.wait().values()) == {0}
-        else:
-            assert chief.wait() == 1
-            assert f"error: worker 0 waited 10 s for {awaited}: the result is saved; let go on or end" in chief.output()
-            cluster["ps 1"].kill()
+        cluster["ps 1"].send(signal.SIGCONT)
+        assert cluster["ps 1"].wait() == 0
 
 
 def test_a_ps_whose_chief_never_comes_ends_and_names_it(tmp_path):
