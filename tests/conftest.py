@@ -27,7 +27,7 @@ from tests import forked, idx_files
 # what it runs in the background ignore SIGINT; then every child would ignore it too.
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
-Cluster.popen = forked.Popen
+Cluster.fork = forked.Popen
 tf.disable_eager_execution()
 tf.disable_control_flow_v2()
 tf.logging.set_verbosity(tf.logging.ERROR)

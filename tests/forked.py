@@ -15,6 +15,7 @@ import tempfile
 
 from benchmarks.testbed.processes import PROJECT
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _CONTEXT = multiprocessing.get_context("forkserver")
 _SIGNAL_AT_END_OF_PARENT = 1  # PR_SET_PDEATHSIG, for Linux' prctl()
 
@@ -31,14 +32,26 @@ def _kill_children():
 
 
 class Popen:
-    """What `subprocess.Popen` is, for `[sys.executable, ...]` with its output in files, and no input."""
+    """What `subprocess.Popen` is, for `[sys.executable, ...]` with its output in files, and no input.
 
-    def __init__(self, arguments, stdout, stderr=subprocess.STDOUT, env=None, cwd=None, stdin=subprocess.DEVNULL):
+    It may run in the user and network namespaces of another process.
+    """
+
+    def __init__(
+        self,
+        arguments,
+        stdout,
+        stderr=subprocess.STDOUT,
+        env=None,
+        cwd=None,
+        stdin=subprocess.DEVNULL,
+        namespaces_of=None,
+    ):
         assert arguments[0] == sys.executable, arguments
         assert stdin == subprocess.DEVNULL
         outputs = [stdout.name, stdout.name if stderr == subprocess.STDOUT else stderr.name]
         environment = dict(os.environ if env is None else env)
-        arguments = (list(map(str, arguments[1:])), outputs, environment, cwd or os.getcwd())
+        arguments = (list(map(str, arguments[1:])), outputs, environment, cwd or os.getcwd(), namespaces_of)
         self._process = _CONTEXT.Process(target=_become, args=arguments, daemon=True)
         self._process.start()
         self.pid = self._process.pid
@@ -71,10 +84,14 @@ def run(*arguments, timeout_secs=300):
         return subprocess.CompletedProcess(arguments, status, stdout.read(), stderr.read())
 
 
-def _become(arguments, outputs, environment, cwd):
+def _become(arguments, outputs, environment, cwd, namespaces_of):
     """Be the process that `python ARGUMENTS` would be: this one was forked for it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SIGNAL_AT_END_OF_PARENT, signal.SIGKILL)
+    if namespaces_of:
+        for namespace in [os.open(f"/proc/{namespaces_of}/ns/{name}", os.O_RDONLY) for name in ("user", "net")]:
+            if _libc.setns(namespace, 0):
+                raise OSError(ctypes.get_errno(), "setns() failed")
+    if sys.platform == "linux":  # after that, which would undo it
+        _libc.prctl(_SIGNAL_AT_END_OF_PARENT, signal.SIGKILL)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)

@@ -75,6 +75,10 @@ class Network:
     def address(self, host):
         return self._addresses[host]
 
+    def pid(self, host):
+        """Return a process that is on a host."""
+        return self._hosts[host].pid
+
     def command(self, host):
         """Return what, before a program and its arguments, runs it on a host, as this child and no longer than us."""
         return [*_enter(self._hosts[host]), "setpriv", "--pdeathsig", "KILL"]

@@ -1,6 +1,7 @@
 """Real processes of `distributed.py` on this machine, and how to wait for what they do."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import re
@@ -97,7 +98,7 @@ class Cluster:
     is an error unless there is one already.
     """
 
-    popen = subprocess.Popen  # what starts the tasks for which flags are all that is given
+    fork = None  # what starts a task for which flags are all that is given, instead of `subprocess.Popen`
 
     def __init__(self, folder, num_ps, num_workers, *flags, network=None, script="distributed.py"):
         self.names = [f"ps {i}" for i in range(num_ps)] + [f"worker {i}" for i in range(num_workers)]
@@ -135,11 +136,14 @@ class Cluster:
 
     def start_with(self, name, *flags, env=None, before=(), **options):
         """Start a task with these flags and nothing else; `before` is a command that runs it."""
-        on_host = self.network.command(self.host[name]) if self.network else []
-        command = [*on_host, *before, sys.executable, str(self._script), *flags]
+        command = [sys.executable, str(self._script), *flags]
+        if self.fork and not (before or env or options):
+            host = self.network.pid(self.host[name]) if self.network else None
+            options["popen"] = functools.partial(Cluster.fork, namespaces_of=host)
+        else:
+            on_host = self.network.command(self.host[name]) if self.network else []
+            command = [*on_host, *before, *command]
         output = self._folder / f"{name.replace(' ', '-')}.log"
-        if not (on_host or before or env or options):
-            options["popen"] = Cluster.popen
         self.tasks[name] = Process(command, output, env, cwd=self._folder, **options)
 
     def __getitem__(self, name):
