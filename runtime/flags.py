@@ -32,6 +32,7 @@ def define_flags(models: Sequence[str]) -> flags.FlagValues:
 
 def _define_cluster() -> None:
     """Define the cluster, and which of its tasks this process is."""
+    flags.DEFINE_boolean("version", False, "print the version of this program and of what it uses, and end")
     flags.DEFINE_enum("job_name", None, ["ps", "worker", "evaluator"], "what this process is")
     flags.DEFINE_integer("task_index", None, "its index within the job; worker 0 is the chief", 0)
     flags.DEFINE_list("ps_hosts", "localhost:2222", "comma-separated host:port of the ps tasks")

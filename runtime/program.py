@@ -1,11 +1,13 @@
 """How the program starts and ends: from the command line to an exit status, with one line for every error."""
 
+import platform
+import sys
 from collections.abc import Callable, Sequence
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
 
-from runtime import output
+from runtime import VERSION, output
 from runtime.cluster import host_lists, signals
 from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
 from runtime.process import allow_many_files, end_process, set_session_niceness
@@ -34,6 +36,9 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
     except flags.Error as error:
         output.write_in_background()
         end_process(UNUSABLE_STATUS, f"{error} (see --help)")
+    if flags.FLAGS["version"].value:
+        print(f"distributed-mnist {VERSION}, TensorFlow {tf.__version__}, Python {platform.python_version()}")
+        sys.exit()
     return [program]
 
 

@@ -1,6 +1,8 @@
 """The faults that hit a cluster in a soak: small ones, which most tasks survive, and great ones, which end many."""
 
 import contextlib
+import fcntl
+import os
 import pathlib
 import random
 import signal
@@ -12,7 +14,8 @@ from tests.disturbed import DisturbedCluster, Recovery
 RECOVERY_SECS = STARTUP_SECS = 30  # how long tasks wait
 TOO_LONG_SECS = 40.0  # longer than that
 SHORT_SECS = (1.0, 8.0)
-LAST_STEPS = 1000  # after the last start
+LAST_STEPS = 10000  # after the last start
+PIPE_BYTES = 4096  # the smallest that Linux has
 
 
 class ExposedCluster(DisturbedCluster):
@@ -50,6 +53,33 @@ class ExposedCluster(DisturbedCluster):
         poll_for(lambda: self.restart_failed() or self.last_checkpoint() != saved, "new checkpoint")
         return recovery
 
+    def stop_reading(self) -> Recovery:
+        """Start a task again, with an output that nobody reads: the cluster trains on, and the task stops in order."""
+        name, before = self._victim(), self.look()
+        self.cluster[name].kill()
+        reader, writer = os.pipe()
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        into_pipe = ["sh", "-c", f'exec "$0" "$@" >&{writer} 2>&1']
+        self.cluster.start_with(
+            name, *self.cluster.role(name), *self.cluster.flags, before=into_pipe, pass_fds=[writer]
+        )
+        for is_full in (False, True):  # the import of TensorFlow needs somebody who reads its lines, or an empty pipe
+            if is_full:
+                os.set_blocking(writer, False)
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        os.write(writer, b"\n")
+                os.set_blocking(writer, True)
+            saved = self.last_checkpoint()
+            poll_for(lambda saved=saved: self.restart_failed() or self.last_checkpoint() > saved, "new checkpoint")
+        self.cluster[name].send(signal.SIGTERM)
+        status = self.cluster[name].wait()
+        assert status == 128 + signal.SIGTERM, f"{name}, whose output nobody read, ended with {status}"
+        os.close(reader)
+        os.close(writer)
+        self.cluster.start(name)
+        return self.recover("nobody reads the output of", (name,), before)
+
     def stop_too_long(self) -> Recovery:
         return self.stop(self._rng.choice(self.cluster.names), TOO_LONG_SECS, "stop too long")
 
@@ -65,9 +95,11 @@ class ExposedCluster(DisturbedCluster):
         return self._end_and_start("other addresses for all", lambda: self.cluster.place(hosts))
 
     def finish(self, min_steps: int) -> None:
-        """End all tasks, and start them for a last few steps."""
+        """End all tasks, and start them for a last few steps, at the end of which the disk is full."""
         steps = max(min_steps, self.look().step + LAST_STEPS)
         self._end_and_start("last steps for all", lambda: self.cluster.flags.append(f"--train_steps={steps}"))
+        with self._full_disk():
+            self.cluster["worker 0"].wait_for_output("waiting for room for the result")
         poll_for(self.restart_failed, "end of every task with status 0")
 
     def _end_and_start(self, action: str, change: Callable[[], None] = lambda: None) -> Recovery:
@@ -109,6 +141,7 @@ SMALL_FAULTS = {
     "stop": ExposedCluster.stop_shortly,
     "cut": ExposedCluster.cut_shortly,
     "fill": ExposedCluster.fill_disk,
+    "pipe": ExposedCluster.stop_reading,
 }
 GREAT_FAULTS = {
     "end_all": ExposedCluster.end_all,

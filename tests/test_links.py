@@ -19,7 +19,7 @@ from tests import forked
 PROJECT = pathlib.Path(__file__).parents[1]
 README = PROJECT / "README.md"
 PAGES = sorted((PROJECT / "docs").glob("*.md"))
-DOCUMENTS = [README, *PROJECT.glob("CONTRIBUTING.md"), *PAGES]
+DOCUMENTS = [README, PROJECT / "CONTRIBUTING.md", PROJECT / "CHANGELOG.md", *PAGES]
 MAX_README_LINES, MAX_README_WORDS, MAX_PAGE_LINES = 150, 1200, 200
 NUM_PIECES = 2  # a message may be put together from this many string literals between two variable parts
 

@@ -13,7 +13,7 @@ from runtime.data import download
 PROGRAM = "run_local_cluster.sh"
 UNUSABLE_STATUS = 2  # as of the tasks
 CHOSEN = re.compile(r"--?((job_name|task_index|ps_hosts|worker_hosts)(?==|$))")
-HELP = re.compile(r"--?help(full|short|xml)$")
+HELP = re.compile(r"--?(help(full|short|xml)|version)$")
 
 
 class Options(NamedTuple):
