@@ -12,7 +12,6 @@ from absl import logging
 MAX_LINES = 1000  # that wait until they can be written
 WRITING_SECS = 1.0  # how long the end of the process waits for them
 STDERR = 2  # its file number
-LOST = b"%d lines are missing here: nobody read, or there was no room\n"
 
 _writer: "_Writer | None" = None  # None: who says something writes it
 
@@ -63,7 +62,8 @@ class _Writer:
     def _keep_writing(self) -> None:
         while True:
             file, line, num_lost = self._take()
-            if num_lost and not self._write(STDERR, LOST % num_lost):
+            lost = f"{num_lost} lines are missing here: nobody read, or there was no room\n"
+            if num_lost and not self._write(STDERR, lost.encode()):
                 num_lost = 0
             error = self._write(file, line)
             if error and file != STDERR:

@@ -38,6 +38,8 @@ def _stop_threads():
     yield
     for coordinator in Worker.coordinators:
         coordinator.request_stop()
+    for coordinator in Worker.coordinators:  # a thread may just be looking
+        coordinator.join(stop_grace_period_secs=60)
     Worker.coordinators.clear()
 
 
@@ -354,7 +356,7 @@ def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, mo
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     step_together(*workers)
     # The servers of this process cannot be stopped.
-    monkeypatch.setattr(probes, "probe", lambda address: "connection refused")
+    monkeypatch.setattr(probes.Line, "ask", lambda line: "connection refused")
     for step in range(2, 5):  # from here on worker 0 takes both shares
         while workers[0].read()[1] < step:
             step_together(workers[0])
@@ -371,7 +373,7 @@ def test_after_the_end_nobody_is_lost(local_servers, monkeypatch, caplog):
     servers = local_servers(1, 2)
     chief, other = (Worker(servers, index, replicas=1, train_steps=1) for index in range(2))
     other.step()
-    monkeypatch.setattr(probes, "probe", lambda address: "connection refused")  # the other has ended
+    monkeypatch.setattr(probes.Line, "ask", lambda line: "connection refused")  # the other has ended
     chief.step()  # none is left for it
     chief.coord.wait_for_stop(1)
     assert chief.read()[1] == 1
@@ -436,7 +438,7 @@ def test_a_worker_that_waits_for_another_ps_after_the_last_step_goes_on_when_its
         change = [worker.global_step.assign_add(1), aggregation.num_updates.assign_add(1)]
         hand_out = aggregation._hand_out(aggregation._tokens[1], tf.constant(2))
     worker.session.run([change, hand_out])
-    monkeypatch.setattr(probes, "probe", lambda address: "connection refused")
+    monkeypatch.setattr(probes.Line, "ask", lambda line: "connection refused")
     waiting.join(60)
     assert not waiting.is_alive(), "nobody hands out a token"
 
