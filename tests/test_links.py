@@ -176,7 +176,7 @@ EXERCISED = {
     "wg-quick up mnist": ENCRYPTED,
     "iptables -A INPUT -p tcp --dport 2222 ! -s 10.0.0.0/24 -j DROP": RunBy("def test_the_firewall_rule_"),
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),
-    ".venv/bin/python tests/soak.py --seed 1 2 --minutes 30 --write": Offered(),
+    ".venv/bin/python tests/soak.py --seed 1 2 --minutes 20 --write": Offered(),
     "./run_local_cluster.sh --profile_steps=1000:1100 --train_dir=runs/traced": ParsedFlags(),
     ".venv/bin/python -m runtime.trace TRAIN_DIR": RunBy('"-m", "runtime.trace"'),
     "sudo apt-get install dataset-fashion-mnist": RunBy("packages+=(dataset-fashion-mnist)"),

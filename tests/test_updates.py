@@ -38,9 +38,10 @@ def _stop_threads():
     yield
     for coordinator in Worker.coordinators:
         coordinator.request_stop()
-    for coordinator in Worker.coordinators:  # a thread may just be looking
-        coordinator.join(stop_grace_period_secs=60)
     Worker.coordinators.clear()
+    for thread in threading.enumerate():
+        if thread.name == "look":
+            thread.join(60)
 
 
 def make_indices(num_batches):
