@@ -15,11 +15,11 @@ import tempfile
 
 from benchmarks.testbed.processes import PROJECT
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_CONTEXT = multiprocessing.get_context("forkserver")
 _SIGNAL_AT_END_OF_PARENT = 1  # PR_SET_PDEATHSIG, for Linux' prctl()
+_libc = ctypes.CDLL(None, use_errno=True)
 
-# A child would otherwise import what multiprocessing takes for its main module: pytest.
+# Every child imports what multiprocessing takes for the main module, which is pytest.
+_CONTEXT = multiprocessing.get_context("forkserver")
 _modules = sorted(name for name in sys.modules if name.partition(".")[0] in ("model", "mnist_input", "runtime"))
 _CONTEXT.set_forkserver_preload(["runtime.environment", *_modules, "pytest", __name__])
 
