@@ -59,7 +59,7 @@ class ExposedCluster(DisturbedCluster):
         self.cluster[name].kill()
         reader, writer = os.pipe()
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        into_pipe = ["sh", "-c", f'exec "$0" "$@" >&{writer} 2>&1']
+        into_pipe = ["sh", "-c", f'exec "$0" "$@" >/dev/fd/{writer} 2>&1']
         self.cluster.start_with(
             name, *self.cluster.role(name), *self.cluster.flags, before=into_pipe, pass_fds=[writer]
         )
