@@ -1,4 +1,4 @@
-"""This process: the priority of its session, how many files it may open, and its end."""
+"""This process: how many files it may open, and its end."""
 
 import contextlib
 import os
@@ -7,20 +7,6 @@ import sys
 from typing import NoReturn
 
 from runtime import events, output
-
-AUTOGROUP = "/proc/self/autogroup"  # of the scheduler; a session, such as a terminal's, is one group
-
-
-def set_session_niceness(niceness: int) -> None:
-    """Set how much the session of this process yields to other sessions, if a terminal started this process.
-
-    Linux shares the processors among sessions before it looks at the niceness of threads. Elsewhere, and in a session
-    that no terminal shows, this does nothing.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        if os.isatty(sys.stdin.fileno()):
-            with open(AUTOGROUP, "w") as file:
-                file.write(str(niceness))
 
 
 def allow_many_files() -> None:
@@ -41,5 +27,4 @@ def end_process(status: int, message: str = "") -> NoReturn:
         print(f"error: {message}", file=sys.stderr)
     was_recorded.wait(events.WRITING_SECS)
     output.wait_until_written()
-    set_session_niceness(0)  # the terminal is the user's again
     os._exit(status)

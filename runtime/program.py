@@ -10,7 +10,7 @@ from absl import app, flags, logging
 from runtime import VERSION, output
 from runtime.cluster import host_lists, signals
 from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
-from runtime.process import allow_many_files, end_process, set_session_niceness
+from runtime.process import allow_many_files, end_process
 from runtime.session.stopping import StoppedError
 
 
@@ -44,7 +44,6 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
 
 def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> None:
     output.write_in_background()
-    set_session_niceness(0)  # a task that was killed may have left another one
     allow_many_files()
     signals.start_listening()
     status, message = 0, ""

@@ -7,19 +7,18 @@ import sys
 import psutil
 
 from runtime.cluster.task import Task
-from runtime.process import set_session_niceness
 
 NICENESS = 10  # gives a task that starts nine tenths of a core that both want
 
 
 def lower_priority(task: Task) -> None:
-    """Lower the priority of all threads of this process, and of its session, unless it is the only task on its host.
+    """Lower the priority of all threads of this process, unless it is the only task on its host.
 
-    Only on Linux do threads and sessions have a niceness of their own.
+    Only on Linux do threads have a niceness of their own. It counts among the tasks of one session, as those of the
+    launcher: Linux shares the processors among sessions before that.
     """
     if sys.platform != "linux" or task.num_tasks_on_host == 1:
         return
-    set_session_niceness(NICENESS)
     niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
     is_complete = False
     while not is_complete:  # a thread may start another one before its own turn comes

@@ -273,26 +273,6 @@ def test_what_trains_lets_what_starts_go_first(tmp_path, black_and_white_dir):
             assert cluster[name].wait() == 128 + signal.SIGTERM
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/autogroup"), reason="sessions have no niceness on this system")
-def test_in_a_terminal_of_its_own_a_task_that_trains_lets_other_sessions_go_first(tmp_path, black_and_white_dir):
-    with Cluster(tmp_path, 1, 1, "--train_steps=1000000", f"--data_dir={black_and_white_dir}") as cluster:
-        _, terminal = os.openpty()
-        in_terminal = {"stdin": terminal, "start_new_session": True}
-        then = ["sh", "-c", '"$@"; cat /proc/self/autogroup', "sh"]
-        for name in cluster.names:
-            cluster.start_with(name, *cluster.role(name), *cluster.flags, before=then, **in_terminal)
-        cluster["worker 0"].wait_for_output(PROGRESS)
-        for name, task in cluster.tasks.items():
-            autogroup = pathlib.Path(f"/proc/{task.pid}/autogroup")
-            poll_for(
-                lambda file=autogroup: file.read_text().endswith(" nice 10\n"), f"niceness of the session of {name}"
-            )
-        for name in ("worker 0", "ps 0"):
-            (task,) = psutil.Process(cluster[name].pid).children()
-            task.send_signal(signal.SIGTERM)
-            cluster[name].wait_for_output(r"/autogroup-\d+ nice 0\n")
-
-
 def test_a_signal_stops_a_worker_after_its_step_and_the_chief_saves(tmp_path, black_and_white_dir):
     flags = ["--train_steps=1000000", "--save_checkpoint_secs=600", "--log_every_secs=0.1"]
     with Cluster(tmp_path, 1, 2, *flags, f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}") as cluster:
