@@ -13,6 +13,7 @@ from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.machine.session_config import make_session_config
+from runtime.member import choose_task
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 from runtime.updates.mode import Mode
 
@@ -212,11 +213,11 @@ def test_the_cluster_comes_from_tf_config_unless_a_flag_describes_it(set_flags, 
         "TF_CONFIG", '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "ps", "index": 0}}'
     )
     set_flags("--train_steps=5")
-    assert distributed.choose_task() == Task("ps", 0, ("a:1",), ("b:2",))
+    assert choose_task(distributed.FLAGS) == Task("ps", 0, ("a:1",), ("b:2",))
 
 
 def test_flags_win_over_tf_config(set_flags, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "not used")
     set_flags("--job_name=worker", "--task_index=1")
-    task = distributed.choose_task()
+    task = choose_task(distributed.FLAGS)
     assert task == Task("worker", 1, ("localhost:2222",), ("localhost:2223", "localhost:2224"))
