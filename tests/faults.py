@@ -5,6 +5,7 @@ import fcntl
 import os
 import pathlib
 import random
+import re
 import signal
 from collections.abc import Callable, Iterator
 
@@ -56,6 +57,8 @@ class ExposedCluster(DisturbedCluster):
     def stop_reading(self) -> Recovery:
         """Start a task again, with an output that nobody reads: the cluster trains on, and the task stops in order."""
         name, before = self._victim(), self.look()
+        events = self._train_dir / "events" / f"{name.replace(' ', '-')}.jsonl"
+        num_starts = events.read_text().count('"starting"')
         self.cluster[name].kill()
         reader, writer = os.pipe()
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -63,15 +66,19 @@ class ExposedCluster(DisturbedCluster):
         self.cluster.start_with(
             name, *self.cluster.role(name), *self.cluster.flags, before=into_pipe, pass_fds=[writer]
         )
-        for is_full in (False, True):  # the import of TensorFlow needs somebody who reads its lines, or an empty pipe
-            if is_full:
-                os.set_blocking(writer, False)
-                with contextlib.suppress(BlockingIOError):
-                    while True:
-                        os.write(writer, b"\n")
-                os.set_blocking(writer, True)
-            saved = self.last_checkpoint()
-            poll_for(lambda saved=saved: self.restart_failed() or self.last_checkpoint() > saved, "new checkpoint")
+
+        def is_at_work() -> bool:
+            _, *lives = events.read_text().split('"starting"')
+            return len(lives) > num_starts and bool(re.search('"(serving|training)"', lives[-1]))
+
+        poll_for(lambda: self.restart_failed() or is_at_work(), f"{name} at work, whose output nobody reads")
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"\n")
+        os.set_blocking(writer, True)
+        saved = self.last_checkpoint()
+        poll_for(lambda: self.restart_failed() or self.last_checkpoint() > saved, "new checkpoint")
         self.cluster[name].send(signal.SIGTERM)
         status = self.cluster[name].wait()
         assert status == 128 + signal.SIGTERM, f"{name}, whose output nobody read, ended with {status}"
