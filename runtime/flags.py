@@ -1,4 +1,4 @@
-"""The flags of `distributed.py`, in groups, and which values are refused. Only the script reads them."""
+"""The flags of `distributed.py`, in groups, and which values are refused. `member.py` and the script read them."""
 
 from collections.abc import Sequence
 

@@ -76,3 +76,13 @@ def test_a_signal_stops_every_task_with_sigterm(launch, number, status):
     run.send(number)
     assert run.wait(DEADLINE_SECS) == status
     assert "worker 0: saved\n" in run.output()
+
+
+def test_ctrl_c_while_tensorflow_is_imported_ends_the_launcher_without_a_traceback(tmp_path):
+    command = make_command(tmp_path, "")
+    (tmp_path / "distributed.py").write_text("import time\nopen('importing', 'w').close()\ntime.sleep(1000)\n")
+    run = Process(command, tmp_path / "output", cwd=tmp_path)
+    poll_for((tmp_path / "importing").exists, "import")
+    run.send(signal.SIGINT)
+    assert run.wait(DEADLINE_SECS) == -signal.SIGINT
+    assert run.output() == "run_local_cluster.sh: loading TensorFlow\n"

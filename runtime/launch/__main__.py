@@ -3,11 +3,17 @@
 `run_local_cluster.sh` calls it as `python runtime/launch ARGUMENT...`, in a Python that has the packages.
 """
 
+import signal
+
+# Ctrl-C ends this process without the traceback of an import.
+is_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell may ignore it
+if is_interruptible:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import datetime
 import logging
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 
@@ -89,6 +95,8 @@ def isolate(command: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    if is_interruptible:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what is fetched is cleared away
     try:
         main()
     except KeyboardInterrupt:

@@ -5,12 +5,17 @@
 It imports TensorFlow once, and forks a process for each task: so twenty start as soon as one.
 """
 
+import signal
+
+# Until there is something to end in order, Ctrl-C ends this process at once, without the traceback of an import.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell ignores it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import contextlib
 import fcntl
 import importlib
 import os
 import pathlib
-import signal
 import sys
 from types import ModuleType
 
@@ -69,7 +74,4 @@ def lock(logs: str, train_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    main()
