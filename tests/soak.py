@@ -1,6 +1,6 @@
 """Train for long while all kinds of faults hit the cluster, and check that it loses nothing and its memory stays flat.
 
-    .venv/bin/python tests/soak.py [--seed 1 2] [--minutes 30] [--faults NAME ...] [--write]
+    .venv/bin/python tests/soak.py [--seed 1 2] [--minutes 20] [--faults NAME ...] [--write]
                                    [any flag of distributed.py]
 
 Each task runs on a host of its own. With each seed one cluster trains for the minutes, in rounds. In a round, small
@@ -150,7 +150,7 @@ def main() -> None:
     """Soak clusters as the command line says; end with a traceback at the first thing that must not happen."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[1, 2], help="of the faults, each with a new cluster")
-    parser.add_argument("--minutes", type=float, default=30, help="how long each cluster trains")
+    parser.add_argument("--minutes", type=float, default=20, help="how long each cluster trains")
     parser.add_argument("--faults", nargs="+", choices=[*SMALL_FAULTS, *GREAT_FAULTS], help="only these")
     parser.add_argument("--min_steps", type=int, default=5000, help="global steps of each cluster")
     parser.add_argument("--min_accuracy", type=float, default=0.967, help="of each model on the test images")
