@@ -15,6 +15,7 @@
 
 set -eu
 
+trap 'exit 131' QUIT # bash would ignore it
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 setup=() # bash 3.2, which macOS has, takes an empty array for an unset variable
 for argument; do

@@ -76,6 +76,27 @@ def test_a_wrong_python_costs_no_environment(install, python):
     assert install("requirements.txt") == [], "it is still there"
 
 
+def test_a_python_that_is_killed_while_it_is_asked_costs_no_environment(install):
+    """As Ctrl-C in the first moment does, or a system that is out of memory."""
+    python = install.project / ".venv" / "bin" / "python"
+    python.write_text("#!/bin/sh\nkill -9 $$\n")
+    script = install.project / "runtime" / "launch" / "venv.sh"
+    done = subprocess.run([script, "requirements.txt"], capture_output=True, text=True)
+    assert done.returncode == 128 + 9
+    assert "was ended by signal 9 before it told its version: try again" in done.stderr
+    assert python.exists()
+
+
+def test_an_environment_that_is_half_made_is_made_anew(install):
+    (install.project / ".venv" / "unfinished").touch()
+    script = install.project / "runtime" / "launch" / "venv.sh"
+    (install.project / "requirements.txt").write_text("")
+    done = subprocess.run([script, "requirements.txt"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not (install.project / ".venv" / "unfinished").exists()
+    assert (install.project / ".venv" / "pyvenv.cfg").exists()
+
+
 def test_requirements_are_installed_once_and_again_when_they_change(install):
     assert install("requirements.txt") == ["requirements.txt"]
     assert install("requirements.txt") == []

@@ -156,6 +156,7 @@ EXERCISED = {
     f"python distributed.py {SEVERAL_FLAGS} --job_name=worker --task_index=1": Task("worker", 1, *SEVERAL),
     "python distributed.py --job_name=evaluator --train_dir=/shared/run1": RunBy("def test_an_evaluator_evaluates_"),
     "python distributed.py --help": Executed(status=1),  # as absl has it
+    "python distributed.py --version": Executed(),
     "sbatch deploy/slurm.sbatch": RunBy("def test_a_job_survives_a_kill_and_a_requeue_and_learns("),
     "sbatch deploy/slurm.sbatch --train_dir=runs/slurm-JOB": RunBy("one_that_is_cancelled_can_go_on("),
     "scancel JOB": RunBy("one_that_is_cancelled_can_go_on("),

@@ -3,6 +3,8 @@
 import glob
 import io
 import math
+import resource
+import signal
 import threading
 
 import numpy as np
@@ -223,6 +225,21 @@ def test_a_full_disk_costs_its_summaries_and_nothing_else(tmp_path, capfd):
     (path,) = folder.iterdir()
     assert [event.step for event in tf.train.summary_iterator(str(path))] == [0, 2, 3]
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_a_full_disk_is_not_strewn_with_empty_files(tmp_path):
+    writer = summaries._EventFile(str(tmp_path))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # else it ends this process
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        for step in range(3):
+            writer.write(tf.Event(step=step))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+    writer.write(tf.Event(step=3))
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_model_that_diverges_costs_its_histograms_and_nothing_else(local_servers, set_flags, tmp_path, caplog):

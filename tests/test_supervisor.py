@@ -86,3 +86,28 @@ def test_ctrl_c_while_tensorflow_is_imported_ends_the_launcher_without_a_traceba
     run.send(signal.SIGINT)
     assert run.wait(DEADLINE_SECS) == -signal.SIGINT
     assert run.output() == "run_local_cluster.sh: loading TensorFlow\n"
+
+
+@pytest.mark.parametrize("output", [">&-", ">/dev/full", "| true"])
+def test_a_standard_output_that_is_closed_or_full_or_gone_costs_nothing_but_lines(launch, output):
+    before = ["sh", "-c", f'("$0" "$@"; echo $? >status) {output}']
+    launch("echo worker 0: trains", before=before)
+    status = launch.folder / "status"
+    assert poll_for(lambda: status.exists() and status.read_text(), "end") == "0\n"
+    assert launch.log.read_text() == "worker 0: trains\n"
+
+
+def test_a_signal_when_every_task_has_done_its_part_is_no_stop(launch):
+    run = launch("trap 'exit 0' TERM; echo worker 0: begins; while :; do sleep 0.05; done")
+    run.wait_for_output("worker 0: begins")
+    run.send(signal.SIGINT)
+    assert run.wait(DEADLINE_SECS) == 0
+    assert "to go on" not in run.output()
+
+
+def test_a_task_that_takes_its_time_to_stop_is_named(launch):
+    run = launch("trap 'sleep 5; exit 143' TERM; echo worker 0: begins; while :; do sleep 0.05; done")
+    run.wait_for_output("worker 0: begins")
+    run.send(signal.SIGINT)
+    assert run.wait(DEADLINE_SECS) == 130
+    assert "run_local_cluster.sh: waiting for worker-0, for 15 s before they are killed\n" in run.output()

@@ -42,7 +42,8 @@ class Departure:
 
     def _watch_and_leave(self) -> None:
         self._wait_until_nobody_needs_us()
-        end_process(128 + self._received if self._received else 0)
+        is_over = self._last_words[0].text == EVALUATED
+        end_process(128 + self._received if self._received and not is_over else 0)
 
     def _wait_until_nobody_needs_us(self) -> None:
         """Log what each client says whenever that changes, until none needs this task any more."""
@@ -56,7 +57,8 @@ class Departure:
                     break
         unfinished = [f"worker {worker}" for worker, word in enumerate(self._last_words) if word.text in ("", TRAINING)]
         without = f", without the last word of {', '.join(unfinished)}" if unfinished else ""
-        reason = f"{self._received.name}, and nobody trains" if self._received else "the chief has evaluated"
+        number = None if self._last_words[0].text == EVALUATED else self._received
+        reason = f"{number.name}, and nobody trains" if number else "the chief has evaluated"
         logging.info("%s: %s: leaving%s", self._task, reason, without)
         time.sleep(LINGER_SECS)
 

@@ -1,8 +1,10 @@
 """How a task hears that it shall stop: a signal, while its main thread is inside TensorFlow."""
 
+import contextlib
 import os
 import select
 import signal
+import time
 from collections.abc import Callable
 
 from absl import logging
@@ -11,6 +13,7 @@ from runtime.environment import STOP_SIGNALS
 from runtime.process import end_process
 from runtime.threads import start_guard
 
+ECHO_SECS = 1.0  # who signals a whole group, and its leader passes that on, means it once
 STOP_SECS = 8.0  # how long a worker may take to stop in order; Docker kills after 10 s
 
 _on_signal: Callable[[signal.Signals], float] | None = None
@@ -20,7 +23,8 @@ def start_listening() -> None:
     """End this process at the first signal from now on, or let what `listen()` was given stop it in order.
 
     Python's own signal handlers do not run while the main thread is inside TensorFlow. So a thread reads the signals
-    from a pipe that Python's C handler writes to. A second signal ends the process at once.
+    from a pipe that Python's C handler writes to. A second signal, after `ECHO_SECS`, ends the process
+    at once.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)  # as set_wakeup_fd demands
@@ -33,7 +37,12 @@ def start_listening() -> None:
         number = signal.Signals(os.read(reader, 1)[0])
         second = select.poll()  # select() takes no file number above 1023, and each connection is a file
         second.register(reader, select.POLLIN)
-        second.poll(1000 * (_on_signal(number) if _on_signal else 0.0))
+        if secs := _on_signal(number) if _on_signal else 0.0:
+            time.sleep(ECHO_SECS)
+            os.set_blocking(reader, False)
+            with contextlib.suppress(BlockingIOError):
+                os.read(reader, 1000)
+            second.poll(1000 * (secs - ECHO_SECS))
         logging.info("%s: stopping at once", number.name)
         end_process(128 + number)
 

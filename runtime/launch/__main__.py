@@ -21,13 +21,14 @@ PROJECT = pathlib.Path(__file__).parents[2]
 sys.path[0] = str(PROJECT)
 
 from runtime.data import download
-from runtime.launch.options import HELP, PROGRAM, Options, parse, refuse
+from runtime.launch.options import HELP, Options, parse, refuse, say
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 
 
 def main() -> None:
     """Fetch the data, start TensorBoard, make the private network, and run the cluster there."""
+    open_standard_files()
     options = parse(sys.argv[1:])
     if any(map(HELP.match, options.flags)):
         script = str(PROJECT / "distributed.py")
@@ -42,6 +43,15 @@ def main() -> None:
     if not options.no_isolation:
         command = isolate(command)
     os.execvp(command[0], command)
+
+
+def open_standard_files() -> None:
+    """Let no file that is opened take the place of a standard stream that is closed."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest number that is free
 
 
 def fetch_data(data_dir: str) -> None:
@@ -71,7 +81,7 @@ def start_tensorboard(train_dir: str, options: Options) -> None:
     arguments = ["--locked"] * options.locked + ["--progress"] * sys.stderr.isatty()
     install = [str(PROJECT / "runtime" / "launch" / "venv.sh"), *arguments, "runtime/launch/tensorboard.txt"]
     if subprocess.run(install, stdout=subprocess.DEVNULL).returncode:
-        print(f"{PROGRAM}: TensorBoard cannot be installed: this run goes on without", flush=True)
+        say("TensorBoard cannot be installed: this run goes on without")
         return
     board = [sys.executable, str(PROJECT / "runtime" / "launch" / "board.py"), train_dir, str(os.getpid())]
     subprocess.Popen(board, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -90,7 +100,7 @@ def isolate(command: list[str]) -> list[str]:
     if is_possible:
         return [*UNSHARE, "sh", "-c", 'ip link set lo up && exec "$0" "$@"', *command]
     why = "no private network here (it takes unshare and ip)"
-    print(f"{PROGRAM}: {why}: whoever reaches this machine's ports can use the cluster", flush=True)
+    say(f"{why}: whoever reaches this machine's ports can use the cluster")
     return command
 
 

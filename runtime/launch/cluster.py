@@ -22,7 +22,7 @@ from types import ModuleType
 PROJECT = pathlib.Path(__file__).parents[2]
 sys.path[0] = str(PROJECT)
 
-from runtime.launch.options import PROGRAM, parse, refuse
+from runtime.launch.options import parse, refuse, say
 from runtime.launch.supervisor import Supervisor
 from runtime.launch.tasks import run_in_child
 
@@ -32,7 +32,7 @@ SCRIPT = "distributed"  # the module that each task runs
 def main() -> None:
     """Check the flags, make the folder, and run the cluster in it."""
     options = parse(sys.argv[1:])
-    print(f"{PROGRAM}: loading TensorFlow", flush=True)
+    say("loading TensorFlow")
     script = import_quietly(SCRIPT)
     # The flags of a process can be parsed once, and each task does that itself.
     _, status = os.waitpid(run_in_child(lambda: script.program.parse_flags([SCRIPT, *options.task_flags])), 0)

@@ -81,6 +81,6 @@ class Console:
             _write(sys.stderr, text.encode())
 
 
-def _write(stream: TextIO, text: bytes) -> None:
-    if text:
+def _write(stream: TextIO | None, text: bytes) -> None:
+    if text and stream:
         stream.buffer.write(text)

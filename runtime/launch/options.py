@@ -1,5 +1,6 @@
 """What the launcher is told: options of its own, and flags that it hands on to the tasks."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -80,7 +81,14 @@ def parse(arguments: Sequence[str]) -> Options:
     return Options(**values, flags=others)
 
 
+def say(line: str) -> None:
+    """Write a line of the launcher, before it has a `Console`; nobody need read it."""
+    with contextlib.suppress(OSError):
+        os.write(1, f"{PROGRAM}: {line}\n".encode(errors="surrogateescape"))
+
+
 def refuse(message: str) -> NoReturn:
     """End this process with status 2 and one line."""
-    os.write(2, f"error: {message}\n".encode(errors="surrogateescape"))
+    with contextlib.suppress(OSError):
+        os.write(2, f"error: {message}\n".encode(errors="surrogateescape"))
     raise SystemExit(UNUSABLE_STATUS)

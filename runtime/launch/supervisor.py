@@ -15,6 +15,7 @@ from runtime.launch.tasks import start_task
 
 POLL_SECS = 0.2
 LEAVE_SECS = 15.0  # how long tasks may take to end: after the chief has, or when told to
+PATIENCE_SECS = 4.0  # how long the launcher waits for that without a word
 NUM_LAST_LINES = 15  # of a log, that tell why a task could not go on
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -145,6 +146,11 @@ class Supervisor:
         if self._received != signal.SIGQUIT:
             self._console.say("stopping every task in order, and the chief saves; Ctrl-\\ ends them at once")
         self._end_all()
+        if all(task.status == 0 for task in self._tasks):
+            self._received = None  # it came when the run had ended
+            return
+        if self._tasks[self._options.ps].status == 128 + signal.SIGKILL:
+            self._console.say("the chief was killed before it could save: the steps since the last checkpoint are lost")
         command = self._options.describe(self._options.train_dir)
         has_saved = os.path.exists(os.path.join(self._options.train_dir, "checkpoint"))
         what = "go on from the last checkpoint" if has_saved else "begin again"
@@ -153,9 +159,13 @@ class Supervisor:
     def _end_all(self) -> None:
         """Stop the tasks that still run, which they do in their order, and kill what is left after that."""
         self._signal(signal.SIGTERM)
-        leave_by = time.monotonic() + LEAVE_SECS
-        while self._running() and time.monotonic() < leave_by:
+        start, is_told = time.monotonic(), False
+        while self._running() and time.monotonic() < start + LEAVE_SECS:
             self._wait()
+            if not is_told and time.monotonic() > start + PATIENCE_SECS:
+                names = ", ".join(task.name for task in self._running())
+                self._console.say(f"waiting for {names}, for {LEAVE_SECS:g} s before they are killed")
+                is_told = True
         self._signal(signal.SIGKILL)
         while self._running():
             self._wait()

@@ -17,7 +17,20 @@ readonly venv="$project/.venv"
 locked=""
 quiet="--quiet"
 
-is_suitable() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+# Ctrl-C and Ctrl-\ end this script, and not only the command that it has just started.
+trap 'exit 130' INT
+trap 'exit 131' QUIT
+
+# Return whether a Python is of the right version. One that is killed before it answers costs no environment.
+is_suitable() {
+  local status=0
+  "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || status=$?
+  if ((status >= 128)); then
+    echo "error: $1 was ended by signal $((status - 128)) before it told its version: try again" >&2
+    exit "$status"
+  fi
+  return "$status"
+}
 
 version_of() { "$1" -c 'import sys; print(sys.version_info[:2])'; }
 
@@ -48,11 +61,14 @@ while [[ "${1:-}" == --* ]]; do
 done
 # PYTHON asks for a certain version; another one's .venv is of no use then.
 wanted="${PYTHON:-$venv/bin/python}"
-if ! is_suitable "$venv/bin/python" || ! is_suitable "$wanted" ||
+if [[ -e "$venv/unfinished" ]] || ! is_suitable "$venv/bin/python" || ! is_suitable "$wanted" ||
   [[ "$(version_of "$wanted")" != "$(version_of "$venv/bin/python")" ]]; then
   python="$(find_python)"
   rm -rf "$venv"
+  mkdir "$venv"
+  touch "$venv/unfinished"
   "$python" -m venv "$venv" >&2 || exit 2
+  rm "$venv/unfinished"
 fi
 for requirements in "$@"; do
   file="$requirements"

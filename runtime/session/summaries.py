@@ -50,7 +50,7 @@ class _EventFile:
     """
 
     def __init__(self, folder: str):
-        self._folder = folder
+        self._folder, self._path = folder, ""
         self._writer: tf.io.TFRecordWriter | None = None
 
     def write(self, event: tf.Event) -> None:
@@ -59,11 +59,15 @@ class _EventFile:
                 os.makedirs(self._folder, exist_ok=True)
                 # TensorBoard reads the files in the order of their names.
                 name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
-                self._writer = tf.io.TFRecordWriter(os.path.join(self._folder, name))
+                self._path = os.path.join(self._folder, name)
+                self._writer = tf.io.TFRecordWriter(self._path)
                 self._append(tf.Event(file_version="brain.Event:2"))
             self._append(event)
         except (OSError, tf.errors.OpError):
             self._writer = None  # half an event may be at its end: go on in another file
+            with contextlib.suppress(OSError):
+                if not os.path.getsize(self._path):  # on a full disk, each attempt makes a file
+                    os.remove(self._path)
 
     def _append(self, event: tf.Event) -> None:
         assert self._writer
