@@ -1,8 +1,10 @@
 """What this process says on standard output and error: a thread writes it, since nobody may be there to read."""
 
 import collections
+import contextlib
 import io
 import os
+import stat
 import sys
 import threading
 from typing import Any, TextIO
@@ -20,7 +22,7 @@ def write_in_background() -> None:
     """Let nobody who prints or logs wait for a reader, from now on: a thread writes the lines, in their order.
 
     A pipe that nobody reads is full at some time, and so is a disk. Then lines are lost, the oldest first, and once
-    there is room a line says how many. What TensorFlow's C++ code says is written directly.
+    there is room a line says how many. What TensorFlow's C++ code says is written at once, or lost.
     """
     global _writer
     _writer = _Writer()
@@ -37,10 +39,28 @@ def wait_until_written() -> None:
         _writer.wait(WRITING_SECS)
 
 
+def _keep_from_waiting(file: int) -> int:
+    """Let nobody wait who writes directly to a file, by its number, and return one to which writing may wait.
+
+    Only a pipe or a terminal makes a writer wait. A new way to it, which is this process's own, need not.
+    """
+    waiting = os.dup(file)
+    with contextlib.suppress(OSError):  # nobody reads there, or the system has no such path
+        if stat.S_ISFIFO(os.fstat(file).st_mode) or os.isatty(file):
+            own = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            os.dup2(own, file)
+            os.close(own)
+    return waiting
+
+
 class _Writer:
     """Writes lines to files, by their numbers, in a thread of its own."""
 
     def __init__(self) -> None:
+        self._ways: dict[int, int] = {}  # to the standard files: others that may wait
+        for file in (1, STDERR):
+            with contextlib.suppress(OSError):  # it is closed
+                self._ways[file] = _keep_from_waiting(file)
         self._lines: collections.deque[tuple[int, bytes]] = collections.deque()
         self._num_lost = 0
         self._is_writing = self._is_cut = False  # cut: the last line has no end
@@ -86,7 +106,7 @@ class _Writer:
         rest = b"\n" * self._is_cut + line
         try:
             while rest:
-                rest = rest[os.write(file, rest) :]
+                rest = rest[os.write(self._ways.get(file, file), rest) :]
                 self._is_cut = bool(rest)
         except OSError as error:
             return error

@@ -36,7 +36,7 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
     except flags.Error as error:
         output.write_in_background()
         end_process(UNUSABLE_STATUS, f"{error} (see --help)")
-    if flags.FLAGS["version"].value:
+    if "version" in flags.FLAGS and flags.FLAGS["version"].value:
         print(f"distributed-mnist {VERSION}, TensorFlow {tf.__version__}, Python {platform.python_version()}")
         sys.exit()
     return [program]

@@ -27,6 +27,7 @@ from tests import forked, idx_files
 # what it runs in the background ignore SIGINT; then every child would ignore it too.
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # the same
 Cluster.fork = forked.Popen
 tf.disable_eager_execution()
 tf.disable_control_flow_v2()

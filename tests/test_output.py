@@ -85,3 +85,21 @@ def test_a_last_line_for_which_standard_output_has_no_room_is_said_on_standard_e
         process = start('print("test accuracy 1"); end_process(0)', stdout=full, stderr=subprocess.PIPE)
         _, said = process.communicate()
     assert said == "standard output cannot be written (No space left on device): test accuracy 1\n"
+
+
+def test_who_writes_to_a_full_pipe_directly_does_not_wait_as_the_code_of_tensorflow(tmp_path):
+    script = """
+import os
+done = pathlib.Path(sys.argv[1])
+for _ in range(100):
+    try:
+        os.write(2, b"x" * 4000)
+    except BlockingIOError:
+        done.write_text("full")
+print("said", file=sys.stderr)
+end_process(0)
+"""
+    process = start(script, str(tmp_path / "done"), stderr=subprocess.PIPE)
+    assert process.wait(60) == 0
+    assert (tmp_path / "done").read_text() == "full"
+    process.stderr.close()

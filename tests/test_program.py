@@ -85,3 +85,23 @@ def test_a_task_may_open_as_many_files_as_the_system_allows():
     )
     soft, hard = process.stdout.split()
     assert soft == hard
+
+
+def test_no_signal_is_lost_while_a_task_begins_to_listen():
+    script = """
+import os, signal, time
+from runtime import environment
+from runtime.cluster import signals
+
+install = signal.signal
+
+def install_and_signal(number, handler):
+    install(number, handler)
+    if number == signal.SIGTERM:
+        os.kill(os.getpid(), number)
+
+signal.signal = install_and_signal
+signals.start_listening()
+time.sleep(60)
+"""
+    assert forked.run("-c", script).returncode == 128 + signal.SIGTERM

@@ -76,3 +76,15 @@ def test_the_last_word_is_heard_by_every_server_and_ends_the_watch(local_servers
         dismiss_servers(servers.task("worker", 0), watch)
         assert texts(chief, session) == ["evaluated"]
         poll_for(lambda: "watch" not in {thread.name for thread in threading.enumerate()}, "end of the watch")
+
+
+def test_a_worker_says_its_last_word_in_a_session_that_it_does_not_ask_for_its_life(local_servers, monkeypatch):
+    """A session that is closing would not answer, and keep Python from everything else."""
+    servers = local_servers(1, 1)
+    speaker, graph = build(servers, "worker", 0)
+    with servers.worker_session(0, graph) as session:
+        speaker.say(session, TRAINING)
+        (said,) = speaker.listen(session)
+        monkeypatch.setattr(tf.Session, "list_devices", None)
+        speaker.say(session, TRAINED)
+        assert speaker.listen(session) == [said._replace(text=TRAINED)]

@@ -42,7 +42,7 @@ class RollCall:
     def __init__(self, task: Task):
         """Build the ops for `task` in the default graph: a client uses every server, a server only itself."""
         devices = [task.device] if task.only_serves else [server.device for server in task.servers]
-        self._task = task
+        self._task, self._life = task, ""
         with tf.name_scope("roll_call/"):
             notes = [Notes(device, ROLL_CALL) for device in devices]
             with tf.device(task.device):
@@ -54,7 +54,9 @@ class RollCall:
 
     def say(self, session: tf.Session, text: str) -> None:
         """Tell every server what this worker is doing."""
-        session.run(self._say, {self._word: f"{text} {life_in(session, self._task.device)}"})
+        # Asked once, of a new session: one that is closing would not answer, and keep Python from everything else.
+        self._life = self._life or life_in(session, self._task.device)
+        session.run(self._say, {self._word: f"{text} {self._life}"})
 
     def listen(self, session: tf.Session) -> list[Word]:
         """Return what each client last said, by task index.

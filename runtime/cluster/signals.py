@@ -28,10 +28,10 @@ def start_listening() -> None:
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)  # as set_wakeup_fd demands
+    signal.set_wakeup_fd(writer)  # first: from a handler alone, nobody would hear of a signal
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell has SIGINT for background jobs
             signal.signal(number, lambda *_: None)
-    signal.set_wakeup_fd(writer)
 
     def wait_for_signals() -> None:
         number = signal.Signals(os.read(reader, 1)[0])

@@ -134,7 +134,10 @@ class Watch:
                 self._give_up(secs)
 
     def _give_up(self, secs: float) -> None:
-        missing = probes.describe(self._unreachable)
+        # Others may have given up just now, for the same reason.
+        now = time.monotonic()
+        long_away = {peer for peer, seen in self._sightings.items() if now - (seen.missed_since or now) > secs / 2}
+        missing = probes.describe({peer: why for peer, why in self._unreachable.items() if peer in long_away})
         remedy = "start what is missing, or correct --ps_hosts and --worker_hosts"
         # The main thread may be inside TensorFlow, where nothing interrupts it.
         end_process(1, f"{self._task} waited {secs:.0f} s for {missing}: {remedy}")
