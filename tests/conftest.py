@@ -27,7 +27,8 @@ from tests import forked, idx_files
 # what it runs in the background ignore SIGINT; then every child would ignore it too.
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
-signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # the same
+for number in (signal.SIGQUIT, signal.SIGHUP):  # the same, and nohup
+    signal.signal(number, signal.SIG_DFL)
 Cluster.fork = forked.Popen
 tf.disable_eager_execution()
 tf.disable_control_flow_v2()
