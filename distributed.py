@@ -57,6 +57,7 @@ def main() -> None:
     # A ps changes variables, and an in-graph worker computes, as the sessions of others demand. join() never returns.
     if me.task.only_serves:
         me.leave_when_told()
+        me.yield_to_starts()
         server.join()
     else:
         train(me, cluster, server)
@@ -77,7 +78,7 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
         hooks=training.hooks,
         config=me.session_config,
     ) as session:
-        training.begin()
+        me.yield_to_starts()
         while not session.should_stop():
             with training.scaffold.repeating_cancelled_steps():
                 session.run(updates.train_op)

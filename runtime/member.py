@@ -72,6 +72,9 @@ class Member:
     def leave_when_told(self) -> None:
         """End this process, which only serves, after the chief's last word, or when a signal says so."""
         Departure(self.task, self.connection)
+
+    def yield_to_starts(self) -> None:
+        """Let tasks that start on this machine go first, now that this one works."""
         lower_priority(self.task)
 
     def follow_checkpoints(self, evaluate: Evaluate) -> None:

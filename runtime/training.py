@@ -9,7 +9,6 @@ from runtime import report
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.roll_call import RollCall, dismiss_servers
 from runtime.data.streams import Batches
-from runtime.machine.priority import lower_priority
 from runtime.member import Member
 from runtime.session import profiling
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
@@ -73,10 +72,6 @@ class Training:
             StopOnSignalHook(task, roll_call, self._checkpoints),
             RollCallHook(roll_call, task, flags.sync_replicas, flags.startup_timeout_secs),  # last: it says the end
         ]
-
-    def begin(self) -> None:
-        """Let tasks that start on this machine go first, now that this one trains."""
-        lower_priority(self._me.task)
 
     def finish(self, build_serving: Callable[[], Serving]) -> None:
         """Test the finished model, save what came of it, and let the ps tasks go, which keep it until then.

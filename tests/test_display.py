@@ -65,9 +65,9 @@ def test_a_task_waits_trains_and_is_done():
 
 def test_a_task_that_dies_is_restarting_until_it_trains_again():
     run = make_run(*TRAINED)
-    run.tasks["worker-0"].end(137)
+    run.tasks["worker-0"].tell({"event": "ended", "status": 137})
     assert (run.tasks["worker-0"].state, run.tasks["worker-0"].note) == ("stopped", "with status 137")
-    run.tasks["worker-0"].restart("(1 of 3)")
+    run.tasks["worker-0"].tell({"event": "restarted", "note": "(1 of 3)"})
     assert (run.tasks["worker-0"].state, run.tasks["worker-0"].note) == ("restarting", "(1 of 3)")
     assert run.examples_per_sec == 750, "those of worker 1"
     run.tell("worker-0", {"unix_secs": 20, "event": "starting"})

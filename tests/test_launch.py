@@ -140,11 +140,3 @@ def test_what_the_launcher_cannot_use_is_refused(capfd, argument, message):
     with pytest.raises(SystemExit, match="2"):
         parse([argument])
     assert capfd.readouterr().err.startswith(f"error: {message}")
-
-
-def test_the_command_that_goes_on_has_the_options_that_were_given(monkeypatch):
-    monkeypatch.chdir(PROJECT)
-    options = parse(["--workers=3", "--no_isolation", "--train_steps", "100", "--export_dir=my models"])
-    expected = "./run_local_cluster.sh --workers=3 --train_dir=runs/a --no_isolation --train_steps 100"
-    assert options.describe(f"{PROJECT}/runs/a") == f"{expected} '--export_dir=my models'"
-    assert parse(options.as_arguments()) == options

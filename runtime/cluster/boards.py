@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from runtime.cluster.lives import ANSWER_MS
 from runtime.cluster.notes import Notes
 from runtime.cluster.probes import probe
 from runtime.cluster.roll_call import ROLL_CALL
@@ -16,7 +17,6 @@ from runtime.cluster.task import Peer, Task
 
 PROTOCOL = 2  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
 UNKNOWN_PROTOCOL = 0  # that of a board which no version since protocol 2 has written
-ANSWER_MS = 5000  # how long to wait for the answer of another task's server
 MAX_THREADS = 32
 
 

@@ -40,27 +40,25 @@ class Departure:
         self._received = number
         return signals.STOP_SECS + 2  # the workers need theirs
 
-    def _watch_and_leave(self) -> None:
-        self._wait_until_nobody_needs_us()
-        is_over = self._last_words[0].text == EVALUATED
-        end_process(128 + self._received if self._received and not is_over else 0)
+    @property
+    def _is_dismissed(self) -> bool:
+        return self._last_words[0].text == EVALUATED
 
-    def _wait_until_nobody_needs_us(self) -> None:
-        """Log what each client says whenever that changes, until none needs this task any more."""
+    def _watch_and_leave(self) -> None:
+        """Log what each client says whenever that changes, until none needs this task any more; then leave."""
         with tf.Graph().as_default() as graph:
             roll_call = RollCall(self._task)
         with self._connection.session(graph) as session:
-            while not self._received or self._is_needed():
+            while not self._is_dismissed and (not self._received or self._is_needed()):
                 time.sleep(POLL_SECS)
                 self._hear(roll_call.listen(session))
-                if self._last_words[0].text == EVALUATED:
-                    break
+        number = None if self._is_dismissed else self._received
         unfinished = [f"worker {worker}" for worker, word in enumerate(self._last_words) if word.text in ("", TRAINING)]
         without = f", without the last word of {', '.join(unfinished)}" if unfinished else ""
-        number = None if self._last_words[0].text == EVALUATED else self._received
         reason = f"{number.name}, and nobody trains" if number else "the chief has evaluated"
         logging.info("%s: %s: leaving%s", self._task, reason, without)
         time.sleep(LINGER_SECS)
+        end_process(128 + number if number else 0)
 
     def _hear(self, words: list[Word]) -> None:
         for worker, word in enumerate(words):

@@ -4,12 +4,12 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Peer
 
-PROBE_MS = 5000  # how long to wait for an answer
+ANSWER_MS = 5000  # how long to wait for the answer of a server
 
 
 def life_of(peer: Peer) -> str:
     """Return the life of the server that answers at the address of `peer`, or "" if none does in time."""
-    config = tf.ConfigProto(device_filters=[peer.device], operation_timeout_in_ms=PROBE_MS)
+    config = tf.ConfigProto(device_filters=[peer.device], operation_timeout_in_ms=ANSWER_MS)
     config.rpc_options.use_rpc_for_inprocess_master = True  # or its own address always leads a process to itself
     config.rpc_options.disable_session_connection_sharing = True  # or this waits behind what training sends
     try:

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.lives import life_in
+from runtime.cluster.lives import ANSWER_MS, life_in
 from runtime.cluster.notes import Notes
 from runtime.cluster.probes import REFUSED, probe
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch, wait_until_nothing_is_missing
 
 ROLL_CALL = "roll_call"  # the name of its notes
-ANSWER_MS = 5000  # how long a server may take to hear the last word before it is told again
 
 # What a worker says of itself.
 TRAINING = "training"

@@ -65,14 +65,10 @@ class Screen:
         except OSError:  # it is not the terminal of this session
             return True
 
-    def note_end(self, name: str, status: int) -> None:
-        """Take in that a task has ended: one that is killed cannot say so itself."""
+    def note(self, name: str, event: str, **values: object) -> None:
+        """Take in that a task has "ended", or was "restarted": one that is killed cannot say so itself."""
         self._read_news()  # its last words came before
-        self._run.tasks[name].end(status)
-
-    def note_restart(self, name: str, note: str) -> None:
-        """Take in that a task is started again."""
-        self._run.tasks[name].restart(note)
+        self._run.tasks[name].tell({"event": event, **values})
 
     def draw(self, lines: Sequence[bytes], is_last: bool = False) -> str:
         """Return what writes `lines` where the last picture is, and a new picture below, or "" if there is no news."""

@@ -36,11 +36,14 @@ class TaskStatus:
         self._has_started = False
 
     def tell(self, event: Event) -> None:
-        """Take in one of its events."""
+        """Take in an event of it."""
         kind = event["event"]
         if kind == "starting":
             self._change("restarting" if self._has_started else "starting")
             self._has_started = True
+        elif kind == "restarted":  # as the launcher knows
+            self._has_started = True
+            self._change("restarting", event["note"])
         elif kind == "waiting":
             self.state, self.note = "waiting", f"for {event['missing']}"
         elif kind == "waited":
@@ -53,15 +56,6 @@ class TaskStatus:
             self._change(STATES[kind])
         if "local_step" in event:
             self._count(kind, event)
-
-    def end(self, status: int) -> None:
-        """Take in that its process has ended."""
-        self.tell({"event": "ended", "status": status})
-
-    def restart(self, note: str) -> None:
-        """Take in that it is started again."""
-        self._has_started = True
-        self._change("restarting", note)
 
     def _change(self, state: str, note: str = "") -> None:
         self.state, self.note, self._base = state, note, state

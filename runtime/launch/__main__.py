@@ -35,10 +35,12 @@ def main() -> None:
         subprocess.run([sys.executable, script, *filter(HELP.match, options.flags)])
         return
     fetch_data(options.data_dir)
-    train_dir = options.train_dir or make_run_folder()
+    arguments, train_dir = sys.argv[1:], options.train_dir
+    if not train_dir:
+        train_dir = make_run_folder()
+        arguments.append(f"--train_dir={train_dir}")
     if options.tensorboard:
         start_tensorboard(train_dir, options)
-    arguments = options.as_arguments(train_dir=os.path.abspath(train_dir))
     command = [sys.executable, str(PROJECT / "runtime" / "launch" / "cluster.py"), *arguments]
     if not options.no_isolation:
         command = isolate(command)
@@ -69,7 +71,7 @@ def make_run_folder() -> str:
     while True:
         try:
             path.mkdir(parents=True)
-            return str(path)
+            return os.path.relpath(path)
         except FileExistsError:  # another launcher was as fast
             path = path.with_name(f"{path.name}_")
         except OSError as error:

@@ -32,6 +32,7 @@ SCRIPT = "distributed"  # the module that each task runs
 def main() -> None:
     """Check the flags, make the folder, and run the cluster in it."""
     options = parse(sys.argv[1:])
+    options = options._replace(train_dir=os.path.abspath(options.train_dir))
     say("loading TensorFlow")
     script = import_quietly(SCRIPT)
     # The flags of a process can be parsed once, and each task does that itself.

@@ -34,15 +34,10 @@ class Console:
         else:
             self._show([text])
 
-    def note_end(self, name: str, status: int) -> None:
-        """Show that a task has ended."""
+    def note(self, name: str, event: str, **values: object) -> None:
+        """Show an event of a task that it cannot tell itself: see `Screen.note()`."""
         if self._screen:
-            self._screen.note_end(name, status)
-
-    def note_restart(self, name: str, note: str) -> None:
-        """Show that a task is started again."""
-        if self._screen:
-            self._screen.note_restart(name, note)
+            self._screen.note(name, event, **values)
 
     def refresh(self) -> None:
         """Show what the tasks have written since the last time."""

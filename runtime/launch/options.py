@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -34,21 +33,6 @@ class Options(NamedTuple):
     def task_flags(self) -> list[str]:
         """The flags that all tasks share."""
         return [f"--train_dir={self.train_dir}", f"--data_dir={self.data_dir}", *self.flags]
-
-    def as_arguments(self, **changes: Any) -> list[str]:
-        """Return the command line that has these options, with changes."""
-        options = self._replace(**changes)
-        values = [f"--{name}={value}" for name, value in options._asdict().items() if name != "flags" and value != ""]
-        return [*values, *options.flags]
-
-    def describe(self, train_dir: str) -> str:
-        """Return the command that a person would type for these options and this folder."""
-        defaults = parse([])
-        own = {name: value for name, value in self._asdict().items() if value != getattr(defaults, name)}
-        own = {**own, "train_dir": os.path.relpath(train_dir), "flags": []}
-        switches = [f"--{name}" for name, value in own.items() if value is True]
-        values = [f"--{name}={value}" for name, value in own.items() if value is not True and name != "flags"]
-        return shlex.join([f"./{PROGRAM}", *values, *switches, *self.flags])
 
 
 def parse(arguments: Sequence[str]) -> Options:

@@ -36,15 +36,12 @@ def choose_ports(count: int) -> list[int]:
 
 
 def main() -> None:
-    """Print as many ports as the command line says, or run a command that follows, with them in `$PORTS`.
+    """Run a command with so many ports in `$PORTS`: `ports.py COUNT COMMAND...`.
 
     They stay claimed for as long as that command, or a child that it leaves behind, runs.
     """
     count, *command = sys.argv[1:]
     ports = " ".join(map(str, choose_ports(int(count))))
-    if not command:
-        print(ports)
-        return
     for claim in _claims:
         claim.set_inheritable(True)
     os.execvpe(command[0], command, {**os.environ, "PORTS": ports})

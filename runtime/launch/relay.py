@@ -28,6 +28,8 @@ class Relay:
                     chunks.append(chunk)
                 os.close(reader)  # nobody writes any more
                 self.readers.remove(reader)
+        if not chunks:
+            return []
         with contextlib.suppress(OSError), open(self._log, "ab", buffering=0) as file:  # the disk is full
             file.write(b"".join(chunks))
         lines, newline, self._half_line = (self._half_line + b"".join(chunks)).rpartition(b"\n")

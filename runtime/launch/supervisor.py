@@ -4,12 +4,14 @@ import contextlib
 import dataclasses
 import os
 import select
+import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable
 
 from runtime.launch.console import Console
-from runtime.launch.options import UNUSABLE_STATUS, Options
+from runtime.launch.options import PROGRAM, UNUSABLE_STATUS, Options
 from runtime.launch.ports import choose_ports
 from runtime.launch.tasks import start_task
 
@@ -113,7 +115,7 @@ class Supervisor:
             if pid:
                 code = os.waitstatus_to_exitcode(status)
                 task.status = code if code >= 0 else 128 - code
-                self._console.note_end(task.name, task.status)
+                self._console.note(task.name, "ended", status=task.status)
         self._console.refresh()
 
     def _supervise(self) -> None:
@@ -138,7 +140,7 @@ class Supervisor:
         task.num_restarts += 1
         count = f"({task.num_restarts} of {self._options.max_restarts})"
         self._console.say(f"{task.name} ended with status {task.status}: starting it again {count}")
-        self._console.note_restart(task.name, count)
+        self._console.note(task.name, "restarted", note=count)
         self._start(task)
 
     def _stop(self) -> None:
@@ -151,7 +153,7 @@ class Supervisor:
             return
         if self._tasks[self._options.ps].status == 128 + signal.SIGKILL:
             self._console.say("the chief was killed before it could save: the steps since the last checkpoint are lost")
-        command = self._options.describe(self._options.train_dir)
+        command = shlex.join([f"./{PROGRAM}", *sys.argv[1:]])  # it names the folder
         has_saved = os.path.exists(os.path.join(self._options.train_dir, "checkpoint"))
         what = "go on from the last checkpoint" if has_saved else "begin again"
         self._console.say(f"to {what}: {command}", is_last=True)

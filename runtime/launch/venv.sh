@@ -32,7 +32,7 @@ is_suitable() {
   return "$status"
 }
 
-version_of() { "$1" -c 'import sys; print(sys.version_info[:2])'; }
+version_of() { "$1" -c 'import sys; print(sys.version_info[:2])' 2>/dev/null || echo none; }
 
 find_python() {
   local candidate candidates=(python3 python3.13 python3.12 python3.11 python3.10)
@@ -60,9 +60,8 @@ while [[ "${1:-}" == --* ]]; do
   shift
 done
 # PYTHON asks for a certain version; another one's .venv is of no use then.
-wanted="${PYTHON:-$venv/bin/python}"
-if [[ -e "$venv/unfinished" ]] || ! is_suitable "$venv/bin/python" || ! is_suitable "$wanted" ||
-  [[ "$(version_of "$wanted")" != "$(version_of "$venv/bin/python")" ]]; then
+if [[ -e "$venv/unfinished" ]] || ! is_suitable "$venv/bin/python" ||
+  [[ -n "${PYTHON:-}" && "$(version_of "$PYTHON")" != "$(version_of "$venv/bin/python")" ]]; then
   python="$(find_python)"
   rm -rf "$venv"
   mkdir "$venv"

@@ -107,8 +107,10 @@ def test_a_terminal_that_closes_stops_the_run_in_order(launcher, black_and_white
     assert run.wait() == 128 + signal.SIGTERM
     assert "worker 0 stopped and saved because of SIGTERM" in run.output()
     assert re.search(r"model\.ckpt-[1-9]", (launcher.train_dir / "checkpoint").read_text())
-    command = r"\./run_local_cluster\.sh --train_dir=train --data_dir=\S+ --train_steps=1000000 --save\S+=600\n"
-    assert re.search(f"to go on from the last checkpoint: {command}", run.output())
+    command = (
+        f"./run_local_cluster.sh --train_dir={launcher.train_dir} --train_steps=1000000 --save_checkpoint_secs=600"
+    )
+    assert f"to go on from the last checkpoint: {command} --data_dir={black_and_white_dir}\n" in run.output()
 
 
 def kill(launcher, name):
