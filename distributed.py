@@ -27,9 +27,9 @@ from runtime.data import download, streams
 from runtime.data.sources import open_source
 from runtime.flags import define_flags
 from runtime.member import Member
-from runtime.session import summaries
-from runtime.session.evaluation import Evaluation
-from runtime.session.export import Serving
+from runtime.monitoring import summaries
+from runtime.monitoring.evaluation import Evaluation
+from runtime.saving.export import Serving
 from runtime.training import Training
 from runtime.updates import placement
 from runtime.updates.exchange import Updates

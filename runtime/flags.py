@@ -7,7 +7,7 @@ from absl import flags
 from runtime.data import download
 from runtime.data.sharding import SHARDINGS
 from runtime.machine import gpus
-from runtime.session import profiling
+from runtime.monitoring import profiling
 from runtime.updates import placement
 from runtime.updates.mode import EXCHANGE_DTYPES, OPTIMIZERS
 from runtime.updates.schedule import LR_SCHEDULES

@@ -15,14 +15,14 @@ from runtime.cluster.leaving import Departure
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.errors import UnusableError
+from runtime.evaluator import follow_checkpoints
 from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_server_config, make_session_config
-from runtime.session.checkpoints import make_train_dir
-from runtime.session.evaluation import Evaluate
-from runtime.session.evaluator import follow_checkpoints
-from runtime.session.export import check_export_dir
-from runtime.session.result import Goal
+from runtime.monitoring.evaluation import Evaluate
+from runtime.saving.checkpoints import make_train_dir
+from runtime.saving.export import check_export_dir
+from runtime.saving.result import Goal
 from runtime.updates.mode import Mode
 
 

@@ -10,17 +10,17 @@ from runtime.cluster.agreement import Agreement
 from runtime.cluster.roll_call import RollCall, dismiss_servers
 from runtime.data.streams import Batches
 from runtime.member import Member
-from runtime.session import profiling
+from runtime.monitoring import profiling
+from runtime.monitoring.evaluation import Evaluate, EvaluationHook, record_test
+from runtime.monitoring.progress import ProgressHook
+from runtime.monitoring.summaries import SummaryHook
+from runtime.saving.checkpoints import CheckpointHook
+from runtime.saving.export import Serving, export
+from runtime.saving.result import evaluate_and_save, keep_trying, make_result
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
-from runtime.session.checkpoints import CheckpointHook
-from runtime.session.evaluation import Evaluate, EvaluationHook, record_test
-from runtime.session.export import Serving, export
 from runtime.session.input import InputHook
-from runtime.session.progress import ProgressHook
-from runtime.session.result import evaluate_and_save, keep_trying, make_result
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
-from runtime.session.summaries import SummaryHook
 from runtime.updates.exchange import Updates
 
 

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
-from runtime.session import checkpoints
+from runtime.saving import checkpoints
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2", "c:3"))
 OTHER = Task("worker", 1, ("a:1",), ("b:2", "c:3"))

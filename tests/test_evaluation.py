@@ -14,10 +14,10 @@ from runtime.cluster.roll_call import REACHED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import UnsavedError, UnusableError
-from runtime.session.checkpoints import CheckpointHook
-from runtime.session.evaluation import EXAMPLES, Evaluate, Evaluation, EvaluationHook, EvaluationLog, Measures
-from runtime.session.evaluator import Checkpoint, follow_checkpoints
-from runtime.session.result import Goal, Result, evaluate_and_save, is_finished, keep_trying
+from runtime.evaluator import Checkpoint, follow_checkpoints
+from runtime.monitoring.evaluation import EXAMPLES, Evaluate, Evaluation, EvaluationHook, EvaluationLog, Measures
+from runtime.saving.checkpoints import CheckpointHook
+from runtime.saving.result import Goal, Result, evaluate_and_save, is_finished, keep_trying
 from runtime.session.stopping import StopWithChiefHook
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))

@@ -14,7 +14,7 @@ import distributed
 from benchmarks.testbed.processes import PROJECT
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError, UnusableError
-from runtime.session.export import ABANDONED_SECS, check_export_dir, export
+from runtime.saving.export import ABANDONED_SECS, check_export_dir, export
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 CHIEF, WORKER_1 = (Task("worker", index, ("a:1",), ("b:2", "c:3")) for index in range(2))
@@ -89,7 +89,7 @@ def test_an_export_that_fails_says_so_and_leaves_nothing(tmp_path):
     folder.mkdir()
     script = (
         "import os, sys, numpy as np, distributed\n"
-        "from runtime.session import export\n"
+        "from runtime.saving import export\n"
         "distributed.FLAGS(['', '--hidden_units=1000'])\n"
         "shapes = {'hidden/weights': (784, 1000), 'hidden/biases': 1000}\n"
         "shapes |= {'logits/weights': (1000, 10), 'logits/biases': 10}\n"
@@ -123,7 +123,7 @@ def test_a_full_disk_at_the_start_is_said_and_ends_nothing(tmp_path):
     script = (
         "import sys\n"
         "from runtime.cluster.task import Task\n"
-        "from runtime.session import export\n"
+        "from runtime.saving import export\n"
         "export.check_export_dir(Task('worker', 0, ('a:1',), ('b:2',)), sys.argv[1])\n"
     )
     command = [*full_disk(tmp_path, "64k,nr_inodes=1"), sys.executable, "-c", script, str(tmp_path)]

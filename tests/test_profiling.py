@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
-from runtime.session import profiling
+from runtime.monitoring import profiling
 
 WORKER = Task("worker", 1, ("ps:1",), ("chief:1", "other:1"))
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
-from runtime.session import progress
+from runtime.monitoring import progress
 from runtime.updates.exchange import Updates
 
 

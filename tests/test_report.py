@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from runtime import events, report
+from runtime.monitoring.mistakes import find_mistakes
 from runtime.report import charts, history
 from runtime.report.history import Span
-from runtime.session.mistakes import find_mistakes
 from tests import browser, forked
 
 START = {"command": ["python", "distributed.py"], "host": "here", "versions": {"tensorflow": "2.21.0"}}

@@ -11,8 +11,8 @@ from runtime.cluster.agreement import Agreement
 from runtime.cluster.boards import Board, HostLists
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import FinishedError
+from runtime.saving.result import Goal
 from runtime.session import scaffold, sharing, stopping
-from runtime.session.result import Goal
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook
 

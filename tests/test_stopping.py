@@ -13,7 +13,7 @@ from runtime import environment, program
 import tensorflow.compat.v1 as tf
 from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Task
-from runtime.session.checkpoints import CheckpointHook
+from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.stopping import StopOnSignalHook
 
 def main():

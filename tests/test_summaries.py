@@ -17,12 +17,12 @@ import mnist_input
 from benchmarks.testbed.processes import DEADLINE_SECS
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
-from runtime.session import summaries
-from runtime.session.evaluation import EvaluationLog, Measures, record_test
+from runtime.monitoring import summaries
+from runtime.monitoring.evaluation import EvaluationLog, Measures, record_test
+from runtime.monitoring.mistakes import find_mistakes
+from runtime.monitoring.progress import ProgressHook
+from runtime.monitoring.summaries import SummaryHook
 from runtime.session.input import InputHook
-from runtime.session.mistakes import find_mistakes
-from runtime.session.progress import ProgressHook
-from runtime.session.summaries import SummaryHook
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN as N
 from runtime.updates.mode import Mode
 from tests.test_updates import Worker

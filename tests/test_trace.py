@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime import trace
-from runtime.session import profiling
+from runtime.monitoring import profiling
 from runtime.trace import __main__, clocks
 from runtime.trace.parts import Message, Span
 from tests import forked

@@ -1,1 +1,1 @@
-"""A worker's training, from its first session to its result."""
+"""The life of a session: made, joined, stopped, lost."""

@@ -16,7 +16,7 @@ from runtime.cluster.connection import Connection
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_until_nothing_is_missing
 from runtime.errors import FinishedError
-from runtime.session import checkpoints, result
+from runtime.saving import checkpoints, result
 from runtime.session.sharing import SharedFolder
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that

@@ -8,7 +8,7 @@ from runtime import events
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
 from runtime.errors import UnusableError
-from runtime.session.checkpoints import LOCK_FILE
+from runtime.saving.checkpoints import LOCK_FILE
 
 SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take to show what the chief has written
 

@@ -16,7 +16,7 @@ from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch
 from runtime.errors import reason
 from runtime.machine.memory import release_free_memory
 from runtime.process import end_process
-from runtime.session.checkpoints import CheckpointHook
+from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
 from runtime.threads import repeat_in_session, start_guard
 

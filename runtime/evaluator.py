@@ -11,9 +11,9 @@ from runtime import events
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
 from runtime.errors import UnusableError, reason
-from runtime.session.checkpoints import check_checkpoint
-from runtime.session.evaluation import EXAMPLES, Evaluate, EvaluationLog
-from runtime.session.result import Goal, is_finished
+from runtime.monitoring.evaluation import EXAMPLES, Evaluate, EvaluationLog
+from runtime.saving.checkpoints import check_checkpoint
+from runtime.saving.result import Goal, is_finished
 
 
 class Checkpoint(NamedTuple):

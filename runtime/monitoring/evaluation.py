@@ -18,8 +18,8 @@ from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 from runtime.files import append_lines
-from runtime.session import summaries
-from runtime.session.mistakes import find_mistakes
+from runtime.monitoring import summaries
+from runtime.monitoring.mistakes import find_mistakes
 from runtime.threads import repeat_in_session, start_guard
 
 EVAL_FILE = "eval.jsonl"
@@ -134,7 +134,9 @@ def record_test(measures: Measures, train_dir: str) -> None:
     events.record("tested", **found).wait(events.WRITING_SECS)  # for the report
     _write_summary(train_dir, measures)
     if train_dir and found["mistakes"]:
-        from runtime.session.pictures import draw_mistakes  # here: no other task draws, and the chief only at the end
+        from runtime.monitoring.pictures import (
+            draw_mistakes,  # here: no other task draws, and the chief only at the end
+        )
 
         picture = tf.Summary.Value(tag="mistakes", image=draw_mistakes(found["mistakes"]))
         summaries.write(train_dir, measures.global_step, tf.Summary(value=[picture]))

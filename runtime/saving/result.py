@@ -13,9 +13,9 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, wait_until_nothing_is_missing
 from runtime.errors import UnsavedError
 from runtime.files import replace_file
-from runtime.session.checkpoints import CheckpointHook, is_saved
-from runtime.session.evaluation import Evaluate, Measures
-from runtime.session.progress import ProgressHook
+from runtime.monitoring.evaluation import Evaluate, Measures
+from runtime.monitoring.progress import ProgressHook
+from runtime.saving.checkpoints import CheckpointHook, is_saved
 
 RESULT_FILE = "result.json"
 

@@ -8,7 +8,7 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster.task import Task
-from runtime.session import summaries
+from runtime.monitoring import summaries
 from runtime.updates.exchange import Updates
 
 

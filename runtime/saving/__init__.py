@@ -1,0 +1,1 @@
+"""What stays of a run: its checkpoints, its result, its exported model."""
