@@ -28,7 +28,7 @@ from runtime.data.sources import open_source
 from runtime.flags import define_flags
 from runtime.member import Member
 from runtime.monitoring import summaries
-from runtime.monitoring.evaluation import Evaluation
+from runtime.monitoring.evaluation import EvaluationGraph, ModelTest
 from runtime.saving.export import Serving
 from runtime.training import Training
 from runtime.updates import placement
@@ -69,7 +69,7 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
     batches, updates, evaluation = build_training(me.task, cluster, me.mode, me.session_config, train_examples)
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps.
-    training = Training(me, batches, updates, evaluation.on(test_examples), data)
+    training = Training(me, batches, updates, ModelTest(evaluation, test_examples), data)
     with tf.train.MonitoredTrainingSession(
         master=server.target,
         is_chief=me.task.is_chief,
@@ -95,7 +95,7 @@ def load_examples(task: Task) -> tuple[streams.Source, streams.Columns, str]:
 
 def build_training(
     task: Task, cluster: tf.train.ClusterSpec, mode: Mode, config: tf.ConfigProto, source: streams.Source
-) -> tuple[streams.Batches, Updates, Evaluation]:
+) -> tuple[streams.Batches, Updates, EvaluationGraph]:
     """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
     tf.set_random_seed(FLAGS.seed)
 
@@ -126,7 +126,7 @@ def build_training(
     return batches, updates, evaluation
 
 
-def build_evaluation(packing: Packing, device: str) -> Evaluation:
+def build_evaluation(packing: Packing, device: str) -> EvaluationGraph:
     """Build the part of the graph that measures the model on the examples that it is fed."""
     with tf.device(device), tf.name_scope("evaluation"):
         parameters = packing.by_name(packing.split(packing.read()))
@@ -134,15 +134,15 @@ def build_evaluation(packing: Packing, device: str) -> Evaluation:
         labels = tf.placeholder(tf.int32, [None], name="test_labels")
         logits = model.build_logits(parameters, mnist_input.to_float(images))
         loss, accuracy = model.build_loss(logits, labels), model.build_accuracy(logits, labels)
-    return Evaluation(parameters, images, labels, logits, loss, accuracy)
+    return EvaluationGraph(parameters, images, labels, logits, loss, accuracy)
 
 
 def follow_checkpoints(me: Member) -> None:
     """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
     tf.train.create_global_step()
     packing = Packing(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
-    evaluate = build_evaluation(packing, device="").on(open_source(FLAGS.data_dir, "t10k", mnist_input).load())
-    me.follow_checkpoints(evaluate)
+    test_examples = open_source(FLAGS.data_dir, "t10k", mnist_input).load()
+    me.follow_checkpoints(ModelTest(build_evaluation(packing, device=""), test_examples))
 
 
 def build_serving() -> Serving:

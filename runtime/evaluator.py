@@ -11,7 +11,8 @@ from runtime import events
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
 from runtime.errors import UnusableError, reason
-from runtime.monitoring.evaluation import EXAMPLES, Evaluate, EvaluationLog
+from runtime.folder import RunFolder
+from runtime.monitoring.evaluation import EXAMPLES, EvaluationLog, ModelTest
 from runtime.saving.checkpoints import check_checkpoint
 from runtime.saving.result import Goal, is_finished
 
@@ -23,27 +24,27 @@ class Checkpoint(NamedTuple):
     checkpoint_unix_secs: float  # when it was written
 
 
-def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goal, timeouts: Timeouts) -> None:
-    """Evaluate each checkpoint in `train_dir` once, the oldest first, until the run has reached `goal`.
+def follow_checkpoints(task: Task, test: ModelTest, folder: RunFolder, goal: Goal, timeouts: Timeouts) -> None:
+    """Evaluate each checkpoint of a run once, the oldest first, until the run has reached `goal`.
 
     An evaluator that is started again goes on where the last one was: `eval.jsonl` says which checkpoints it had. Those
     that the chief has deleted meanwhile are left out, and broken ones that are not the latest.
 
     Raises:
       TimeoutError: no new checkpoint came in time.
-      UnusableError: there is no `train_dir`, or its last checkpoint is broken or not of this model, or the chief tests
+      UnusableError: there is no folder, or its last checkpoint is broken or not of this model, or the chief tests
         on other examples.
     """
-    if not train_dir:
+    if not folder.is_given:
         raise UnusableError("the evaluator needs --train_dir, the folder of the run that it shall evaluate")
-    log = EvaluationLog(task, train_dir)
+    log = EvaluationLog(task, folder)
     evaluated = {Checkpoint(*(line.get(name, 0) for name in Checkpoint._fields)) for line in log.read()}
     saver = tf.train.Saver()
 
     def describe_missing() -> str:
-        is_there = _new_checkpoints(train_dir, evaluated) or is_finished(train_dir, goal)
+        is_there = _new_checkpoints(folder, evaluated) or is_finished(folder, goal)
         after = f" after global step {max(evaluated).checkpoint_step}" if evaluated else ""
-        return "" if is_there else f"a checkpoint{after} in {train_dir}"
+        return "" if is_there else f"a checkpoint{after} in {folder.path}"
 
     with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:  # the GPUs are for the workers
         while True:
@@ -53,41 +54,41 @@ def follow_checkpoints(task: Task, evaluate: Evaluate, train_dir: str, goal: Goa
                 timeouts.recovery_secs if evaluated else timeouts.startup_secs,
                 "start the chief, or give the --train_dir and the --train_steps of the run",
             )
-            was_finished = is_finished(train_dir, goal)  # first: the result comes after the last checkpoint
-            for checkpoint, path in _new_checkpoints(train_dir, evaluated).items():
-                _check_examples(train_dir, evaluate)
+            was_finished = is_finished(folder, goal)  # first: the result comes after the last checkpoint
+            for checkpoint, path in _new_checkpoints(folder, evaluated).items():
+                _check_examples(folder, test)
                 evaluated.add(checkpoint)
                 try:
-                    check_checkpoint(path)
+                    check_checkpoint(folder, path)
                     saver.restore(session, path)
                 except (tf.errors.OpError, UnusableError, ValueError) as error:
-                    if checkpoint not in _new_checkpoints(train_dir, set()):
+                    if checkpoint not in _new_checkpoints(folder, set()):
                         logging.info("%s: %s was deleted before it could be evaluated", task, path)
-                    elif path == tf.train.latest_checkpoint(train_dir):
+                    elif path == tf.train.latest_checkpoint(folder.path):
                         raise
                     else:  # the user may have named an older one as the latest, since this one is broken
                         why = reason(error) if isinstance(error, tf.errors.OpError) else error
                         logging.warning("%s: leaving out %s: %s", task, path, why)
                 else:
-                    log.write(evaluate(session), **checkpoint._asdict())
+                    log.write(test(session), **checkpoint._asdict())
             if was_finished:
                 logging.info("%s: the run is finished, and its checkpoints are evaluated", task)
                 return
 
 
-def _check_examples(train_dir: str, evaluate: Evaluate) -> None:
+def _check_examples(folder: RunFolder, test: ModelTest) -> None:
     """Check that the chief, which says so before it saves anything, tests on the same examples."""
-    of_chief = events.read_lines(events.path_of("worker 0", train_dir))
+    of_chief = events.read_lines(folder.events_of("worker 0"))
     checksums = [event.get("checksum") for event in of_chief if event["event"] == EXAMPLES]
-    if checksums and checksums[-1] != evaluate.checksum:
+    if checksums and checksums[-1] != test.checksum:
         raise UnusableError(
             "the chief of this run tests on other examples: give the evaluator the --data_dir of the run"
         )
 
 
-def _new_checkpoints(train_dir: str, evaluated: set[Checkpoint]) -> dict[Checkpoint, str]:
+def _new_checkpoints(folder: RunFolder, evaluated: set[Checkpoint]) -> dict[Checkpoint, str]:
     """Return the paths of the checkpoints that are not evaluated yet, the oldest first."""
-    state = tf.train.get_checkpoint_state(train_dir)
+    state = tf.train.get_checkpoint_state(folder.path)
     paths = {}
     for path in state.all_model_checkpoint_paths if state else ():
         with contextlib.suppress(FileNotFoundError, ValueError):  # it was just deleted, or is the user's copy

@@ -19,10 +19,10 @@ from runtime.evaluator import follow_checkpoints
 from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_server_config, make_session_config
-from runtime.monitoring.evaluation import Evaluate
-from runtime.saving.checkpoints import make_train_dir
+from runtime.monitoring.evaluation import ModelTest
 from runtime.saving.export import check_export_dir
 from runtime.saving.result import Goal
+from runtime.saving.train_dir import open_train_dir
 from runtime.updates.mode import Mode
 
 
@@ -33,7 +33,7 @@ class Member:
         """Take what the command line or a cluster manager says, and make the train directory if this is the chief.
 
         Raises:
-          UnusableError: it cannot be used: see `Task`, `Mode.check()`, `check_address()`, `make_train_dir()` and
+          UnusableError: it cannot be used: see `Task`, `Mode.check()`, `check_address()`, `open_train_dir()` and
             `check_export_dir()`.
         """
         self.flags = values
@@ -47,10 +47,10 @@ class Member:
             set_kernel_process_name(f"{self.task.job_name}-{self.task.index}")  # as `ps` and `pkill` show it
             self.mode.check(num_workers=len(self.task.worker_hosts))
             check_address(self.task)
-        self.train_dir = make_train_dir(self.task, values.train_dir)
+        self.folder = open_train_dir(self.task, values.train_dir)
         if not self.is_evaluator:
             check_export_dir(self.task, values.export_dir)
-            events.start_recording(self.task, self.train_dir)
+            events.start_recording(self.task, self.folder.path)
             self.session_config = make_session_config(self.task, values.gpus)
 
     @property
@@ -77,11 +77,11 @@ class Member:
         """Let tasks that start on this machine go first, now that this one works."""
         lower_priority(self.task)
 
-    def follow_checkpoints(self, evaluate: Evaluate) -> None:
+    def follow_checkpoints(self, test: ModelTest) -> None:
         """Evaluate the checkpoints of a run that others train, as the evaluator: see `follow_checkpoints()`."""
         startup_secs, recovery_secs = self.timeouts
         timeouts = Timeouts(startup_secs, recovery_secs + self.flags.save_checkpoint_secs)
-        follow_checkpoints(self.task, evaluate, self.train_dir, self.goal, timeouts)
+        follow_checkpoints(self.task, test, self.folder, self.goal, timeouts)
 
     @property
     def agreed_flags(self) -> dict[str, object]:

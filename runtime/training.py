@@ -11,7 +11,7 @@ from runtime.cluster.roll_call import RollCall, dismiss_servers
 from runtime.data.streams import Batches
 from runtime.member import Member
 from runtime.monitoring import profiling
-from runtime.monitoring.evaluation import Evaluate, EvaluationHook, record_test
+from runtime.monitoring.evaluation import EvaluationHook, ModelTest, record_test
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.saving.checkpoints import CheckpointHook
@@ -30,44 +30,44 @@ class Training:
     TensorFlow calls the hooks around every step in their order. At the end, those of the chief alone come first.
     """
 
-    def __init__(self, me: Member, batches: Batches, updates: Updates, evaluate: Evaluate, data: str):
+    def __init__(self, me: Member, batches: Batches, updates: Updates, test: ModelTest, data: str):
         """Prepare to train with the graph of this worker, which `batches` and `updates` are a part of.
 
         Args:
           me: this process.
           batches: the input.
           updates: what each step runs.
-          evaluate: measures the model; only used by the chief.
+          test: of the model; only used by the chief.
           data: tells the examples from others, which another worker may have been given.
 
         Raises:
           UnusableError: the last checkpoint is not one of this model, or a trace cannot be written.
         """
         task, flags = me.task, me.flags
-        self._me, self._evaluate = me, evaluate
+        self._me, self._test = me, test
         agreement = Agreement(task, {**me.agreed_flags, "data_dir": data})
         unsaved = updates.unsaved_variables
-        job = Job(agreement, unsaved, me.train_dir, flags.checkpoints, flags.keep_checkpoints, me.goal)
+        job = Job(agreement, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal)
         self.scaffold = TrainingScaffold(task, me.connection, job, me.timeouts)
-        self._checkpoints = CheckpointHook(task, me.train_dir, self.scaffold, flags.save_checkpoint_secs)
+        self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
         self._progress = ProgressHook(
-            task, updates, flags.train_steps, flags.batch_size, flags.log_every_secs, me.train_dir
+            task, updates, flags.train_steps, flags.batch_size, flags.log_every_secs, me.folder
         )
         roll_call = RollCall(task)
         self.chief_only_hooks = [
             # First: the others must hear that they shall stop before the chief waits for them.
-            EvaluationHook(task, evaluate, me.train_dir, roll_call, flags.eval_every_secs, flags.stop_at_accuracy),
+            EvaluationHook(task, test, me.folder, roll_call, flags.eval_every_secs, flags.stop_at_accuracy),
             WaitForWorkersHook(roll_call, task, flags.recovery_timeout_secs),
             self._checkpoints,  # when nobody changes the model any more
         ]
         self.hooks = [
             InputHook(task, updates, batches.initializer, batches.feed_dict),  # before any hook that may wait
             *updates.hooks,
-            *profiling.make_profiling_hooks(task, updates.global_step, flags.profile_steps, me.train_dir),
+            *profiling.make_profiling_hooks(task, updates.global_step, flags.profile_steps, me.folder),
             StopAtStepHook(task, self.scaffold, updates.global_step, flags.train_steps),
             StopWithChiefHook(task, roll_call, flags.stop_at_accuracy),
             self._progress,
-            SummaryHook(task, updates, me.train_dir, flags.log_every_secs),
+            SummaryHook(task, updates, me.folder, flags.log_every_secs),
             AbandonSessionHook(me.watch, roll_call),
             StopOnSignalHook(task, roll_call, self._checkpoints),
             RollCallHook(roll_call, task, flags.sync_replicas, flags.startup_timeout_secs),  # last: it says the end
@@ -82,17 +82,17 @@ class Training:
         if not me.task.is_chief:
             return
         session = me.connection.session()
-        measures = evaluate_and_save(session, self._evaluate, self._checkpoints)
+        measures = evaluate_and_save(session, self._test, self._checkpoints)
         result = make_result(me.task, me.agreed_flags, measures, self._progress)
         print(result)
         steps = [
             lambda: self._checkpoints.save(session),
             lambda: export(me.flags.export_dir, build_serving, measures.parameters),
-            lambda: result.write(me.train_dir),
+            lambda: result.write(me.folder),
         ]
         keep_trying(me.task, steps, me.timeouts.recovery_secs)
         with contextlib.suppress(tf.errors.OpError):  # a ps does not answer: then this waits for it below
             session.close()
         dismiss_servers(me.task, me.watch)
-        record_test(measures, me.train_dir)
-        report.write(me.train_dir)
+        record_test(measures, me.folder)
+        report.write(me.folder.path)

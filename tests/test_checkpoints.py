@@ -7,7 +7,9 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
+from runtime.folder import RunFolder
 from runtime.saving import checkpoints
+from runtime.saving.train_dir import open_train_dir
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2", "c:3"))
 OTHER = Task("worker", 1, ("a:1",), ("b:2", "c:3"))
@@ -29,12 +31,12 @@ def model(graph):
 
 def test_a_checkpoint_of_this_model_may_have_more_in_it(model, tmp_path):
     save(tmp_path, {"w": [3, 2], "steps": [], "other": [1]})
-    checkpoints.check_last_checkpoint(str(tmp_path))
+    checkpoints.check_last_checkpoint(RunFolder(tmp_path))
 
 
 def test_without_a_checkpoint_there_is_nothing_to_check(model, tmp_path):
-    checkpoints.check_last_checkpoint(str(tmp_path))
-    checkpoints.check_last_checkpoint("")
+    checkpoints.check_last_checkpoint(RunFolder(tmp_path))
+    checkpoints.check_last_checkpoint(RunFolder(""))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def test_without_a_checkpoint_there_is_nothing_to_check(model, tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(model, tmp_path, shapes, message):
     path = save(tmp_path, shapes)
     with pytest.raises(UnusableError) as error:
-        checkpoints.check_last_checkpoint(str(tmp_path))
+        checkpoints.check_last_checkpoint(RunFolder(tmp_path))
     assert str(error.value) == f"{path} {message}: give the flags that it was made with, or another --train_dir"
 
 
@@ -57,7 +59,7 @@ def test_a_broken_checkpoint_is_refused(model, tmp_path):
     with open(path + ".index", "r+b") as file:
         file.truncate(10)
     with pytest.raises(UnusableError) as error:
-        checkpoints.check_last_checkpoint(str(tmp_path))
+        checkpoints.check_last_checkpoint(RunFolder(tmp_path))
     assert str(error.value).startswith(f"{path} cannot be read (")
     assert f"name an older one in {tmp_path}/checkpoint, or give another --train_dir" in str(error.value)
 
@@ -72,19 +74,19 @@ def test_a_new_model_never_takes_the_place_of_a_checkpoint_that_is_not_found(mod
         state.mkdir() if damage == "a folder" else state.write_text("" if damage == "empty" else "model.ckpt-5")
     for look in (checkpoints.check_last_checkpoint, lambda folder: checkpoints.recover(tf.train.Saver(), folder)):
         with pytest.raises(UnusableError, match=f"{state} names no checkpoint that is there: let it name one that is"):
-            look(str(tmp_path))
+            look(RunFolder(tmp_path))
 
 
 def test_what_cannot_be_removed_of_a_failed_checkpoint_stays(tmp_path):
     (tmp_path / "model.ckpt-5.tempstate1").mkdir()
-    checkpoints.remove_unfinished(str(tmp_path))
+    checkpoints.remove_unfinished(RunFolder(tmp_path))
 
 
 def test_a_checkpoint_of_which_a_part_is_elsewhere_is_refused(model, tmp_path):
     path = save(tmp_path, {"w": [3, 2], "steps": []})
     os.rename(f"{path}.data-00000-of-00001", f"{path}.data-00001-of-00002")
     with pytest.raises(UnusableError) as error:
-        checkpoints.check_last_checkpoint(str(tmp_path))
+        checkpoints.check_last_checkpoint(RunFolder(tmp_path))
     assert str(error.value).startswith(f"{path} has 1 of its 2 parts: copy the others from where they were written")
 
 
@@ -117,7 +119,7 @@ def test_a_checkpoint_that_was_restored_is_left_as_it_is(graph, tmp_path):
 
     saver = tf.train.Saver()
     scaffold = tf.train.Scaffold(saver=saver, init_fn=restore)
-    hook = checkpoints.CheckpointHook(CHIEF, str(tmp_path), scaffold, save_secs=60)
+    hook = checkpoints.CheckpointHook(CHIEF, RunFolder(tmp_path), scaffold, save_secs=60)
     with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]):
         assert "w/Adam" in dict(tf.train.list_variables(path)), "the state of another optimizer is lost"
 
@@ -128,7 +130,7 @@ def test_what_a_failed_attempt_leaves_behind_is_removed(tmp_path):
     (tmp_path / "model.ckpt-7_temp").mkdir()
     (tmp_path / "model.ckpt-7_temp" / "part-00000-of-00002.index").touch()
     (tmp_path / "model.ckpt-7.data-00000-of-00001.tempstate123").touch()
-    checkpoints.remove_unfinished(str(tmp_path))
+    checkpoints.remove_unfinished(RunFolder(tmp_path))
     assert set(tmp_path.iterdir()) == files
     assert tf.train.list_variables(path)
 
@@ -150,7 +152,7 @@ def start(graph, tmp_path):
     def start(save_secs):
         train = tf.train.create_global_step().assign_add(1)
         scaffold = tf.train.Scaffold(saver=tf.train.Saver())
-        hook = checkpoints.CheckpointHook(CHIEF, str(tmp_path / "train"), scaffold, save_secs)
+        hook = checkpoints.CheckpointHook(CHIEF, RunFolder(tmp_path / "train"), scaffold, save_secs)
         return tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]), train, hook
 
     (tmp_path / "train").mkdir()
@@ -190,14 +192,14 @@ def test_a_new_model_that_cannot_be_saved_is_refused(start, tmp_path):
 
 @pytest.mark.parametrize(("task", "train_dir"), [(CHIEF, ""), (OTHER, "a")])
 def test_nothing_is_saved_without_a_train_dir_or_by_another_worker_than_the_chief(graph, task, train_dir):
-    assert not checkpoints.CheckpointHook(task, train_dir, tf.train.Scaffold(), 60).is_needed
+    assert not checkpoints.CheckpointHook(task, RunFolder(train_dir), tf.train.Scaffold(), 60).is_needed
 
 
 def test_the_chief_makes_the_train_dir_and_the_others_do_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert checkpoints.make_train_dir(OTHER, "a/b") == f"{tmp_path}/a/b"
+    assert open_train_dir(OTHER, "a/b").path == f"{tmp_path}/a/b"
     assert not (tmp_path / "a").exists()
-    assert checkpoints.make_train_dir(CHIEF, "a/b") == f"{tmp_path}/a/b"
+    assert open_train_dir(CHIEF, "a/b").path == f"{tmp_path}/a/b"
     assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "b"]
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["chief.lock"]
 
@@ -209,25 +211,25 @@ def test_a_train_dir_in_use_by_another_job_is_refused(tmp_path):
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UnusableError) as error:
-            checkpoints.make_train_dir(CHIEF, str(tmp_path))
+            open_train_dir(CHIEF, str(tmp_path))
         assert str(error.value) == (
             f"--train_dir {tmp_path} is in use by another job, whose chief is process 7 on host.example: end that job,"
             " or give another --train_dir"
         )
         assert lock.read_text() == "process 7 on host.example\n"
         assert list(tmp_path.iterdir()) == [lock], "nothing is touched"
-    checkpoints.make_train_dir(CHIEF, str(tmp_path))
+    open_train_dir(CHIEF, str(tmp_path))
     assert lock.read_text().startswith(f"process {os.getpid()} on "), "a lock ends with its process"
 
 
 def test_a_train_dir_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UnusableError, match="file/train cannot be written: Not a directory"):
-        checkpoints.make_train_dir(CHIEF, str(tmp_path / "file" / "train"))
+        open_train_dir(CHIEF, str(tmp_path / "file" / "train"))
 
 
 def test_without_a_train_dir_the_chief_says_that_nothing_is_saved(caplog):
-    assert checkpoints.make_train_dir(OTHER, "") == ""
+    assert open_train_dir(OTHER, "").path == ""
     assert caplog.text == ""
-    assert checkpoints.make_train_dir(CHIEF, "") == ""
+    assert open_train_dir(CHIEF, "").path == ""
     assert "nothing is saved, since --train_dir is not given" in caplog.text

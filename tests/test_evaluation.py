@@ -15,18 +15,20 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import UnsavedError, UnusableError
 from runtime.evaluator import Checkpoint, follow_checkpoints
-from runtime.monitoring.evaluation import EXAMPLES, Evaluate, Evaluation, EvaluationHook, EvaluationLog, Measures
+from runtime.folder import RunFolder
+from runtime.monitoring.evaluation import EXAMPLES, EvaluationGraph, EvaluationHook, EvaluationLog, Measures, ModelTest
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.result import Goal, Result, evaluate_and_save, is_finished, keep_trying
 from runtime.session.stopping import StopWithChiefHook
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
 EVALUATOR = Task("evaluator", 0, ("a:1",), ("b:2",))
+NOWHERE = RunFolder("")
 MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, find_mistakes=dict)
 
 
 def test_each_evaluation_is_a_line_of_a_file_that_several_tasks_write(tmp_path):
-    chief, evaluator = (EvaluationLog(task, str(tmp_path)) for task in (CHIEF, EVALUATOR))
+    chief, evaluator = (EvaluationLog(task, RunFolder(tmp_path)) for task in (CHIEF, EVALUATOR))
     assert evaluator.read() == [], "there is no file yet"
     chief.write(MEASURES)
     evaluator.write(MEASURES._replace(global_step=50))
@@ -38,7 +40,7 @@ def test_each_evaluation_is_a_line_of_a_file_that_several_tasks_write(tmp_path):
 
 
 def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
-    log = EvaluationLog(EVALUATOR, str(tmp_path))
+    log = EvaluationLog(EVALUATOR, RunFolder(tmp_path))
     log.write(MEASURES)
     with open(tmp_path / "eval.jsonl", "a") as file:
         file.write('{"global_step": 50, "te')
@@ -48,7 +50,7 @@ def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
 
 def test_an_evaluation_that_cannot_be_written_is_written_with_the_next_one(tmp_path, caplog):
     (tmp_path / "eval.jsonl").symlink_to("/dev/full")
-    log = EvaluationLog(CHIEF, str(tmp_path))
+    log = EvaluationLog(CHIEF, RunFolder(tmp_path))
     log.write(MEASURES)
     assert "the evaluation cannot be written ([Errno 28] No space left on device)" in caplog.text
     (tmp_path / "eval.jsonl").unlink()
@@ -71,21 +73,21 @@ def test_a_run_is_finished_when_its_result_has_reached_the_goal(tmp_path, leave_
     goal = Goal(train_steps=100, test_accuracy=0.9)
     global_step = json.loads(result or '{"global_step": 100}')["global_step"]
     leave_checkpoint(global_step)
-    assert is_finished(str(tmp_path), goal) == finished
+    assert is_finished(RunFolder(tmp_path), goal) == finished
     leave_checkpoint(global_step - 1)
-    assert not is_finished(str(tmp_path), goal), "the model of this result could not be saved, or another run has begun"
-    assert not is_finished("", Goal(100, 0.9)), "without a folder, nobody knows"
+    assert not is_finished(RunFolder(tmp_path), goal), "its model could not be saved, or another run has begun"
+    assert not is_finished(RunFolder(""), Goal(100, 0.9)), "without a folder, nobody knows"
 
 
 def test_an_evaluator_that_is_started_again_waits_as_long_as_one_that_was_not(tmp_path, leave_checkpoint):
     leave_checkpoint(MEASURES.global_step)
     checkpoint = Checkpoint(MEASURES.global_step, round((tmp_path / "model.ckpt-40.index").stat().st_mtime, 3))
-    EvaluationLog(EVALUATOR, str(tmp_path)).write(MEASURES, **checkpoint._asdict())
+    EvaluationLog(EVALUATOR, RunFolder(tmp_path)).write(MEASURES, **checkpoint._asdict())
     with tf.Graph().as_default():
         tf.get_variable("weights", [])
         timeouts = Timeouts(startup_secs=0, recovery_secs=1)
         with pytest.raises(TimeoutError, match=r"waited 1 s for a checkpoint after global step 40 in "):
-            follow_checkpoints(EVALUATOR, lambda _: MEASURES, str(tmp_path), Goal(100, None), timeouts)
+            follow_checkpoints(EVALUATOR, lambda _: MEASURES, RunFolder(tmp_path), Goal(100, None), timeouts)
 
 
 @pytest.mark.parametrize("last_word", [REACHED, TRAINED])
@@ -94,7 +96,7 @@ def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers, las
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(servers.task("worker", 0))
     with servers.worker_session(0, graph) as session:
-        hook = EvaluationHook(CHIEF, lambda _: MEASURES, "", roll_call, every_secs=None, stop_at_accuracy=0.9)
+        hook = EvaluationHook(CHIEF, lambda _: MEASURES, NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9)
         for is_said in (False, True):
             if is_said:
                 roll_call.say(session, last_word)
@@ -129,7 +131,7 @@ def test_any_accuracy_reaches_the_goal_of_0(local_servers):
         initialize = tf.global_variables_initializer()
     with servers.worker_session(0, graph) as session:
         session.run(initialize)
-        hook = EvaluationHook(CHIEF, lambda _: MEASURES, "", roll_call, every_secs=0.1, stop_at_accuracy=0.0)
+        hook = EvaluationHook(CHIEF, lambda _: MEASURES, NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.0)
         hook.after_create_session(session, tf.train.Coordinator())
         context = tf.train.SessionRunContext(None, session)
 
@@ -160,7 +162,7 @@ class FinishedRun:
     def follow(self, evaluate):
         with tf.Graph().as_default():
             tf.get_variable("weights", [])
-            follow_checkpoints(EVALUATOR, evaluate, str(self.folder), Goal(40, None), Timeouts(0, 0))
+            follow_checkpoints(EVALUATOR, evaluate, RunFolder(self.folder), Goal(40, None), Timeouts(0, 0))
 
 
 @pytest.fixture
@@ -218,12 +220,13 @@ def make_evaluate(labels):
     images, placeholder = tf.placeholder(tf.float32, [None, 2]), tf.placeholder(tf.int32, [None])
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=placeholder, logits=images))
     tf.train.create_global_step()
-    return Evaluation({}, images, placeholder, images, loss, loss).on((np.zeros([2, 2], np.float32), np.array(labels)))
+    graph = EvaluationGraph({}, images, placeholder, images, loss, loss)
+    return ModelTest(graph, (np.zeros([2, 2], np.float32), np.array(labels)))
 
 
 def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_run, graph):
     chief = make_evaluate([0, 1])
-    evaluator = Evaluate(chief._evaluation, (np.zeros([2, 2], np.float32), np.array([1, 1])))
+    evaluator = ModelTest(chief._graph, (np.zeros([2, 2], np.float32), np.array([1, 1])))
     (finished_run.folder / "events").mkdir()
     entry = {"unix_secs": 1.0, "event": EXAMPLES, "checksum": chief.checksum}
     (finished_run.folder / "events" / "worker-0.jsonl").write_text(json.dumps(entry))
@@ -237,14 +240,14 @@ def test_a_test_example_with_a_label_of_no_class_is_refused_before_training(grap
 
 
 def test_workers_other_than_the_chief_have_no_test_examples(graph):
-    make_evaluate([0, 1])._evaluation.on(())
+    ModelTest(make_evaluate([0, 1])._graph, ())
 
 
 def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers):
     servers = local_servers(1, 1)
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(servers.task("worker", 0))
-    hook = EvaluationHook(CHIEF, lambda _: MEASURES, "", roll_call, every_secs=None, stop_at_accuracy=0.9)
+    hook = EvaluationHook(CHIEF, lambda _: MEASURES, NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9)
     hook._has_reached = True
     with servers.worker_session(0, graph) as session:
         hook.after_create_session(session, tf.train.Coordinator())
@@ -258,7 +261,7 @@ def test_an_evaluation_of_a_model_that_was_lost_meanwhile_does_not_end_training(
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(servers.task("worker", 0))
         initializer = tf.train.create_global_step().initializer
-    hook = EvaluationHook(CHIEF, lambda _: MEASURES, "", roll_call, every_secs=0.1, stop_at_accuracy=0.9)
+    hook = EvaluationHook(CHIEF, lambda _: MEASURES, NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9)
     hook._has_reached = False
     coord = tf.train.Coordinator()
     hook._log.write = lambda _: coord.request_stop()  # as when a ps dies, while the file server takes its time
@@ -281,7 +284,7 @@ def test_an_evaluation_that_fails_is_said_and_the_next_one_counts(local_servers,
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         return MEASURES
 
-    hook = EvaluationHook(CHIEF, evaluate, "", roll_call, every_secs=0.1, stop_at_accuracy=0.9)
+    hook = EvaluationHook(CHIEF, evaluate, NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9)
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
         coord = tf.train.Coordinator()
@@ -326,7 +329,7 @@ def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(t
     leave_checkpoint(40)
     again = dataclasses.replace(RESULT, train_secs=0.0)  # of a process that found the model finished
     for result, expected in ((RESULT, 5.0), (again, 5.0), (dataclasses.replace(again, test_accuracy=0.25), 0.0)):
-        result.write(str(tmp_path))
+        result.write(RunFolder(tmp_path))
         assert json.loads((tmp_path / "result.json").read_text())["train_secs"] == expected
 
 
@@ -334,7 +337,7 @@ def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(t
 def test_what_a_worker_brings_after_the_last_checkpoint_is_saved_too(tmp_path, graph, num_late_runs):
     late_run = tf.train.create_global_step().assign_add(8)
     scaffold = tf.train.Scaffold(saver=tf.train.Saver())
-    hook = CheckpointHook(CHIEF, str(tmp_path), scaffold, save_secs=60)
+    hook = CheckpointHook(CHIEF, RunFolder(tmp_path), scaffold, save_secs=60)
     with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
         session.run(late_run)
     late_runs = iter(range(num_late_runs))
@@ -362,7 +365,7 @@ def test_what_could_not_be_saved_is_tried_again_and_nothing_else(tmp_path, caplo
             raise UnsavedError("no space left")
         saved.append("other")
 
-    steps = [lambda: RESULT.write(str(train_dir)), mend]
+    steps = [lambda: RESULT.write(RunFolder(train_dir)), mend]
     if is_mended:
         keep_trying(CHIEF, steps, timeout_secs=60)
         assert json.loads((train_dir / "result.json").read_text())["global_step"] == 40

@@ -4,6 +4,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
+from runtime.folder import RunFolder
 from runtime.monitoring import progress
 from runtime.updates.exchange import Updates
 
@@ -34,7 +35,7 @@ def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
         gradients=[],
         staleness=None,
     )
-    hook = progress.ProgressHook(task, updates, 100, batch_size=10, log_every_secs=4, train_dir=str(tmp_path))
+    hook = progress.ProgressHook(task, updates, 100, batch_size=10, log_every_secs=4, folder=RunFolder(tmp_path))
     with tf.Session() as session, caplog.at_level(logging.INFO):
         session.run(tf.global_variables_initializer())
         hook.after_create_session(session, tf.train.Coordinator())

@@ -11,6 +11,7 @@ from runtime.cluster.agreement import Agreement
 from runtime.cluster.boards import Board, HostLists
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import FinishedError
+from runtime.folder import RunFolder
 from runtime.saving.result import Goal
 from runtime.session import scaffold, sharing, stopping
 from runtime.session.scaffold import Job, TrainingScaffold
@@ -25,14 +26,16 @@ class Worker:
         self.connection = servers.connection("worker", index)
         self.graph = tf.Graph()
         if train_dir:
-            (train_dir / "chief.lock").touch()  # as make_train_dir() does
+            (train_dir / "chief.lock").touch()  # as open_train_dir() does
         with self.graph.as_default():
             spec = tf.train.ClusterSpec(self.task.jobs)
             with tf.device(tf.train.replica_device_setter(worker_device=self.task.device, cluster=spec)):
                 global_step = tf.train.create_global_step()
                 tf.get_variable("w", [3, 2])
                 self.step = global_step.assign_add(1)
-                job = Job(Agreement(self.task, {}), [], str(train_dir), "ps", keep_checkpoints=5, goal=Goal(100, None))
+                job = Job(
+                    Agreement(self.task, {}), [], RunFolder(train_dir), "ps", keep_checkpoints=5, goal=Goal(100, None)
+                )
                 timeouts = Timeouts(startup_timeout_secs, recovery_secs=20)
                 self.scaffold = TrainingScaffold(self.task, self.connection, job, timeouts)
 

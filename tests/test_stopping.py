@@ -13,6 +13,7 @@ from runtime import environment, program
 import tensorflow.compat.v1 as tf
 from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Task
+from runtime.folder import RunFolder
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.stopping import StopOnSignalHook
 
@@ -21,7 +22,7 @@ def main():
     task = Task("worker", 0, ("a:1",), ("b:2",))
     with tf.Graph().as_default():
         roll_call = RollCall(task)
-    checkpoint_hook = CheckpointHook(task, "{train_dir}", tf.train.Scaffold(), save_secs=60)
+    checkpoint_hook = CheckpointHook(task, RunFolder("{train_dir}"), tf.train.Scaffold(), save_secs=60)
     checkpoint_hook.failure = "{failure}"
     step = tf.constant(0)
     with tf.train.SingularMonitoredSession([StopOnSignalHook(task, roll_call, checkpoint_hook)]) as session:

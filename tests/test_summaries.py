@@ -17,6 +17,7 @@ import mnist_input
 from benchmarks.testbed.processes import DEADLINE_SECS
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
+from runtime.folder import RunFolder
 from runtime.monitoring import summaries
 from runtime.monitoring.evaluation import EvaluationLog, Measures, record_test
 from runtime.monitoring.mistakes import find_mistakes
@@ -67,8 +68,8 @@ def train(servers, index, train_dir):
         make = tf.train.ChiefSessionCreator if task.is_chief else tf.train.WorkerSessionCreator
         hooks = [
             InputHook(task, updates, batches.initializer, batches.feed_dict),
-            ProgressHook(task, updates, 10000, BATCH_SIZE, log_every_secs=0, train_dir=train_dir),
-            SummaryHook(task, updates, train_dir, every_secs=0),
+            ProgressHook(task, updates, 10000, BATCH_SIZE, log_every_secs=0, folder=RunFolder(train_dir)),
+            SummaryHook(task, updates, RunFolder(train_dir), every_secs=0),
         ]
         with tf.train.MonitoredSession(make(scaffold, connection.target, connection.config), hooks) as session:
             for _ in range(NUM_RUNS):
@@ -153,7 +154,7 @@ def test_staleness_is_what_others_add_between_a_read_and_its_write(local_servers
         wait_for_read = make_queue("reads").dequeue()
         permit_all = make_queue("permissions").enqueue_many([tf.ones([N])])
         summaries.build(task, worker.updates, None, {}, None, 0.5)
-        hook = SummaryHook(task, worker.updates, str(tmp_path), every_secs=0)
+        hook = SummaryHook(task, worker.updates, RunFolder(tmp_path), every_secs=0)
     hook.after_create_session(session, worker.coord)
     fetches, results = hook.before_run(None).fetches, []
     run = threading.Thread(target=lambda: results.extend(session.run([fetches, worker.train_op])), daemon=True)
@@ -181,12 +182,12 @@ MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, f
     ("job_name", "hosts", "folder"), [("worker", ("b:2",), ""), ("evaluator", ("b:2",), "evaluator")]
 )
 def test_an_evaluation_is_written_where_its_task_writes(tmp_path, job_name, hosts, folder):
-    EvaluationLog(Task(job_name, 0, ("a:1",), hosts), str(tmp_path)).write(MEASURES)
+    EvaluationLog(Task(job_name, 0, ("a:1",), hosts), RunFolder(tmp_path)).write(MEASURES)
     assert read(tmp_path / folder) == {"test_accuracy": [(40, 0.9375)], "test_loss": [(40, 0.25)]}
 
 
 def test_the_last_evaluation_has_a_picture_of_the_mistakes(tmp_path):
-    record_test(MEASURES, str(tmp_path))
+    record_test(MEASURES, RunFolder(tmp_path))
     found = read(tmp_path)
     assert found["test_accuracy"] == [(40, 0.9375)]
     ((step, image),) = found["mistakes"]
@@ -200,12 +201,12 @@ def test_the_last_evaluation_has_a_picture_of_the_mistakes(tmp_path):
 def test_images_that_are_no_grey_squares_cost_nothing_but_their_picture(tmp_path):
     in_colour = np.zeros((2, 4 * 4 * 3), np.uint8)
     found = find_mistakes(LOGITS, in_colour, np.array([0, 1], np.uint8))
-    record_test(MEASURES._replace(find_mistakes=lambda: found), str(tmp_path))
+    record_test(MEASURES._replace(find_mistakes=lambda: found), RunFolder(tmp_path))
     assert read(tmp_path)["test_accuracy"] == [(40, 0.9375)]
 
 
 def test_a_perfect_model_has_no_picture(tmp_path):
-    record_test(MEASURES._replace(find_mistakes=lambda: {"confusion": [], "mistakes": []}), str(tmp_path))
+    record_test(MEASURES._replace(find_mistakes=lambda: {"confusion": [], "mistakes": []}), RunFolder(tmp_path))
     assert read(tmp_path).keys() == {"test_accuracy", "test_loss"}
 
 

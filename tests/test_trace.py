@@ -10,6 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime import trace
+from runtime.folder import RunFolder
 from runtime.monitoring import profiling
 from runtime.trace import __main__, clocks
 from runtime.trace.parts import Message, Span
@@ -61,7 +62,7 @@ def traced(tmp_path_factory, local_servers):
                 changes = [variable.assign_add(2 * variable) for variable in variables]
                 with tf.control_dependencies(changes):
                     step = step.assign_add(1).read_value()
-            hooks = profiling.make_profiling_hooks(task, step, "2:3", str(train_dir))
+            hooks = profiling.make_profiling_hooks(task, step, "2:3", RunFolder(train_dir))
             creator = tf.train.ChiefSessionCreator(master=servers.workers[index].target)
             with tf.train.MonitoredSession(creator, hooks) as session:
                 for _ in range(4):

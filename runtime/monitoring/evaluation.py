@@ -3,7 +3,6 @@
 import collections
 import functools
 import json
-import os
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +17,11 @@ from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 from runtime.files import append_lines
+from runtime.folder import RunFolder
 from runtime.monitoring import summaries
 from runtime.monitoring.mistakes import find_mistakes
 from runtime.threads import repeat_in_session, start_guard
 
-EVAL_FILE = "eval.jsonl"
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
 
@@ -40,7 +39,7 @@ class Measures(NamedTuple):
         return f"test accuracy {self.accuracy:.4f} (test loss {self.loss:.4f})"
 
 
-class Evaluation(NamedTuple):
+class EvaluationGraph(NamedTuple):
     """The part of the graph that measures the model on the examples that it is fed."""
 
     parameters: Mapping[str, tf.Tensor]  # by name, on this task: read once, then fed, so that all batches meet the same
@@ -50,23 +49,19 @@ class Evaluation(NamedTuple):
     loss: tf.Tensor  # float32 [], averaged over them
     accuracy: tf.Tensor  # float32 []
 
-    def on(self, examples: Sequence[Any]) -> "Evaluate":
-        """Return what measures the parameters on all `examples`, images and labels."""
-        return Evaluate(self, examples)
 
-
-class Evaluate:
+class ModelTest:
     """Measures the parameters as they are now on all test examples."""
 
-    def __init__(self, evaluation: Evaluation, examples: Sequence[Any]):
-        """Measure with `evaluation`; only the chief and the evaluator have `examples`, images and labels.
+    def __init__(self, graph: EvaluationGraph, examples: Sequence[Any]):
+        """Measure with `graph`; only the chief and the evaluator have `examples`, images and labels.
 
         Raises:
           UnusableError: a label is of no class.
         """
-        self._evaluation, self._examples = evaluation, examples
+        self._graph, self._examples = graph, examples
         if examples:
-            num_classes = evaluation.logits.shape[-1]
+            num_classes = graph.logits.shape[-1]
             (wrong,) = np.nonzero(examples[-1] >= num_classes)
             if len(wrong):
                 label = f"label {wrong[0]} is {examples[-1][wrong[0]]}, expected 0 to {num_classes - 1}"
@@ -79,14 +74,14 @@ class Evaluate:
 
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""
-        evaluation, (images, labels) = self._evaluation, self._examples
-        values, global_step = session.run([dict(evaluation.parameters), tf.train.get_global_step(session.graph)])
-        feed_dict = {evaluation.parameters[name]: value for name, value in values.items()}
+        graph, (images, labels) = self._graph, self._examples
+        values, global_step = session.run([dict(graph.parameters), tf.train.get_global_step(session.graph)])
+        feed_dict = {graph.parameters[name]: value for name, value in values.items()}
         sums, logits = np.zeros(2), []
         for start in range(0, len(labels), BATCH_SIZE):
             batch = slice(start, start + BATCH_SIZE)
-            feed_dict |= {evaluation.images: images[batch], evaluation.labels: labels[batch]}
-            measured, of_batch = session.run([[evaluation.loss, evaluation.accuracy], evaluation.logits], feed_dict)
+            feed_dict |= {graph.images: images[batch], graph.labels: labels[batch]}
+            measured, of_batch = session.run([[graph.loss, graph.accuracy], graph.logits], feed_dict)
             sums += len(labels[batch]) * np.array(measured)
             logits.append(of_batch)
         loss, accuracy = sums / len(labels)
@@ -97,20 +92,19 @@ class Evaluate:
 class EvaluationLog:
     """Where evaluations go: a log line each, a line of `eval.jsonl`, and a summary for TensorBoard."""
 
-    def __init__(self, task: Task, train_dir: str):
-        """Write as `task` into `train_dir`; only log if it is empty."""
-        self._task, self._train_dir = task, train_dir
+    def __init__(self, task: Task, folder: RunFolder):
+        """Write as `task` into `folder`; only log if none is given."""
+        self._task, self._folder = task, folder
         self._unwritten: collections.deque[bytes] = collections.deque()  # on a full disk
 
     def read(self) -> list[dict[str, Any]]:
         """Return the lines of `eval.jsonl` that this task has written."""
-        lines = events.read_lines(os.path.join(self._train_dir, EVAL_FILE))
-        return [line for line in lines if line.get("task") == str(self._task)]
+        return [line for line in events.read_lines(self._folder.evaluations) if line.get("task") == str(self._task)]
 
     def write(self, measures: Measures, **more: object) -> None:
         """Write one evaluation everywhere, `more` into `eval.jsonl` only, which waits for room on a full disk."""
         logging.info("%s: %s at global step %d", self._task, measures, measures.global_step)
-        if not self._train_dir:
+        if not self._folder.is_given:
             return
         entry = {
             "global_step": measures.global_step,
@@ -122,24 +116,24 @@ class EvaluationLog:
         }
         self._unwritten.append(f"{json.dumps(entry)}\n".encode())
         try:
-            append_lines(os.path.join(self._train_dir, EVAL_FILE), self._unwritten)
+            append_lines(self._folder.evaluations, self._unwritten)
         except OSError as error:
             logging.error("%s: the evaluation cannot be written (%s): make that possible", self._task, error)
-        _write_summary(summaries.folder_of(self._task, self._train_dir), measures)
+        _write_summary(self._folder.summaries_of(self._task), measures)
 
 
-def record_test(measures: Measures, train_dir: str) -> None:
+def record_test(measures: Measures, folder: RunFolder) -> None:
     """Record the last evaluation of a run, with the worst mistakes: as an event, and for TensorBoard."""
     found = measures.find_mistakes()
     events.record("tested", **found).wait(events.WRITING_SECS)  # for the report
-    _write_summary(train_dir, measures)
-    if train_dir and found["mistakes"]:
+    _write_summary(folder.path, measures)
+    if folder.is_given and found["mistakes"]:
         from runtime.monitoring.pictures import (
             draw_mistakes,  # here: no other task draws, and the chief only at the end
         )
 
         picture = tf.Summary.Value(tag="mistakes", image=draw_mistakes(found["mistakes"]))
-        summaries.write(train_dir, measures.global_step, tf.Summary(value=[picture]))
+        summaries.write(folder.path, measures.global_step, tf.Summary(value=[picture]))
 
 
 def _write_summary(folder: str, measures: Measures) -> None:
@@ -157,19 +151,19 @@ class EvaluationHook(tf.train.SessionRunHook):
     def __init__(
         self,
         task: Task,
-        evaluate: Evaluate,
-        train_dir: str,
+        test: ModelTest,
+        folder: RunFolder,
         roll_call: RollCall,
         every_secs: float | None,
         stop_at_accuracy: float | None,
     ):
         """Evaluate every `every_secs`, or never, and stop all workers at `stop_at_accuracy`, or never."""
-        self._task, self._evaluate, self._roll_call = task, evaluate, roll_call
-        self._log = EvaluationLog(task, train_dir)
+        self._task, self._test, self._roll_call = task, test, roll_call
+        self._log = EvaluationLog(task, folder)
         self._every_secs, self._stop_at_accuracy = every_secs, stop_at_accuracy
 
     def begin(self) -> None:
-        events.record(EXAMPLES, checksum=self._evaluate.checksum)
+        events.record(EXAMPLES, checksum=self._test.checksum)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
@@ -186,7 +180,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         def has_reached() -> bool:
             nonlocal last_step
             if session.run(tf.train.get_global_step(session.graph)) != last_step:
-                measures = self._evaluate(session)
+                measures = self._test(session)
                 self._log.write(measures)
                 last_step = measures.global_step
                 goal = self._stop_at_accuracy

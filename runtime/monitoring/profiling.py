@@ -12,6 +12,7 @@ from runtime import trace
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 from runtime.files import replace_file
+from runtime.folder import RunFolder
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -34,20 +35,20 @@ def can_trace(flags: Mapping[str, Any]) -> bool:
 
 
 def make_profiling_hooks(
-    task: Task, global_step: tf.Tensor, steps: str | None, train_dir: str
+    task: Task, global_step: tf.Tensor, steps: str | None, folder: RunFolder
 ) -> list[tf.train.SessionRunHook]:
     """Return the hook that traces `steps`, `A:B`, if that is given.
 
     Raises:
-      UnusableError: no trace can be written to `train_dir`.
+      UnusableError: no trace can be written there.
     """
     if not steps:
         return []
-    hook = ProfileHook(task, global_step, *parse_steps(steps), train_dir)
+    hook = ProfileHook(task, global_step, *parse_steps(steps), folder)
     try:
-        os.makedirs(hook.folder, exist_ok=True)
+        os.makedirs(folder.profile_of(task), exist_ok=True)
     except OSError as error:
-        raise UnusableError(f"no trace can be written to --train_dir {train_dir}: {error.strerror}") from error
+        raise UnusableError(f"no trace can be written to --train_dir {folder.path}: {error.strerror}") from error
     return [hook]
 
 
@@ -59,11 +60,10 @@ class ProfileHook(tf.train.SessionRunHook):
     into one trace, before the ps tasks may leave.
     """
 
-    def __init__(self, task: Task, global_step: tf.Tensor, first_step: int, last_step: int, train_dir: str):
+    def __init__(self, task: Task, global_step: tf.Tensor, first_step: int, last_step: int, folder: RunFolder):
         """Trace from `first_step` to `last_step`; `global_step`, int64 [], is as it is after a run."""
-        self.folder = os.path.join(train_dir, "profile", f"worker-{task.index}")
+        self._task, self._folder = task, folder
         self._global_step, self._first_step, self._last_step = global_step, first_step, last_step
-        self._merged_dir = train_dir if task.is_chief else ""
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._step = int(session.run(tf.train.get_global_step(session.graph)))  # after the last run
@@ -78,7 +78,7 @@ class ProfileHook(tf.train.SessionRunHook):
         step = int(run_values.results)
         self._step, self._steps_per_run = step, step - self._step
         if run_values.options.trace_level == tf.RunOptions.FULL_TRACE:
-            path = os.path.join(self.folder, f"step-{step}.pb")
+            path = os.path.join(self._folder.profile_of(self._task), f"step-{step}.pb")
             try:
                 replace_file(path, run_values.run_metadata.SerializeToString())
             except OSError as error:  # a full disk, say, costs the trace and nothing else
@@ -86,7 +86,7 @@ class ProfileHook(tf.train.SessionRunHook):
 
     def end(self, session: tf.Session) -> None:
         try:
-            if path := self._merged_dir and trace.write(self._merged_dir):
+            if path := self._task.is_chief and trace.write(self._folder.path):
                 logging.info("the trace of all tasks is in %s", path)
         except (OSError, ValueError) as error:
             logging.error("the trace of all tasks could not be made (%s): make that possible", error)

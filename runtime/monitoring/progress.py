@@ -8,6 +8,7 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster.task import Task
+from runtime.folder import RunFolder
 from runtime.monitoring import summaries
 from runtime.updates.exchange import Updates
 
@@ -19,7 +20,7 @@ class ProgressHook(tf.train.SessionRunHook):
     """
 
     def __init__(
-        self, task: Task, updates: Updates, train_steps: int, batch_size: int, log_every_secs: float, train_dir: str
+        self, task: Task, updates: Updates, train_steps: int, batch_size: int, log_every_secs: float, folder: RunFolder
     ):
         """Prepare to count.
 
@@ -29,7 +30,7 @@ class ProgressHook(tf.train.SessionRunHook):
           train_steps: the global step at which training ends.
           batch_size: examples in a batch; a local step has one or, in-graph, one for each worker.
           log_every_secs: the period of the line.
-          train_dir: where summaries are written; empty: nowhere.
+          folder: where summaries are written, if it is given.
         """
         self.train_secs = 0.0  # from the first step to the last
         self.num_examples = 0  # used in that time
@@ -38,7 +39,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self._fetches = [updates.num_steps, updates.loss, updates.global_step]
         self._examples_per_count = self._batch_size * (updates.num_replicas if task.is_chief else 1)
         self._log_every_secs = log_every_secs
-        self._summary_dir = summaries.folder_of(task, train_dir)
+        self._summary_dir = folder.summaries_of(task)
         self._local_step = 0
         self._started_at = math.inf
 

@@ -12,19 +12,13 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.errors import reason
+from runtime.folder import RunFolder
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
 
 HISTOGRAMS = "histograms"  # the collection of the summaries that are seldom written
 HISTOGRAM_PERIOD = 200  # summaries from one with histograms to the next
-
-
-def folder_of(task: Task, train_dir: str) -> str:
-    """Return where `task` writes summaries, which TensorBoard takes for a run; empty if nothing is saved."""
-    if not train_dir or task.is_chief:
-        return train_dir
-    return os.path.join(train_dir, "evaluator" if task.job_name == "evaluator" else f"worker-{task.index}")
 
 
 def write(folder: str, global_step: int, summary: tf.Summary | bytes) -> None:
@@ -127,9 +121,9 @@ class SummaryHook(tf.train.SessionRunHook):
     the graph again for what was not fetched before, and that would hold up the start.
     """
 
-    def __init__(self, task: Task, updates: Updates, train_dir: str, every_secs: float):
-        """Write the summaries that `build()` has built, unless `train_dir` is empty."""
-        self._folder = folder_of(task, train_dir)
+    def __init__(self, task: Task, updates: Updates, folder: RunFolder, every_secs: float):
+        """Write the summaries that `build()` has built, if `folder` is given."""
+        self._folder = folder.summaries_of(task)
         self._fetches = {"global_step": updates.global_step, "summaries": tf.summary.merge_all()}
         self._histograms = tf.summary.merge_all(HISTOGRAMS)
         self._is_used = bool(self._folder) and self._fetches["summaries"] is not None

@@ -1,13 +1,11 @@
-"""The train directory and its checkpoints: whether they can be used, and how new ones are written."""
+"""Checkpoints: whether the last one can be used, and how new ones are written."""
 
 import contextlib
-import fcntl
 import glob
 import math
 import os
 import re
 import shutil
-import socket
 import threading
 import time
 
@@ -16,93 +14,46 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster.task import Task
-from runtime.errors import UnsavedError, UnusableError, reason, refuse_url
-
-LOCK_FILE = "chief.lock"  # says which process trains there, and is locked while it does
-
-
-def make_train_dir(task: Task, train_dir: str) -> str:
-    """Return `train_dir` as an absolute path or, if it is empty, as it is.
-
-    The chief makes the directory, and keeps other jobs out of it. It warns if there is none.
-
-    Raises:
-      UnusableError: it cannot be written, or another job uses it.
-    """
-    refuse_url("train_dir", train_dir)
-    if re.search(r"[*?[\]\\]", os.path.abspath(train_dir)):
-        raise UnusableError(
-            f"--train_dir {train_dir} has one of the characters * ? [ ] \\ in its path, which TensorFlow takes for a"
-            " pattern when it looks for checkpoints: use another folder"
-        )
-    if task.is_chief and not train_dir:
-        logging.warning(
-            "%s: nothing is saved, since --train_dir is not given: if a ps is lost, training begins again", task
-        )
-    elif task.is_chief:
-        try:
-            os.makedirs(train_dir, exist_ok=True)
-            _lock(train_dir)
-        except OSError as error:
-            raise UnusableError(f"--train_dir {train_dir} cannot be written: {error.strerror}") from error
-    return os.path.abspath(train_dir) if train_dir else ""
+from runtime.errors import UnsavedError, UnusableError, reason
+from runtime.folder import RunFolder
 
 
-def _lock(train_dir: str) -> None:
-    """Keep the chiefs of other jobs out of `train_dir` for as long as this process lives."""
-    descriptor = os.open(os.path.join(train_dir, LOCK_FILE), os.O_RDWR | os.O_CREAT)  # never closed
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(descriptor, 1000).decode(errors="replace").strip()
-        raise UnusableError(
-            f"--train_dir {train_dir} is in use by another job, whose chief is {holder}: end that job, or give another"
-            " --train_dir"
-        ) from error
-    except OSError as error:  # some network file systems know no locks
-        logging.warning("--train_dir %s cannot be locked (%s): let no other job use it", train_dir, error.strerror)
-    os.truncate(descriptor, 0)
-    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-
-
-def find_last_checkpoint(train_dir: str) -> str | None:
-    """Return the path of the last checkpoint in `train_dir`, or None if there is none.
+def find_last_checkpoint(folder: RunFolder) -> str | None:
+    """Return the path of the last checkpoint, or None if there is none.
 
     Raises:
       UnusableError: the file that names it cannot be read, or names one that is not there. A new model would take the
         place of what somebody wants to go on with.
     """
-    state = os.path.join(train_dir, "checkpoint")
-    if not train_dir or not os.path.exists(state):
+    if not folder.is_given or not os.path.exists(folder.checkpoint_state):
         return None
     with contextlib.suppress(tf.errors.OpError, ValueError):
-        if path := tf.train.latest_checkpoint(train_dir):
+        if path := tf.train.latest_checkpoint(folder.path):
             return str(path)
     raise UnusableError(
-        f"{state} names no checkpoint that is there: let it name one that is, remove it to begin with a new model, or"
-        " give another --train_dir"
+        f"{folder.checkpoint_state} names no checkpoint that is there: let it name one that is, remove it to begin with"
+        " a new model, or give another --train_dir"
     )
 
 
-def check_last_checkpoint(train_dir: str) -> None:
-    """Check the last checkpoint in `train_dir`, if there is one: see `check_checkpoint()`."""
-    if path := find_last_checkpoint(train_dir):
-        check_checkpoint(path)
+def check_last_checkpoint(folder: RunFolder) -> None:
+    """Check the last checkpoint, if there is one: see `check_checkpoint()`."""
+    if path := find_last_checkpoint(folder):
+        check_checkpoint(folder, path)
 
 
-def check_checkpoint(path: str) -> None:
+def check_checkpoint(folder: RunFolder, path: str) -> None:
     """Check that every variable of the graph can be restored, since TensorFlow's message comes late and is long.
 
     Raises:
       UnusableError: the checkpoint is broken or incomplete, or lacks a variable, or has it in another shape.
     """
-    state = os.path.join(os.path.dirname(path), "checkpoint")
     try:
         saved_shapes = dict(tf.train.list_variables(path))
     except (tf.errors.OpError, ValueError) as error:
         raise UnusableError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}): name an older one in {state}, or"
-            " give another --train_dir"
+            f"{path} cannot be read ({str(error).splitlines()[0]}): name an older one in"
+            f" {folder.checkpoint_state}, or give another --train_dir"
         ) from error
     parts = glob.glob(f"{glob.escape(path)}.data-*-of-*")
     num_parts = int(parts[0].rpartition("-")[2]) if parts else 1
@@ -149,31 +100,31 @@ def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> tf.train.S
         return tf.train.Saver(sharded=written_by == "ps", save_relative_paths=True, max_to_keep=keep_checkpoints)
 
 
-def remove_unfinished(train_dir: str) -> None:
+def remove_unfinished(folder: RunFolder) -> None:
     """Remove what is left of checkpoints that could not be written."""
-    pattern = os.path.join(glob.escape(train_dir), "model.ckpt-*")
-    for folder in glob.glob(f"{pattern}_temp"):  # the parts of the ps tasks
-        shutil.rmtree(folder, ignore_errors=True)
+    pattern = f"{glob.escape(folder.checkpoint)}-*"
+    for parts in glob.glob(f"{pattern}_temp"):  # those of the ps tasks
+        shutil.rmtree(parts, ignore_errors=True)
     for path in glob.glob(f"{pattern}.tempstate*"):
         with contextlib.suppress(OSError):
             os.remove(path)
 
 
-def recover(saver: tf.train.Saver, train_dir: str) -> str | None:
-    """Return the last checkpoint in `train_dir`, if there is one; `saver` learns of all, and deletes old ones.
+def recover(saver: tf.train.Saver, folder: RunFolder) -> str | None:
+    """Return the last checkpoint, if there is one; `saver` learns of all, and deletes old ones.
 
     Raises:
       UnusableError: see `find_last_checkpoint()`.
     """
-    path = find_last_checkpoint(train_dir)
+    path = find_last_checkpoint(folder)
     if path:
-        saver.recover_last_checkpoints(tf.train.get_checkpoint_state(train_dir).all_model_checkpoint_paths)
+        saver.recover_last_checkpoints(tf.train.get_checkpoint_state(folder.path).all_model_checkpoint_paths)
     return path
 
 
-def is_saved(train_dir: str, global_step: int) -> bool:
-    """Return whether the last checkpoint in `train_dir` has the model of `global_step`."""
-    state = tf.train.get_checkpoint_state(train_dir)
+def is_saved(folder: RunFolder, global_step: int) -> bool:
+    """Return whether the last checkpoint has the model of `global_step`."""
+    state = tf.train.get_checkpoint_state(folder.path)
     path = state.model_checkpoint_path if state else ""
     return path.endswith(f"-{global_step}") and os.path.exists(f"{path}.index")
 
@@ -185,11 +136,11 @@ class CheckpointHook(tf.train.SessionRunHook):
     trained yet, is refused when it cannot be saved. TensorFlow's own hook takes a step for saved when saving it fails.
     """
 
-    def __init__(self, task: Task, train_dir: str, scaffold: tf.train.Scaffold, save_secs: float):
-        """Save into `train_dir` every `save_secs`, unless that is empty, or `task` is not the chief."""
-        self.is_needed = bool(task.is_chief and train_dir)
+    def __init__(self, task: Task, folder: RunFolder, scaffold: tf.train.Scaffold, save_secs: float):
+        """Save into `folder`, if that is given, every `save_secs`, if `task` is the chief."""
+        self.is_needed = task.is_chief and folder.is_given
         self.failure = ""  # why the last checkpoint could not be written
-        self._train_dir, self._scaffold, self._save_secs = train_dir, scaffold, save_secs
+        self._folder, self._scaffold, self._save_secs = folder, scaffold, save_secs
         self._due_at = math.inf  # a time of `time.monotonic()`
         self._saving = threading.Lock()  # a signal may stop the worker while it saves
 
@@ -197,7 +148,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         is_new = session.run(tf.train.get_global_step(session.graph)) == 0
         self._save_or_log(session)
         if is_new and self.failure:
-            raise UnusableError(f"no checkpoint can be written to --train_dir {self._train_dir}: {self.failure}")
+            raise UnusableError(f"no checkpoint can be written to --train_dir {self._folder.path}: {self.failure}")
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         if time.monotonic() >= self._due_at:
@@ -208,7 +159,7 @@ class CheckpointHook(tf.train.SessionRunHook):
 
     def has_saved(self, global_step: int) -> bool:
         """Return whether the last checkpoint has the model of this step, or nothing is to be saved."""
-        return not self.is_needed or is_saved(self._train_dir, global_step)
+        return not self.is_needed or is_saved(self._folder, global_step)
 
     def save(self, session: tf.Session) -> None:
         """Save the model, unless the last checkpoint has it, perhaps with more in it: another optimizer's state, say.
@@ -229,16 +180,15 @@ class CheckpointHook(tf.train.SessionRunHook):
             except (tf.errors.AbortedError, tf.errors.UnavailableError):
                 raise
             except (tf.errors.OpError, ValueError) as error:  # a ValueError: the folder is gone
-                remove_unfinished(self._train_dir)
+                remove_unfinished(self._folder)
                 why = reason(error) if isinstance(error, tf.errors.OpError) else str(error)
                 self.failure = re.sub(r"\S+\.tempstate\d+; ", "", why)  # the same text whenever it is tried again
-                where = f"global step {global_step} could not be saved in {self._train_dir}"
+                where = f"global step {global_step} could not be saved in {self._folder.path}"
                 raise UnsavedError(f"the model of {where}: {self.failure}") from error
 
     def _write(self, session: tf.Session, global_step: int) -> None:
         started_at = time.time()
-        path = os.path.join(self._train_dir, "model.ckpt")
-        self._scaffold.saver.save(session, path, global_step, write_meta_graph=False)
+        self._scaffold.saver.save(session, self._folder.checkpoint, global_step, write_meta_graph=False)
         events.record("checkpoint", global_step=global_step, secs_taken=round(time.time() - started_at, 3))
 
     def _save_or_log(self, session: tf.Session) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,11 +12,10 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, wait_until_nothing_is_missing
 from runtime.errors import UnsavedError
 from runtime.files import replace_file
-from runtime.monitoring.evaluation import Evaluate, Measures
+from runtime.folder import RunFolder
+from runtime.monitoring.evaluation import Measures, ModelTest
 from runtime.monitoring.progress import ProgressHook
 from runtime.saving.checkpoints import CheckpointHook, is_saved
-
-RESULT_FILE = "result.json"
 
 
 class Goal(NamedTuple):
@@ -46,25 +44,24 @@ class Result:
     num_workers: int
     tensorflow_version: str
 
-    def write(self, train_dir: str) -> None:
-        """Write `result.json`, unless `train_dir` is empty or has the result of this very model already.
+    def write(self, folder: RunFolder) -> None:
+        """Write `result.json`, unless no folder is given, or it has the result of this very model already.
 
         A reader sees either this result or the last one, whole.
 
         Raises:
           UnsavedError: it cannot be written.
         """
-        if not train_dir or self._is_written(train_dir):
+        if not folder.is_given or self._is_written(folder):
             return
-        path = os.path.join(train_dir, RESULT_FILE)
         try:
-            replace_file(path, f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode())
+            replace_file(folder.result, f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode())
         except OSError as error:
-            raise UnsavedError(f"{path} could not be written: {error.strerror}") from error
+            raise UnsavedError(f"{folder.result} could not be written: {error.strerror}") from error
 
-    def _is_written(self, train_dir: str) -> bool:
+    def _is_written(self, folder: RunFolder) -> bool:
         """Return whether `result.json` has this result of an earlier process, which has trained the model."""
-        written = read_result(train_dir)
+        written = read_result(folder)
         is_same = (written.get("global_step"), written.get("test_accuracy")) == (self.global_step, self.test_accuracy)
         return is_same and self.train_secs == 0.0
 
@@ -75,16 +72,16 @@ class Result:
         )
 
 
-def evaluate_and_save(session: tf.Session, evaluate: Evaluate, checkpoint_hook: CheckpointHook) -> Measures:
+def evaluate_and_save(session: tf.Session, test: ModelTest, checkpoint_hook: CheckpointHook) -> Measures:
     """Evaluate the finished model, which the last checkpoint shall have; else try to save it once more.
 
     A worker for which the chief did not wait, since it was stopped, may go on and bring its last run after that.
     """
-    measures, last_step = evaluate(session), -1
+    measures, last_step = test(session), -1
     while not checkpoint_hook.has_saved(measures.global_step) and measures.global_step != last_step:
         logging.warning("the last checkpoint is not of global step %d: saving once more", measures.global_step)
         checkpoint_hook.end(session)
-        measures, last_step = evaluate(session), measures.global_step
+        measures, last_step = test(session), measures.global_step
     return measures
 
 
@@ -130,10 +127,10 @@ def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progre
     )
 
 
-def read_result(train_dir: str) -> dict[str, Any]:
-    """Return what `result.json` in `train_dir` says, or nothing if there is none that can be read."""
+def read_result(folder: RunFolder) -> dict[str, Any]:
+    """Return what `result.json` says, or nothing if there is none that can be read."""
     try:
-        with open(os.path.join(train_dir, RESULT_FILE)) as file:
+        with open(folder.result) as file:
             result = json.load(file)
         return {
             "global_step": int(result["global_step"]),
@@ -144,17 +141,17 @@ def read_result(train_dir: str) -> dict[str, Any]:
         return {}
 
 
-def is_finished(train_dir: str, goal: Goal) -> bool:
-    """Return whether `train_dir` has the result of a run that has reached `goal`, and its model.
+def is_finished(folder: RunFolder, goal: Goal) -> bool:
+    """Return whether a run has left here the result of a model that has reached `goal`, and the model.
 
     A result does not count if the model could not be saved, or was removed: then training may begin again.
     """
-    result = read_result(train_dir) if train_dir else {}
+    result = read_result(folder)
     return (
         bool(result)
         and (
             result["global_step"] >= goal.train_steps
             or (goal.test_accuracy is not None and result["reached_accuracy"] >= goal.test_accuracy)
         )
-        and is_saved(train_dir, result["global_step"])
+        and is_saved(folder, result["global_step"])
     )

@@ -16,6 +16,7 @@ from runtime.cluster.connection import Connection
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_until_nothing_is_missing
 from runtime.errors import FinishedError
+from runtime.folder import RunFolder
 from runtime.saving import checkpoints, result
 from runtime.session.sharing import SharedFolder
 
@@ -27,7 +28,7 @@ class Job(NamedTuple):
 
     agreement: Agreement
     unsaved_variables: Sequence[tf.Variable]  # on the ps tasks: initialised once the model is
-    train_dir: str  # the folder of the checkpoints, or empty
+    folder: RunFolder
     written_by: str  # "ps" or "chief": who writes them
     keep_checkpoints: int
     goal: result.Goal
@@ -59,7 +60,7 @@ class TrainingScaffold(tf.train.Scaffold):
           UnusableError: the last checkpoint is not one of this model: see `check_last_checkpoint()`.
         """
         if task.is_chief:
-            checkpoints.check_last_checkpoint(job.train_dir)
+            checkpoints.check_last_checkpoint(job.folder)
         self.found_step = 0  # the global step at which the chief found the model, for its last session
         super().__init__(
             init_op=tf.no_op(),  # init_fn decides
@@ -67,8 +68,8 @@ class TrainingScaffold(tf.train.Scaffold):
             saver=checkpoints.make_saver(task, job.written_by, job.keep_checkpoints),
         )
         self._task, self._connection, self._job, self._timeouts = task, connection, job, timeouts
-        must_share = task.is_chief and job.train_dir and job.written_by == "ps"
-        self._shared_folder = SharedFolder(task, job.train_dir, timeouts) if must_share else None
+        must_share = task.is_chief and job.folder.is_given and job.written_by == "ps"
+        self._shared_folder = SharedFolder(task, job.folder, timeouts) if must_share else None
         self._was_ready = self._has_trained = False
         self._cancelled_since = math.inf  # a time of `time.monotonic()`
         self._global_step = tf.train.get_global_step()
@@ -138,9 +139,9 @@ class TrainingScaffold(tf.train.Scaffold):
         if not self._task.is_chief:  # which must be surer, since a run that begins anew needs it
             late_secs = min(LATE_SECS, late_secs)
         is_late = unreachable and time.monotonic() > start + late_secs
-        if is_late and result.is_finished(self._job.train_dir, self._job.goal):
+        if is_late and result.is_finished(self._job.folder, self._job.goal):
             raise FinishedError(
-                f"{self._task}: nothing is left to do: {self._job.train_dir} has the result of a finished run, and"
+                f"{self._task}: nothing is left to do: {self._job.folder.path} has the result of a finished run, and"
                 f" there is no {probes.describe(unreachable)}"
             )
         return probes.describe(unreachable)
@@ -160,7 +161,7 @@ class TrainingScaffold(tf.train.Scaffold):
         self._job.agreement.publish(session)
         if self._shared_folder:
             self._shared_folder.check(session)
-        checkpoint = checkpoints.recover(self.saver, self._job.train_dir)
+        checkpoint = checkpoints.recover(self.saver, self._job.folder)
         if not session.run(self._uninitialized).size:
             origin = "the ps tasks hold a living model: keeping it"
         else:

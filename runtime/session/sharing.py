@@ -1,14 +1,12 @@
 """Whether every ps sees the chief's train directory, where each writes its own part of a checkpoint."""
 
-import os
-
 import tensorflow.compat.v1 as tf
 
 from runtime import events
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
 from runtime.errors import UnusableError
-from runtime.saving.checkpoints import LOCK_FILE
+from runtime.folder import RunFolder
 
 SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take to show what the chief has written
 
@@ -16,9 +14,9 @@ SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take t
 class SharedFolder:
     """A train directory that all ps tasks must see, as the chief checks before it restores and saves."""
 
-    def __init__(self, task: Task, train_dir: str, timeouts: Timeouts):
+    def __init__(self, task: Task, folder: RunFolder, timeouts: Timeouts):
         """Build the ops for `task`, the chief, in the default graph."""
-        self._task, self._train_dir, self._timeouts = task, train_dir, timeouts
+        self._task, self._folder, self._timeouts = task, folder, timeouts
         self._file = tf.placeholder(tf.string, [], name="shared_file")  # a constant's content would be remembered
         self._seen_by_ps = {}
         for ps in task.others("ps"):
@@ -31,7 +29,7 @@ class SharedFolder:
         Raises:
           UnusableError: a ps does not.
         """
-        path = os.path.join(self._train_dir, LOCK_FILE)
+        path = self._folder.lock
         with open(path, "rb") as file:
             expected = file.read()
 
@@ -47,8 +45,8 @@ class SharedFolder:
             if not (blind := find_blind()):
                 return
             raise UnusableError(
-                f"{', '.join(map(str, blind))} does not see the --train_dir {self._train_dir} of the chief: it must be"
-                " one folder that all tasks share under the same name, since each ps writes its own part of a"
+                f"{', '.join(map(str, blind))} does not see the --train_dir {self._folder.path} of the chief: it must"
+                " be one folder that all tasks share under the same name, since each ps writes its own part of a"
                 " checkpoint; or give --checkpoints=chief, so that the chief writes all of it"
             ) from None
 

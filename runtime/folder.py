@@ -1,0 +1,50 @@
+"""The train directory of a run: what lies where."""
+
+import os
+
+
+class RunFolder:
+    """The paths in a train directory. Whoever reads or writes there asks for them here.
+
+    Without a train directory nothing is saved, and all paths are empty.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        """Take an absolute path, or an empty one."""
+        self.path = os.fspath(path)
+        self.is_given = bool(self.path)
+        self.lock = self._join("chief.lock")  # says which process trains here, and is locked while it does
+        self.checkpoint = self._join("model.ckpt")  # begins the names of the files of all checkpoints
+        self.checkpoint_state = self._join("checkpoint")  # names the last of them, as TensorFlow demands
+        self.evaluations = self._join("eval.jsonl")
+        self.result = self._join("result.json")
+        self.report = self._join("report.html")
+        self.trace = self._join("trace.json")
+        self.profile = self._join("profile")  # the parts of the trace
+        self.events = self._join("events")
+        self.logs = self._join("logs")
+
+    def _join(self, *names: str) -> str:
+        return os.path.join(self.path, *names) if self.is_given else ""
+
+    def events_of(self, task: object) -> str:
+        """Return the path of what a task, such as "worker 0", records."""
+        return self._join("events", f"{_name(task)}.jsonl")
+
+    def log_of(self, task: object) -> str:
+        """Return the path of what a task of the launcher has said."""
+        return self._join("logs", f"{_name(task)}.log")
+
+    def profile_of(self, task: object) -> str:
+        """Return the folder of what a task traces."""
+        return self._join("profile", _name(task))
+
+    def summaries_of(self, task: object) -> str:
+        """Return the folder of what a task writes for TensorBoard, which takes each folder for a run."""
+        if _name(task) == "worker-0":  # the chief's are those of the run
+            return self.path
+        return self._join(_name(task).replace("evaluator-0", "evaluator"))
+
+
+def _name(task: object) -> str:
+    return str(task).replace(" ", "-")

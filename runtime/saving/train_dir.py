@@ -1,0 +1,55 @@
+"""How the chief makes the train directory, and keeps other jobs out of it."""
+
+import fcntl
+import os
+import re
+import socket
+
+from absl import logging
+
+from runtime.cluster.task import Task
+from runtime.errors import UnusableError, refuse_url
+from runtime.folder import RunFolder
+
+
+def open_train_dir(task: Task, train_dir: str) -> RunFolder:
+    """Return the train directory. The chief makes and locks it, and warns if none is given.
+
+    Raises:
+      UnusableError: it cannot be written, or another job uses it.
+    """
+    refuse_url("train_dir", train_dir)
+    if re.search(r"[*?[\]\\]", os.path.abspath(train_dir)):
+        raise UnusableError(
+            f"--train_dir {train_dir} has one of the characters * ? [ ] \\ in its path, which TensorFlow takes for a"
+            " pattern when it looks for checkpoints: use another folder"
+        )
+    folder = RunFolder(os.path.abspath(train_dir) if train_dir else "")
+    if task.is_chief and not folder.is_given:
+        logging.warning(
+            "%s: nothing is saved, since --train_dir is not given: if a ps is lost, training begins again", task
+        )
+    elif task.is_chief:
+        try:
+            os.makedirs(folder.path, exist_ok=True)
+            _lock(folder)
+        except OSError as error:
+            raise UnusableError(f"--train_dir {train_dir} cannot be written: {error.strerror}") from error
+    return folder
+
+
+def _lock(folder: RunFolder) -> None:
+    """Keep the chiefs of other jobs out for as long as this process lives."""
+    descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT)  # never closed
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(descriptor, 1000).decode(errors="replace").strip()
+        raise UnusableError(
+            f"--train_dir {folder.path} is in use by another job, whose chief is {holder}: end that job, or give"
+            " another --train_dir"
+        ) from error
+    except OSError as error:  # some network file systems know no locks
+        logging.warning("--train_dir %s cannot be locked (%s): let no other job use it", folder.path, error.strerror)
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
