@@ -22,18 +22,13 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 import model
 from runtime import program
-from runtime.cluster.task import Task
-from runtime.data import download, streams
-from runtime.data.sources import open_source
+from runtime.data import sources, streams
 from runtime.flags import define_flags
 from runtime.member import Member
-from runtime.monitoring import summaries
-from runtime.monitoring.evaluation import EvaluationGraph, ModelTest
+from runtime.monitoring.evaluation import EvaluationGraph
 from runtime.saving.export import Serving
-from runtime.training import Training
-from runtime.updates import placement
-from runtime.updates.exchange import Updates
-from runtime.updates.mode import Mode, build_updates
+from runtime.training import Training, TrainingGraph
+from runtime.updates.mode import build_updates
 from runtime.updates.packing import Packing
 
 FLAGS = define_flags(model.MODELS)
@@ -43,7 +38,7 @@ def main() -> None:
     """Start the server of this task; then serve as a ps, or train as a worker."""
     tf.disable_eager_execution()
     tf.disable_control_flow_v2()  # inside a loop of version 2, an optimizer cannot make its state
-    me = Member(FLAGS)
+    me = Member.from_flags(FLAGS)
     if me.is_evaluator:
         return follow_checkpoints(me)
 
@@ -65,11 +60,12 @@ def main() -> None:
 
 def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
     """Train the model together with the other workers; the chief tests it in the end."""
-    train_examples, test_examples, data = load_examples(me.task)
-    batches, updates, evaluation = build_training(me.task, cluster, me.mode, me.session_config, train_examples)
+    source = sources.open_source(FLAGS.data_dir, "train", mnist_input)
+    test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
+    graph = build_graph(me, cluster, me.share_of(source))
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps.
-    training = Training(me, batches, updates, ModelTest(evaluation, test_examples), data)
+    training = Training(me, graph, source.description, test_examples)
     with tf.train.MonitoredTrainingSession(
         master=server.target,
         is_chief=me.task.is_chief,
@@ -81,49 +77,34 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
         me.yield_to_starts()
         while not session.should_stop():
             with training.scaffold.repeating_cancelled_steps():
-                session.run(updates.train_op)
+                session.run(graph.updates.train_op)
     training.finish(build_serving)
 
 
-def load_examples(task: Task) -> tuple[streams.Source, streams.Columns, str]:
-    """Return what this worker trains on, all test examples for the chief, and what tells the data from others."""
-    source = open_source(FLAGS.data_dir, "train", mnist_input)
-    test_examples = open_source(FLAGS.data_dir, "t10k", mnist_input).load() if task.is_chief else ()
-    share = source if FLAGS.sharding == "dynamic" else source.share(task.index, task.num_clients)
-    return share, test_examples, source.description
-
-
-def build_training(
-    task: Task, cluster: tf.train.ClusterSpec, mode: Mode, config: tf.ConfigProto, source: streams.Source
-) -> tuple[streams.Batches, Updates, EvaluationGraph]:
+def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: streams.Source) -> TrainingGraph:
     """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
     tf.set_random_seed(FLAGS.seed)
 
     # The device setter: it places the variables on the ps tasks, and what computes on this worker.
-    strategy = placement.make_strategy(FLAGS.ps_strategy, len(task.ps_hosts))
-    partitioner = placement.make_partitioner(FLAGS.partition_bytes, len(task.ps_hosts))
-    setter = tf.train.replica_device_setter(worker_device=task.device, cluster=cluster, ps_strategy=strategy)
-    with tf.device(setter), tf.variable_scope("", partitioner=partitioner):
+    device = me.task.device
+    setter = tf.train.replica_device_setter(worker_device=device, cluster=cluster, ps_strategy=me.ps_strategy)
+    with tf.device(setter), tf.variable_scope("", partitioner=me.partitioner):
         tf.train.create_global_step()
-        parameters = model.build_parameters(FLAGS.model, FLAGS.hidden_units)
-        packing = Packing(parameters)
-        batch_size = FLAGS.batch_size * task.batches_per_step
-        with tf.device(task.device), tf.name_scope("input"):
-            decode = mnist_input.decode
-            batches = streams.build_batches(source, mode.batches_per_run, batch_size, FLAGS.seed, decode)
+        packing = Packing(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
+        with tf.device(device), tf.name_scope("input"):
+            num_batches, decode = me.mode.batches_per_run, mnist_input.decode
+            batches = streams.build_batches(source, num_batches, me.batch_size, FLAGS.seed, decode)
 
         def build_loss(parts: Sequence[tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
             images, labels = batches.batch(inputs)
             return model.build_loss(model.build_logits(packing.by_name(parts), images), labels)
 
-        updates = build_updates(packing, build_loss, batches.inputs, mode, task, config)
-        evaluation = build_evaluation(packing, task.device)
-        with tf.device(task.device), tf.name_scope("evaluation_of_batch"):
+        updates = build_updates(packing, build_loss, batches.inputs, me.mode, me.task, me.session_config)
+        evaluation = build_evaluation(packing, device)
+        with tf.device(device), tf.name_scope("evaluation_of_batch"):
             images, labels = batches.batch(batches.inputs[-1])
             accuracy = model.build_accuracy(model.build_logits(evaluation.parameters, images), labels)
-        summaries.build(task, updates, packing, evaluation.parameters, accuracy, mode.schedule)
-    placement.log_placement(task)
-    return batches, updates, evaluation
+    return TrainingGraph(batches, packing, updates, evaluation, accuracy)
 
 
 def build_evaluation(packing: Packing, device: str) -> EvaluationGraph:
@@ -141,8 +122,8 @@ def follow_checkpoints(me: Member) -> None:
     """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
     tf.train.create_global_step()
     packing = Packing(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
-    test_examples = open_source(FLAGS.data_dir, "t10k", mnist_input).load()
-    me.follow_checkpoints(ModelTest(build_evaluation(packing, device=""), test_examples))
+    test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load()
+    me.follow_checkpoints(build_evaluation(packing, device=""), test_examples)
 
 
 def build_serving() -> Serving:
@@ -156,7 +137,7 @@ def build_serving() -> Serving:
 
 def run() -> None:
     """Do what the command line says, and end this process."""
-    program.start(main, data_errors=(download.DownloadError, mnist_input.DataError))
+    program.start(main, mnist_input.DataError)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ from benchmarks.isolation import isolate
 from benchmarks.testbed.messages import num_tensors_sent
 from runtime.cluster.task import Task
 from runtime.data.sources import open_source
+from runtime.folder import RunFolder
 from runtime.launch import ports
 from runtime.machine.session_config import make_session_config
-from runtime.updates.mode import Mode
+from runtime.member import Member
 
 BATCH_SIZE = 100
 MODELS = ("mlp", "cnn")
@@ -59,17 +60,16 @@ def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
     distributed.FLAGS(["", "--ps_strategy=greedy", "--local_steps=1", "--nosync_replicas", *flags])
     addresses = [f"localhost:{port}" for port in ports.choose_ports(num_ps + 1)]
     task = Task("worker", 0, tuple(addresses[:num_ps]), tuple(addresses[num_ps:]))
-    mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
     cluster = tf.train.ClusterSpec(task.jobs)
     servers = [tf.train.Server(cluster, "ps", ps) for ps in range(num_ps)]
     servers.append(tf.train.Server(cluster, "worker", 0))
     source = open_source(distributed.FLAGS.data_dir, "train", mnist_input).share(0, 1)
-    config = make_session_config(task)
+    me = Member(distributed.FLAGS, task, RunFolder(""), make_session_config(task))
     tf.disable_eager_execution()
     tf.disable_control_flow_v2()
     with tf.Graph().as_default():
-        batches, updates, _ = distributed.build_training(task, cluster, mode, config, source)
-        with tf.Session(servers[-1].target, config=config) as session:
+        batches, _, updates, *_ = distributed.build_graph(me, cluster, source)
+        with tf.Session(servers[-1].target, config=me.session_config) as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             session.run(tf.variables_initializer(updates.unsaved_variables))
             session.run(batches.initializer, batches.feed_dict(0))
@@ -77,7 +77,7 @@ def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
                 hook.begin()
                 hook.after_create_session(session, tf.train.Coordinator())
             num_sent = num_tensors_sent(session, updates.train_op)
-    return num_sent, mode.exchanges_per_run
+    return num_sent, me.mode.exchanges_per_run
 
 
 class Run(NamedTuple):

@@ -1,6 +1,7 @@
 """This process as a member of its cluster: its task, its folder, its settings, and the guards around its server."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -14,44 +15,50 @@ from runtime.cluster.discovery import discover
 from runtime.cluster.leaving import Departure
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
+from runtime.data.streams import Columns, Source
 from runtime.errors import UnusableError
 from runtime.evaluator import follow_checkpoints
+from runtime.folder import RunFolder
 from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import make_server_config, make_session_config
-from runtime.monitoring.evaluation import ModelTest
+from runtime.monitoring.evaluation import EvaluationGraph, ModelTest
 from runtime.saving.export import check_export_dir
 from runtime.saving.result import Goal
 from runtime.saving.train_dir import open_train_dir
-from runtime.updates.mode import Mode
+from runtime.updates import placement
+from runtime.updates.mode import Mode, check_replicas
 
 
 class Member:
     """What this process is, before its server is there and after."""
 
-    def __init__(self, values: flags.FlagValues):
-        """Take what the command line or a cluster manager says, and make the train directory if this is the chief.
-
-        Raises:
-          UnusableError: it cannot be used: see `Task`, `Mode.check()`, `check_address()`, `open_train_dir()` and
-            `check_export_dir()`.
-        """
-        self.flags = values
-        self.task = choose_task(values).with_replication(values.replication)
-        self.is_evaluator = self.task.job_name == "evaluator"
+    def __init__(self, values: flags.FlagValues, task: Task, folder: RunFolder, session_config: tf.ConfigProto):
+        """Be `task` of a cluster, with these flags."""
+        self.flags, self.task, self.folder, self.session_config = values, task, folder, session_config
+        self.is_evaluator = task.job_name == "evaluator"
         of_mode: dict[str, Any] = {name: values[name].value for name in Mode._fields}
         self.mode = Mode(**of_mode)
         self.goal = Goal(values.train_steps, values.stop_at_accuracy)
         self.timeouts = Timeouts(values.startup_timeout_secs, values.recovery_timeout_secs)
-        if not self.is_evaluator:
-            set_kernel_process_name(f"{self.task.job_name}-{self.task.index}")  # as `ps` and `pkill` show it
-            self.mode.check(num_workers=len(self.task.worker_hosts))
-            check_address(self.task)
-        self.folder = open_train_dir(self.task, values.train_dir)
-        if not self.is_evaluator:
-            check_export_dir(self.task, values.export_dir)
-            events.start_recording(self.task, self.folder.path)
-            self.session_config = make_session_config(self.task, values.gpus)
+
+    @classmethod
+    def from_flags(cls, values: flags.FlagValues) -> "Member":
+        """Take what the command line or a cluster manager says, and make the train directory if this is the chief.
+
+        Raises:
+          UnusableError: it cannot be used.
+        """
+        task = choose_task(values).with_replication(values.replication)
+        if task.job_name == "evaluator":
+            return cls(values, task, open_train_dir(task, values.train_dir), tf.ConfigProto())
+        set_kernel_process_name(f"{task.job_name}-{task.index}")  # as `ps` and `pkill` show it
+        check_replicas(values.replicas_to_aggregate, len(task.worker_hosts))
+        check_address(task)
+        folder = open_train_dir(task, values.train_dir)
+        check_export_dir(task, values.export_dir)
+        events.start_recording(task, folder.path)
+        return cls(values, task, folder, make_session_config(task, values.gpus))
 
     @property
     def server_config(self) -> tf.ConfigProto:
@@ -77,11 +84,30 @@ class Member:
         """Let tasks that start on this machine go first, now that this one works."""
         lower_priority(self.task)
 
-    def follow_checkpoints(self, test: ModelTest) -> None:
+    def follow_checkpoints(self, graph: EvaluationGraph, test_examples: Columns) -> None:
         """Evaluate the checkpoints of a run that others train, as the evaluator: see `follow_checkpoints()`."""
         startup_secs, recovery_secs = self.timeouts
         timeouts = Timeouts(startup_secs, recovery_secs + self.flags.save_checkpoint_secs)
-        follow_checkpoints(self.task, test, self.folder, self.goal, timeouts)
+        follow_checkpoints(self.task, ModelTest(graph, test_examples), self.folder, self.goal, timeouts)
+
+    def share_of(self, source: Source) -> Source:
+        """Return the examples of `source` that this worker trains on."""
+        return source if self.flags.sharding == "dynamic" else source.share(self.task.index, self.task.num_clients)
+
+    @property
+    def batch_size(self) -> int:
+        """How many examples a batch of this worker's graph has."""
+        return int(self.flags.batch_size * self.task.batches_per_step)
+
+    @property
+    def ps_strategy(self) -> Callable[[tf.Operation], int] | None:
+        """How the variables are spread over the ps tasks, as `tf.train.replica_device_setter` takes it."""
+        return placement.make_strategy(self.flags.ps_strategy, len(self.task.ps_hosts))
+
+    @property
+    def partitioner(self) -> Callable[..., Any] | None:
+        """How large variables are split, as `tf.variable_scope` takes it."""
+        return placement.make_partitioner(self.flags.partition_bytes, len(self.task.ps_hosts))
 
     @property
     def agreed_flags(self) -> dict[str, object]:

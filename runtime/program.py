@@ -9,22 +9,23 @@ from absl import app, flags, logging
 
 from runtime import VERSION, output
 from runtime.cluster import host_lists, signals
+from runtime.data.download import DownloadError
 from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
 from runtime.process import allow_many_files, end_process
 from runtime.session.stopping import StoppedError
 
 
-def start(main: Callable[[], None], data_errors: tuple[type[Exception], ...]) -> None:
+def start(main: Callable[[], None], data_error: type[Exception]) -> None:
     """Parse the command line and run `main`; end the process with a status.
 
     Args:
       main: the program, once its flags are parsed.
-      data_errors: those of the input, which end the process as an `UnusableError` does: with status 2.
+      data_error: one of the data set, which ends the process as an `UnusableError` does: with status 2.
     """
     tf.logging.set_verbosity(tf.logging.ERROR)  # its warnings mostly say that the API of TensorFlow 1 is deprecated
     tf.get_logger().handlers.clear()  # absl shows what is left
     flags.FLAGS.set_default("verbosity", logging.INFO)
-    app.run(lambda _: _run(main, (UnusableError, UnsavedError, *data_errors)), flags_parser=parse_flags)
+    app.run(lambda _: _run(main, (UnusableError, UnsavedError, DownloadError, data_error)), flags_parser=parse_flags)
 
 
 def parse_flags(arguments: Sequence[str]) -> list[str]:

@@ -2,16 +2,17 @@
 
 import contextlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 from runtime import report
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.roll_call import RollCall, dismiss_servers
-from runtime.data.streams import Batches
+from runtime.data.streams import Batches, Columns
 from runtime.member import Member
-from runtime.monitoring import profiling
-from runtime.monitoring.evaluation import EvaluationHook, ModelTest, record_test
+from runtime.monitoring import profiling, summaries
+from runtime.monitoring.evaluation import EvaluationGraph, EvaluationHook, ModelTest, record_test
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.saving.checkpoints import CheckpointHook
@@ -21,7 +22,19 @@ from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.input import InputHook
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
+from runtime.updates import placement
 from runtime.updates.exchange import Updates
+from runtime.updates.packing import Packing
+
+
+class TrainingGraph(NamedTuple):
+    """The graph of a worker."""
+
+    batches: Batches  # the input
+    packing: Packing  # of the parameters
+    updates: Updates  # what each step runs
+    evaluation: EvaluationGraph
+    accuracy: tf.Tensor  # on a batch, float32 []
 
 
 class Training:
@@ -30,38 +43,37 @@ class Training:
     TensorFlow calls the hooks around every step in their order. At the end, those of the chief alone come first.
     """
 
-    def __init__(self, me: Member, batches: Batches, updates: Updates, test: ModelTest, data: str):
-        """Prepare to train with the graph of this worker, which `batches` and `updates` are a part of.
+    def __init__(self, me: Member, graph: TrainingGraph, data: str, test_examples: Columns):
+        """Prepare to train, and add to the graph what that needs.
 
         Args:
           me: this process.
-          batches: the input.
-          updates: what each step runs.
-          test: of the model; only used by the chief.
+          graph: its own.
           data: tells the examples from others, which another worker may have been given.
+          test_examples: the chief's.
 
         Raises:
           UnusableError: the last checkpoint is not one of this model, or a trace cannot be written.
         """
-        task, flags = me.task, me.flags
-        self._me, self._test = me, test
+        task, flags, updates = me.task, me.flags, graph.updates
+        self._me, self._test = me, ModelTest(graph.evaluation, test_examples)
+        summaries.build(task, updates, graph.packing, graph.evaluation.parameters, graph.accuracy, me.mode.schedule)
+        placement.log_placement(task)
         agreement = Agreement(task, {**me.agreed_flags, "data_dir": data})
         unsaved = updates.unsaved_variables
         job = Job(agreement, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal)
         self.scaffold = TrainingScaffold(task, me.connection, job, me.timeouts)
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
-        self._progress = ProgressHook(
-            task, updates, flags.train_steps, flags.batch_size, flags.log_every_secs, me.folder
-        )
+        self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs, me.folder)
         roll_call = RollCall(task)
         self.chief_only_hooks = [
             # First: the others must hear that they shall stop before the chief waits for them.
-            EvaluationHook(task, test, me.folder, roll_call, flags.eval_every_secs, flags.stop_at_accuracy),
+            EvaluationHook(task, self._test, me.folder, roll_call, flags.eval_every_secs, flags.stop_at_accuracy),
             WaitForWorkersHook(roll_call, task, flags.recovery_timeout_secs),
             self._checkpoints,  # when nobody changes the model any more
         ]
         self.hooks = [
-            InputHook(task, updates, batches.initializer, batches.feed_dict),  # before any hook that may wait
+            InputHook(task, updates, graph.batches),  # before any hook that may wait
             *updates.hooks,
             *profiling.make_profiling_hooks(task, updates.global_step, flags.profile_steps, me.folder),
             StopAtStepHook(task, self.scaffold, updates.global_step, flags.train_steps),

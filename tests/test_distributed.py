@@ -12,29 +12,27 @@ from benchmarks.testbed.messages import tensors_sent, types_sent
 from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
+from runtime.folder import RunFolder
 from runtime.machine.session_config import make_session_config
-from runtime.member import choose_task
+from runtime.member import Member, choose_task
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
-from runtime.updates.mode import Mode
 
 PS_HOSTS = ("a:1", "b:2")
 WORKER_HOSTS = ("c:3", "d:4")
 EXAMPLES = MemorySource(mnist_input.Examples(np.zeros((50, 784), np.uint8), np.zeros(50, np.uint8)))
 
 
-def build_training(task):
+def build_graph(task):
     """Build a worker's graph as the flags say."""
-    mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
-    source = EXAMPLES if distributed.FLAGS.sharding == "dynamic" else EXAMPLES.share(0, 1)
-    config = make_session_config(task)
-    return distributed.build_training(task, tf.train.ClusterSpec(task.jobs), mode, config, source)
+    me = Member(distributed.FLAGS, task, RunFolder(""), make_session_config(task))
+    return distributed.build_graph(me, tf.train.ClusterSpec(task.jobs), me.share_of(EXAMPLES))
 
 
 def build(set_flags, *flags, worker=1):
     """Build a worker's graph, without any server, and return each op's device by its name."""
     set_flags(*flags)
     task = Task("worker", worker, PS_HOSTS, WORKER_HOSTS)
-    build_training(task)
+    build_graph(task)
     RollCall(task)
     tf.train.Saver(sharded=True)
     return {op.name: device_of(op) for op in tf.get_default_graph().get_operations()}
@@ -170,7 +168,7 @@ def run_once(graph, set_flags, local_servers, count, *flags):
     """Return what `count` counts in a run of a worker and three ps tasks."""
     set_flags(*flags)
     servers = local_servers(3, 1)
-    batches, updates, _ = build_training(servers.task("worker", 0))
+    batches, _, updates, *_ = build_graph(servers.task("worker", 0))
     with servers.worker_session(0, graph) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(tf.variables_initializer(updates.unsaved_variables))
@@ -184,7 +182,7 @@ def test_the_same_seed_gives_the_same_weights(local_servers, set_flags):
     def weights(seed):
         set_flags(f"--seed={seed}")
         with tf.Graph().as_default() as graph:
-            build_training(servers.task("worker", 0))
+            build_graph(servers.task("worker", 0))
             with servers.worker_session(0, graph) as session:
                 session.run(tf.global_variables_initializer())
                 return session.run(tf.trainable_variables()[0])
@@ -204,7 +202,7 @@ def test_the_same_seed_gives_the_same_weights(local_servers, set_flags):
 )
 def test_replicas_in_a_global_step(graph, set_flags, flags, replicas):
     set_flags(*flags)
-    _, updates, _ = build_training(Task("worker", 0, PS_HOSTS, WORKER_HOSTS))
+    updates = build_graph(Task("worker", 0, PS_HOSTS, WORKER_HOSTS)).updates
     assert updates.num_replicas == replicas
 
 

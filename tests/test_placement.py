@@ -5,7 +5,7 @@ from absl.testing import flagsaver
 import distributed
 from runtime.cluster.task import Task
 from runtime.updates import placement
-from tests.test_distributed import build_training
+from tests.test_distributed import build_graph
 
 
 def bytes_by_ps(num_ps, *flags):
@@ -13,7 +13,7 @@ def bytes_by_ps(num_ps, *flags):
     task = Task("worker", 0, tuple(f"ps:{port}" for port in range(1, num_ps + 1)), ("worker:1",))
     with flagsaver.flagsaver(), tf.Graph().as_default():
         distributed.FLAGS(["distributed.py", *flags])
-        build_training(task)
+        build_graph(task)
         return [placement.held_bytes(variables) for variables in placement.held_variables(num_ps)]
 
 

@@ -23,7 +23,7 @@ from runtime.session.stopping import StoppedError
 def main():
     {statement}
 
-program.start(main, data_errors=(KeyError,))
+program.start(main, KeyError)
 """
 
 

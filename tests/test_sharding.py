@@ -11,7 +11,8 @@ import mnist_input
 from runtime.data import convert
 from runtime.data.memory import MemorySource
 from runtime.data.sources import open_source
-from runtime.updates.mode import Mode
+from runtime.folder import RunFolder
+from runtime.member import Member
 
 NUM_EXAMPLES, BATCH_SIZE = 400, 5
 IMAGES = np.zeros((NUM_EXAMPLES, 784), np.uint8)
@@ -31,11 +32,11 @@ def sources(tmp_path):
 class Worker:
     """A worker with a session of its own, which notes the numbers of the examples that it trains on."""
 
-    def __init__(self, servers, index, source, mode):
+    def __init__(self, servers, index, source):
         task = servers.task("worker", index)
         with tf.Graph().as_default() as graph:
-            spec, config = tf.train.ClusterSpec(task.jobs), servers.connection("worker", index).config
-            batches, updates, _ = distributed.build_training(task, spec, mode, config, source)
+            me = Member(distributed.FLAGS, task, RunFolder(""), servers.connection("worker", index).config)
+            batches, _, updates, *_ = distributed.build_graph(me, tf.train.ClusterSpec(task.jobs), source)
             flat = tf.reshape(batches.inputs, [-1, *batches.inputs.shape[2:]])
             self._run = [*updates.train_op, batches.access.build_columns(flat)[0]]
             self._saver = tf.train.Saver(sharded=True)
@@ -64,9 +65,8 @@ def start(local_servers, set_flags):
 
     def start(source, *flags):
         set_flags("--sharding=dynamic", f"--batch_size={BATCH_SIZE}", *flags)
-        mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
         servers = local_servers(2, 3)
-        return lambda index: Worker(servers, index, source, mode)
+        return lambda index: Worker(servers, index, source)
 
     return start
 

@@ -30,7 +30,7 @@ def main():
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 
-program.start(main, data_errors=())
+program.start(main, KeyError)
 """
 
 

@@ -18,6 +18,7 @@ from benchmarks.testbed.processes import DEADLINE_SECS
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.folder import RunFolder
+from runtime.member import Member
 from runtime.monitoring import summaries
 from runtime.monitoring.evaluation import EvaluationLog, Measures, record_test
 from runtime.monitoring.mistakes import find_mistakes
@@ -25,7 +26,6 @@ from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.session.input import InputHook
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN as N
-from runtime.updates.mode import Mode
 from tests.test_updates import Worker
 
 BATCH_SIZE, NUM_RUNS = 10, 3
@@ -56,18 +56,19 @@ def read_graphs(folder):
 def train(servers, index, train_dir):
     """Let a worker take some runs, of which the hooks write every one; return its parameters in the end."""
     task = servers.task("worker", index)
-    mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
     with tf.Graph().as_default():
-        spec = tf.train.ClusterSpec(task.jobs)
         connection = servers.connection("worker", index)
-        batches, updates, evaluation = distributed.build_training(task, spec, mode, connection.config, EXAMPLES)
+        me = Member(distributed.FLAGS, task, RunFolder(train_dir), connection.config)
+        graph = distributed.build_graph(me, tf.train.ClusterSpec(task.jobs), EXAMPLES)
+        (batches, packing, updates, evaluation, accuracy), schedule = graph, me.mode.schedule
+        summaries.build(task, updates, packing, evaluation.parameters, accuracy, schedule)
         initializers = [tf.local_variables_initializer()]
         if task.is_chief:
             initializers.append(tf.variables_initializer(updates.unsaved_variables))
         scaffold = tf.train.Scaffold(local_init_op=tf.group(*initializers))
         make = tf.train.ChiefSessionCreator if task.is_chief else tf.train.WorkerSessionCreator
         hooks = [
-            InputHook(task, updates, batches.initializer, batches.feed_dict),
+            InputHook(task, updates, batches),
             ProgressHook(task, updates, 10000, BATCH_SIZE, log_every_secs=0, folder=RunFolder(train_dir)),
             SummaryHook(task, updates, RunFolder(train_dir), every_secs=0),
         ]

@@ -12,10 +12,11 @@ from benchmarks.testbed.messages import tensors_sent
 from runtime.cluster.connection import Connection
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
+from runtime.folder import RunFolder
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_session_config
+from runtime.member import Member
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
-from runtime.updates.mode import Mode
 from runtime.updates.towers import Towers, make_towers
 
 RANDOM = np.random.default_rng(0)
@@ -30,12 +31,12 @@ class Client:
     """A worker that builds a graph, with a session of its own."""
 
     def __init__(self, task, connection, initialize=True):
-        mode = Mode(**{name: getattr(distributed.FLAGS, name) for name in Mode._fields})
         source = MemorySource(EXAMPLES).share(task.index, task.num_clients)
         self.shard = source.load()
         with tf.Graph().as_default() as graph:
             cluster = tf.train.ClusterSpec(task.jobs)
-            batches, self.updates, _ = distributed.build_training(task, cluster, mode, connection.config, source)
+            me = Member(distributed.FLAGS, task, RunFolder(""), connection.config)
+            batches, _, self.updates, *_ = distributed.build_graph(me, cluster, source)
             self.indices, self.parameters = batches.inputs, tf.trainable_variables()
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(self.updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()

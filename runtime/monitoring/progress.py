@@ -28,13 +28,13 @@ class ProgressHook(tf.train.SessionRunHook):
           task: this worker.
           updates: what it runs.
           train_steps: the global step at which training ends.
-          batch_size: examples in a batch; a local step has one or, in-graph, one for each worker.
+          batch_size: examples in a local step.
           log_every_secs: the period of the line.
           folder: where summaries are written, if it is given.
         """
         self.train_secs = 0.0  # from the first step to the last
         self.num_examples = 0  # used in that time
-        self._task, self._train_steps, self._batch_size = task, train_steps, batch_size * task.batches_per_step
+        self._task, self._train_steps, self._batch_size = task, train_steps, batch_size
         # Fetch everything in each run: for other fetches TensorFlow would build the graph again.
         self._fetches = [updates.num_steps, updates.loss, updates.global_step]
         self._examples_per_count = self._batch_size * (updates.num_replicas if task.is_chief else 1)

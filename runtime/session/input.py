@@ -1,10 +1,9 @@
 """Where the input of a session begins: at the batch that the global step says, not at the first one again."""
 
-from collections.abc import Callable, Mapping
-
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
+from runtime.data.streams import Batches
 from runtime.updates.exchange import Updates
 
 
@@ -15,18 +14,11 @@ class InputHook(tf.train.SessionRunHook):
     global steps unevenly, so each begins at the average.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        updates: Updates,
-        initializer: tf.Operation,
-        make_feed_dict: Callable[[int], Mapping[tf.Tensor, object]],
-    ):
-        """Run `initializer` with what `make_feed_dict` makes of the number of the batch to begin with."""
-        self._initializer, self._make_feed_dict = initializer, make_feed_dict
-        self._num_replicas, self._num_workers = updates.num_replicas, task.num_clients
+    def __init__(self, task: Task, updates: Updates, batches: Batches):
+        """Start `batches`, which `updates` use."""
+        self._batches, self._num_replicas, self._num_workers = batches, updates.num_replicas, task.num_clients
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         global_step = int(session.run(tf.train.get_global_step(session.graph)))
         first_batch = global_step * self._num_replicas // self._num_workers
-        session.run(self._initializer, self._make_feed_dict(first_batch))
+        session.run(self._batches.initializer, self._batches.feed_dict(first_batch))

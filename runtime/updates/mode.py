@@ -53,17 +53,13 @@ class Mode(NamedTuple):
         """How many batches one run of a worker's graph may use."""
         return self.local_steps * self.exchanges_per_run
 
-    def check(self, num_workers: int) -> None:
-        """Check that `num_workers` can train in this mode.
 
-        Raises:
-          UnusableError: an update needs more gradients than there are workers.
-        """
-        if (self.replicas_to_aggregate or 1) > num_workers:
-            raise UnusableError(
-                f"--replicas_to_aggregate is {self.replicas_to_aggregate}, expected at most {num_workers}, the number"
-                " of workers"
-            )
+def check_replicas(replicas_to_aggregate: int | None, num_workers: int) -> None:
+    """Raise an UnusableError if a synchronous update needs more gradients than there are workers."""
+    if (replicas_to_aggregate or 1) > num_workers:
+        raise UnusableError(
+            f"--replicas_to_aggregate is {replicas_to_aggregate}, expected at most {num_workers}, the number of workers"
+        )
 
 
 def make_optimizer(
