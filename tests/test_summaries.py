@@ -19,7 +19,7 @@ from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.folder import RunFolder
 from runtime.member import Member
-from runtime.monitoring import summaries
+from runtime.monitoring import event_files, summaries
 from runtime.monitoring.evaluation import EvaluationLog, Measures, record_test
 from runtime.monitoring.mistakes import find_mistakes
 from runtime.monitoring.progress import ProgressHook
@@ -213,12 +213,12 @@ def test_a_perfect_model_has_no_picture(tmp_path):
 
 @pytest.mark.parametrize("folder", ["", "/dev/null/train", "/dev/null/train/worker-1"])
 def test_a_folder_that_is_not_there_costs_nothing_but_summaries(folder):
-    summaries.write_scalars(folder, 1, {"loss": 0.5})
+    event_files.write_scalars(folder, 1, {"loss": 0.5})
 
 
 def test_a_full_disk_costs_its_summaries_and_nothing_else(tmp_path, capfd):
     folder = tmp_path / "full"
-    writer = summaries._EventFile(str(folder))
+    writer = event_files.EventFile(str(folder))
     folder.touch()  # a file, in which nothing can be written
     writer.write(tf.Event(step=1))
     folder.unlink()
@@ -230,7 +230,7 @@ def test_a_full_disk_costs_its_summaries_and_nothing_else(tmp_path, capfd):
 
 
 def test_a_full_disk_is_not_strewn_with_empty_files(tmp_path):
-    writer = summaries._EventFile(str(tmp_path))
+    writer = event_files.EventFile(str(tmp_path))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # else it ends this process
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import poll_for
 from runtime.cluster import probes
 from runtime.cluster.notes import Notes
-from runtime.updates import synchronous
+from runtime.updates import lost_shares
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder
@@ -26,6 +26,7 @@ from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
+from runtime.updates.synchronous import build_sync_updates
 from runtime.updates.towers import Towers
 
 LEARNING_RATE = 0.5
@@ -103,7 +104,7 @@ class Worker:
                     updates = build_async_updates(packing, holdings, builder, max_pending, train_steps, task)
                 else:
                     rule = Rule(len(task.worker_hosts), replicas, local_steps, train_steps)
-                    updates = synchronous.build_sync_updates(packing, holdings, builder, rule, exchanges, task)
+                    updates = build_sync_updates(packing, holdings, builder, rule, exchanges, task)
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
             self.updates, self.train_op, self.hooks = updates, updates.train_op, updates.hooks
@@ -352,7 +353,7 @@ def test_synchronous_training_ends_at_the_last_step_and_nobody_waits_after_it(lo
 
 
 def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, monkeypatch, caplog):
-    monkeypatch.setattr(synchronous, "LOOK_SECS", 0.1)
+    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.1)
     servers = local_servers(1, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     step_together(*workers)
@@ -369,8 +370,8 @@ def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, mo
 
 
 def test_after_the_end_nobody_is_lost(local_servers, monkeypatch, caplog):
-    monkeypatch.setattr(synchronous, "LOOK_SECS", 0.05)
-    monkeypatch.setattr(synchronous, "PATIENCE_SECS", 0.1)
+    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.05)
+    monkeypatch.setattr(lost_shares, "PATIENCE_SECS", 0.1)
     servers = local_servers(1, 2)
     chief, other = (Worker(servers, index, replicas=1, train_steps=1) for index in range(2))
     other.step()
@@ -382,7 +383,7 @@ def test_after_the_end_nobody_is_lost(local_servers, monkeypatch, caplog):
 
 
 def test_training_goes_on_when_a_ps_has_lost_a_gradient_and_every_worker_waits(local_servers, monkeypatch):
-    monkeypatch.setattr(synchronous, "LOOK_SECS", 0.1)
+    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.1)
     servers = local_servers(2, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     waiting = start_step_without_update(servers, workers[0])
@@ -401,7 +402,7 @@ def test_training_goes_on_when_a_ps_has_lost_a_gradient_and_every_worker_waits(l
 def test_training_goes_on_when_a_worker_is_back_that_has_died_while_it_made_an_update(
     local_servers, monkeypatch, caplog, num_workers, num_ps_with_update
 ):
-    monkeypatch.setattr(synchronous, "LOOK_SECS", 0.05)
+    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.05)
     servers = local_servers(2, num_workers)
     replicas = min(num_workers, 3)  # of two workers both, of four all but a backup worker
     workers = [Worker(servers, index, replicas) for index in range(replicas - 1)]
@@ -429,8 +430,8 @@ def test_training_goes_on_when_a_worker_is_back_that_has_died_while_it_made_an_u
 def test_a_worker_that_waits_for_another_ps_after_the_last_step_goes_on_when_its_peer_is_lost(
     local_servers, monkeypatch
 ):
-    monkeypatch.setattr(synchronous, "LOOK_SECS", 0.05)
-    monkeypatch.setattr(synchronous, "PATIENCE_SECS", 0.1)
+    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.05)
+    monkeypatch.setattr(lost_shares, "PATIENCE_SECS", 0.1)
     servers = local_servers(2, 2)
     worker = Worker(servers, 0, replicas=2, train_steps=1)
     waiting = start_step_without_update(servers, worker)
@@ -447,8 +448,8 @@ def test_a_worker_that_waits_for_another_ps_after_the_last_step_goes_on_when_its
 def test_no_token_is_added_while_every_worker_is_there_however_long_an_exchange_takes(
     local_servers, monkeypatch, caplog
 ):
-    monkeypatch.setattr(synchronous, "LOOK_SECS", 0.05)
-    monkeypatch.setattr(synchronous, "PATIENCE_SECS", 0.1)
+    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.05)
+    monkeypatch.setattr(lost_shares, "PATIENCE_SECS", 0.1)
     servers = local_servers(1, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     step_together(*workers)

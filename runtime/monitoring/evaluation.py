@@ -18,7 +18,7 @@ from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 from runtime.files import append_lines
 from runtime.folder import RunFolder
-from runtime.monitoring import summaries
+from runtime.monitoring import event_files
 from runtime.monitoring.mistakes import find_mistakes
 from runtime.threads import repeat_in_session, start_guard
 
@@ -133,12 +133,12 @@ def record_test(measures: Measures, folder: RunFolder) -> None:
         )
 
         picture = tf.Summary.Value(tag="mistakes", image=draw_mistakes(found["mistakes"]))
-        summaries.write(folder.path, measures.global_step, tf.Summary(value=[picture]))
+        event_files.write(folder.path, measures.global_step, tf.Summary(value=[picture]))
 
 
 def _write_summary(folder: str, measures: Measures) -> None:
     values = {"test_accuracy": measures.accuracy, "test_loss": measures.loss}
-    summaries.write_scalars(folder, measures.global_step, values)
+    event_files.write_scalars(folder, measures.global_step, values)
 
 
 class EvaluationHook(tf.train.SessionRunHook):

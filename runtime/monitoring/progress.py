@@ -9,7 +9,7 @@ from absl import logging
 from runtime import events
 from runtime.cluster.task import Task
 from runtime.folder import RunFolder
-from runtime.monitoring import summaries
+from runtime.monitoring import event_files
 from runtime.updates.exchange import Updates
 
 
@@ -79,7 +79,7 @@ class ProgressHook(tf.train.SessionRunHook):
             values = {"loss": float(loss_value), "worker/examples_per_sec": own_examples_per_sec}
             if self._task.is_chief:
                 values["cluster/examples_per_sec"] = examples_per_sec
-            summaries.write_scalars(self._summary_dir, int(global_step), values)
+            event_files.write_scalars(self._summary_dir, int(global_step), values)
             events.record("progress", loss=float(loss_value), **self._steps(global_step))
 
     def end(self, session: tf.Session) -> None:

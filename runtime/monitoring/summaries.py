@@ -1,9 +1,6 @@
-"""What TensorBoard shows of a run: each task that knows something writes it into a folder of its own."""
+"""The summaries of a worker's graph, for TensorBoard."""
 
 import contextlib
-import os
-import socket
-import threading
 import time
 from collections.abc import Mapping
 
@@ -13,71 +10,13 @@ from absl import logging
 from runtime.cluster.task import Task
 from runtime.errors import reason
 from runtime.folder import RunFolder
+from runtime.monitoring import event_files
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
 
 HISTOGRAMS = "histograms"  # the collection of the summaries that are seldom written
 HISTOGRAM_PERIOD = 200  # summaries from one with histograms to the next
-
-
-def write(folder: str, global_step: int, summary: tf.Summary | bytes) -> None:
-    """Write a summary at once, unless `folder` is empty, or lies in one that this task does not see.
-
-    A full disk costs the summary and nothing else. Checkpoints fail too, and say so.
-    """
-    if isinstance(summary, bytes):
-        summary = tf.Summary.FromString(summary)
-    _write(folder, tf.Event(step=global_step, summary=summary))
-
-
-def _write(folder: str, event: tf.Event) -> None:
-    if folder and os.path.isdir(os.path.dirname(folder)):
-        with _writing:
-            _files.setdefault(folder, _EventFile(folder)).write(event)
-
-
-class _EventFile:
-    """A file of events, as TensorBoard reads it.
-
-    TensorFlow's `FileWriter` writes from a thread, which dies on a full disk with a traceback and never writes again.
-    """
-
-    def __init__(self, folder: str):
-        self._folder, self._path = folder, ""
-        self._writer: tf.io.TFRecordWriter | None = None
-
-    def write(self, event: tf.Event) -> None:
-        try:
-            if self._writer is None:
-                os.makedirs(self._folder, exist_ok=True)
-                # TensorBoard reads the files in the order of their names.
-                name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
-                self._path = os.path.join(self._folder, name)
-                self._writer = tf.io.TFRecordWriter(self._path)
-                self._append(tf.Event(file_version="brain.Event:2"))
-            self._append(event)
-        except (OSError, tf.errors.OpError):
-            self._writer = None  # half an event may be at its end: go on in another file
-            with contextlib.suppress(OSError):
-                if not os.path.getsize(self._path):  # on a full disk, each attempt makes a file
-                    os.remove(self._path)
-
-    def _append(self, event: tf.Event) -> None:
-        assert self._writer
-        event.wall_time = time.time()
-        self._writer.write(event.SerializeToString())
-        self._writer.flush()
-
-
-_files: dict[str, _EventFile] = {}  # by folder
-_writing = threading.Lock()  # evaluations come from a thread
-
-
-def write_scalars(folder: str, global_step: int, values: Mapping[str, float]) -> None:
-    """Write numbers by tag: see `write()`."""
-    entries = [tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-    write(folder, global_step, tf.Summary(value=entries))
 
 
 def build(
@@ -133,7 +72,9 @@ class SummaryHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         if self._writes_graph:
-            _write(self._folder, tf.Event(graph_def=session.graph.as_graph_def(add_shapes=True).SerializeToString()))
+            event_files.write_event(
+                self._folder, tf.Event(graph_def=session.graph.as_graph_def(add_shapes=True).SerializeToString())
+            )
             self._writes_graph = False
         self._written_at = time.monotonic()
 
@@ -145,7 +86,7 @@ class SummaryHook(tf.train.SessionRunHook):
         if run_values.results is None:
             return
         global_step = int(run_values.results["global_step"])
-        write(self._folder, global_step, run_values.results["summaries"])
+        event_files.write(self._folder, global_step, run_values.results["summaries"])
         if self._num_written % HISTOGRAM_PERIOD == 0:
             self._write_histograms(run_context.session, global_step)
         self._num_written += 1
@@ -159,6 +100,6 @@ class SummaryHook(tf.train.SessionRunHook):
     def _write_histograms(self, session: tf.Session, global_step: int) -> None:
         if self._histograms is not None:
             try:
-                write(self._folder, global_step, session.run(self._histograms))
+                event_files.write(self._folder, global_step, session.run(self._histograms))
             except tf.errors.InvalidArgumentError as error:  # of a model that has diverged there are none
                 logging.warning("no histograms at global step %d: %s", global_step, reason(error))
