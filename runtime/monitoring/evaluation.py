@@ -144,8 +144,9 @@ def _write_summary(folder: str, measures: Measures) -> None:
 class EvaluationHook(tf.train.SessionRunHook):
     """Evaluates the model while the workers train, and ends training when it is good enough. For the chief.
 
-    The first evaluation is at the start, since a model that was found may be good enough already. First in
-    `chief_only_hooks`: the others must hear that they shall stop before the chief waits for them.
+    The first evaluation is at the start, since a model that was found may be good enough already. A thread evaluates;
+    it ends with its session. First in `chief_only_hooks`: the others must hear that they shall stop before the chief
+    waits for them.
     """
 
     def __init__(

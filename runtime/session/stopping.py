@@ -71,8 +71,8 @@ class StopAtStepHook(tf.train.SessionRunHook):
 class StopWithChiefHook(tf.train.SessionRunHook):
     """Stops a worker when the chief says that the model is good enough.
 
-    A synchronous step may wait for the chief, which takes none any more. So this ends the process after
-    `LAST_STEP_SECS`: a worker other than the chief has nothing left to do.
+    A synchronous step may wait for the chief, which takes none any more. So the thread that listens ends the process
+    after `LAST_STEP_SECS`: a worker other than the chief has nothing left to do. The thread ends with its session.
     """
 
     def __init__(self, task: Task, roll_call: RollCall, stop_at_accuracy: float | None):
@@ -204,7 +204,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 class AbandonSessionHook(tf.train.SessionRunHook):
     """Closes a session that has lost a ps or one of its threads, so that the worker makes a new one.
 
-    Without it a step may wait for ever: for an update on another ps, say, which lacks a gradient that was lost.
+    Without it a step may wait for ever: for an update on another ps, say, which lacks a gradient that was lost. Each
+    session has a thread that looks; it ends with it.
     """
 
     def __init__(self, watch: Watch, roll_call: RollCall):

@@ -26,6 +26,8 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
 
     A worker that dies while it makes an update takes the tokens of the others with it. So these are woken when it was
     restarted, also if it was back before the chief looked: what it says in the roll call tells its processes apart.
+
+    Each session has a thread that looks; TensorFlow's coordinator ends it with the session.
     """
 
     def __init__(self, aggregations: Sequence[Aggregation], rule: Rule, task: Task):
