@@ -112,8 +112,9 @@ class Member:
     @property
     def agreed_flags(self) -> dict[str, object]:
         """The flags that all workers must be given alike."""
-        names = ["model", "hidden_units", "batch_size", "ps_strategy", "partition_bytes", "seed", "stop_at_accuracy"]
-        return {name: self.flags[name].value for name in (*Mode._fields, *names, "sharding")}
+        names = ["model", "hidden_units", "batch_size", "ps_strategy", "partition_bytes", "seed"]
+        names += ["stop_at_accuracy", "replication", "sharding"]
+        return {name: self.flags[name].value for name in (*Mode._fields, *names)}
 
 
 def choose_task(values: flags.FlagValues) -> Task:

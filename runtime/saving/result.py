@@ -39,6 +39,8 @@ class Result:
     optimizer: str
     sync_replicas: bool
     local_steps: int  # between exchanges with the ps
+    replication: str
+    sharding: str
     batch_size: int
     num_ps: int
     num_workers: int
@@ -112,7 +114,7 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
 
 def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progress: ProgressHook) -> Result:
     """Return the result of a run with these flags, with rounded figures."""
-    names = ("model", "optimizer", "sync_replicas", "local_steps", "batch_size")
+    names = ("model", "optimizer", "sync_replicas", "local_steps", "replication", "sharding", "batch_size")
     return Result(
         test_accuracy=round(measures.accuracy, 6),
         test_loss=round(measures.loss, 6),

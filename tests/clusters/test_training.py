@@ -149,6 +149,8 @@ def test_synchronous_training_takes_every_step_with_every_worker(tmp_path, mnist
             "optimizer": "adam",
             "sync_replicas": True,
             "local_steps": 1,
+            "replication": "between_graph",
+            "sharding": "static",
             "batch_size": 100,
             "num_ps": 2,
             "num_workers": 3,
