@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 
 Event = dict[str, Any]
 
-STATES = {"serving": "serving", "training": "training", "progress": "training", "finished": "finishing"}
+STATES = {  # by the event with which they begin
+    "starting": "starting",
+    "restarted": "restarting",
+    "serving": "serving",
+    "training": "training",
+    "progress": "training",
+    "finished": "finishing",
+}
 HAS_TRAINED = ("training", "finishing", "done")
 SPEED_SECS = 10.0  # the time left is told from the speed of so many seconds
 
@@ -34,17 +41,13 @@ class TaskStatus:
         self.examples_per_sec = 0.0  # as of late; after training, of all its training
         self._base = self.state  # what it does when it does not wait
         self._has_started = False
+        self._batch_size = 0  # not known yet
+        self._first = self._last = Count(0.0, 0)  # of this session
 
     def tell(self, event: Event) -> None:
         """Take in an event of it."""
         kind = event["event"]
-        if kind == "starting":
-            self._change("restarting" if self._has_started else "starting")
-            self._has_started = True
-        elif kind == "restarted":  # as the launcher knows
-            self._has_started = True
-            self._change("restarting", event["note"])
-        elif kind == "waiting":
+        if kind == "waiting":
             self.state, self.note = "waiting", f"for {event['missing']}"
         elif kind == "waited":
             self._change(self._base)
@@ -53,7 +56,9 @@ class TaskStatus:
         elif kind == "ended":
             self._change("done")
         elif kind in STATES:
-            self._change(STATES[kind])
+            is_again = kind == "starting" and self._has_started
+            self._change("restarting" if is_again else STATES[kind], event.get("note", ""))
+            self._has_started = True
         if "local_step" in event:
             self._count(kind, event)
 
@@ -63,13 +68,10 @@ class TaskStatus:
     def _count(self, kind: str, event: Event) -> None:
         count = Count(event["unix_secs"], event["local_step"])
         if kind == "training":  # a session begins
-            self._batch_size, self.examples_per_sec = event["batch_size"], 0.0
-            self._first = self._last = count
-        else:
-            since = self._first if kind == "finished" else self._last
-            self.examples_per_sec = count.rate(since) * self._batch_size
-            self._last = count
-        self.local_step, self.loss = count.num_steps, event.get("loss", self.loss)
+            self._batch_size, self._first, self._last = event["batch_size"], count, count
+        since = self._first if kind == "finished" else self._last
+        self.examples_per_sec = count.rate(since) * self._batch_size
+        self.local_step, self.loss, self._last = count.num_steps, event.get("loss", self.loss), count
 
 
 class RunStatus:
@@ -89,18 +91,12 @@ class RunStatus:
         self.tasks[name].tell(event)
         self.train_steps = event.get("train_steps", self.train_steps)
         self.loss = event.get("loss", self.loss)
-        if event["event"] == "tested":
-            confusion = event["confusion"]
-            self.test_accuracy = sum(row[i] for i, row in enumerate(confusion)) / max(sum(map(sum, confusion)), 1)
-        elif event["event"] in ("model", "steps lost") and event["global_step"] < self.global_step:
+        self.test_accuracy = event.get("test_accuracy", self.test_accuracy)
+        if event["event"] in ("model", "steps lost") and event["global_step"] < self.global_step:
             self.global_step = event["global_step"]
             self._counts.clear()
         elif "local_step" in event:
             self._count(Count(event["unix_secs"], event["global_step"]))
-
-    def evaluate(self, entry: Event) -> None:
-        """Take in a line of `eval.jsonl`."""
-        self.test_accuracy = entry["test_accuracy"]
 
     @property
     def examples_per_sec(self) -> float:
