@@ -1,9 +1,7 @@
 import itertools
 import json
 import pathlib
-import re
 import shutil
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -11,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime import trace
 from runtime.session import profiling
-from runtime.trace import __main__, clocks
+from runtime.trace import clocks, parts
 from runtime.trace.parts import Message, Span
 from tests import forked
 
@@ -124,19 +122,6 @@ def test_parts_that_are_broken_are_named_and_left_out(train_dir, caplog):
         assert f"worker-0/{name}, which cannot be read" in caplog.text
 
 
-def test_labels_in_another_form_than_those_of_this_tensorflow_are_said(train_dir, caplog):
-    trace.write(train_dir)
-    assert not caplog.records
-    for path in pathlib.Path(train_dir).glob("profile/*/*.pb"):
-        metadata = tf.RunMetadata.FromString(path.read_bytes())
-        for device in metadata.step_stats.dev_stats:
-            for stats in device.node_stats:
-                stats.timeline_label = f"op {stats.timeline_label}"
-        path.write_bytes(metadata.SerializeToString())
-    assert not Trace.read(trace.write(train_dir)).arrows
-    assert re.search(r"lacks what TensorFlow says in \d+ labels, such as 'op .*', which have another form", caplog.text)
-
-
 def test_only_the_last_job_in_a_folder_is_shown(train_dir):
     change_clocks(train_dir, {"ps 0": -3600, "ps 1": -3600, "worker 1": -3600}, "worker-1")
     assert set(Trace.read(trace.write(train_dir)).tasks.values()) == {"ps 0", "ps 1", "worker 0"}
@@ -147,23 +132,22 @@ def test_by_hand(train_dir):
     assert (process.returncode, process.stdout) == (0, f"{train_dir}/trace.json\n"), process.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["no such folder"]])
-def test_a_folder_without_parts_has_no_trace(monkeypatch, arguments):
-    monkeypatch.setattr(sys, "argv", ["trace", *arguments])
-    with pytest.raises(SystemExit) as error:
-        __main__.main()
-    if arguments:
-        assert error.value.code == (
-            "error: there is no trace in no such folder: --profile_steps makes the workers write one there"
-        )
-    else:
-        assert error.value.code == 2
+def test_a_folder_without_parts_has_no_trace(tmp_path):
+    process = forked.run("-m", "runtime.trace", tmp_path)
+    said = f"error: there is no trace in {tmp_path}: --profile_steps makes the workers write one there"
+    assert (process.returncode, said in process.stderr) == (1, True)
+    assert forked.run("-m", "runtime.trace").returncode == 2
 
 
 def message(sender, sent_at, receiver, arrived_at):
     return Message(
         Span(sender, "", "Mul", sent_at - 1, sent_at, {}), Span(receiver, "", "", arrived_at - 1, arrived_at, {})
     )
+
+
+def test_a_message_that_came_after_a_long_wait_is_no_part_of_what_comes_then():
+    early, late = message("ps 0", 1, "worker 0", 700e9), message("ps 0", 700e9, "worker 0", 701e9)
+    assert parts.Trace([*early, *late], [early, late]).last_job() == parts.Trace([early.received, *late], [late])
 
 
 def test_clocks_that_differ_are_set_to_the_middle_of_what_the_messages_allow():
