@@ -184,7 +184,7 @@ def test_a_folder_without_a_run_has_no_report(tmp_path):
 def test_an_old_folder_with_nothing_but_a_result_has_a_report(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps(RESULT))
     assert report.write(str(tmp_path))
-    assert "75.00%" in (tmp_path / "report.html").read_text()
+    assert "<dt>test accuracy</dt><dd>0.75</dd>" in (tmp_path / "report.html").read_text()
 
 
 def test_evaluations_become_the_line_of_the_accuracy(train_dir):

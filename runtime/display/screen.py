@@ -69,7 +69,7 @@ class Screen:
     def note(self, name: str, event: str, **values: object) -> None:
         """Take in that a task has "ended", or was "restarted": one that is killed cannot say so itself."""
         self._read_news()  # its last words came before
-        self._run.tasks[name].tell({"event": event, **values})
+        self._run.tell(name, {"event": event, **values})
 
     def draw(self, lines: Sequence[bytes], is_last: bool = False) -> str:
         """Return what writes `lines` where the last picture is, and a new picture below, or "" if there is no news."""

@@ -58,20 +58,15 @@ def make_table(caption: str, head: Sequence[object], rows: Sequence[Sequence[obj
     )
 
 
-def make_line_chart(title: str, x_name: str, y_name: str, lines: Mapping[str, Points], from_zero: bool = True) -> str:
-    """Return a figure of lines, by name, or a sentence if there is nothing to draw.
-
-    Points that are not finite are left out. The horizontal axis begins at 0, the vertical one if `from_zero`.
-    """
+def make_line_chart(title: str, x_name: str, y_name: str, lines: Mapping[str, Points]) -> str:
+    """Return a figure of lines, by name, of numbers from 0 on, or nothing; points that are not finite are left out."""
     finite = {name: [point for point in points if all(map(math.isfinite, point))] for name, points in lines.items()}
     drawn = {name: points for name, points in finite.items() if points}
     if not drawn:
-        return f"<figure><figcaption>{html.escape(title)}</figcaption><p>Nothing was recorded.</p></figure>"
+        return ""
     xs, ys = zip(*itertools.chain(*drawn.values()), strict=True)
-    x_high, y_high = max(xs) or 1.0, max(ys)
-    y_low = 0.0 if from_zero else min(ys)
-    margin = (y_high - y_low) * 0.05 or 0.02 * (y_high or 1.0)
-    y_low, y_high = y_low if from_zero else y_low - margin, y_high + margin
+    margin = 0.05 * (max(ys) - min(ys)) or 0.02 * (max(ys) or 1.0)
+    x_high, y_low, y_high = max(xs) or 1.0, max(0.0, min(ys) - margin), max(ys) + margin
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
@@ -88,9 +83,7 @@ def make_line_chart(title: str, x_name: str, y_name: str, lines: Mapping[str, Po
         picture += f'<polyline class="line {style}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>'
         if len(places) <= MAX_DOTS:
             picture += "".join(f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
-        swatch = (
-            f'<svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><path class="line {style}" d="M0 4H24"/></svg>'
-        )
+        swatch = f'<svg class="swatch" aria-hidden="true"><path class="line {style}" d="M0 4H24"/></svg>'
         legend += f"<li>{swatch}{html.escape(name)}</li>"
         rows += [(name, format_number(x), format_number(y)) for x, y in thin_out(points, MAX_ROWS)]
     ends = "; ".join(f"{name} ends at {format_number(points[-1][1])}" for name, points in drawn.items())

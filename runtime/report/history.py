@@ -53,9 +53,9 @@ class History(NamedTuple):
         """The last test, with what was taken for what; empty if there was none."""
         return [{}, *self.of_kind("tested")][-1]
 
-    def of_kind(self, kind: str) -> list[Event]:
-        """Return all events of one kind, in their order."""
-        return [event for event in self.events if event["event"] == kind]
+    def of_kind(self, kind: str, task: str = "") -> list[Event]:
+        """Return all events of one kind, of one task or of all, in their order."""
+        return [event for event in self.events if event["event"] == kind and task in ("", event["by"])]
 
 
 def read(train_dir: str) -> History:

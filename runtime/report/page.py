@@ -7,14 +7,13 @@ import io
 import math
 import pathlib
 import shlex
+import string
 
 from runtime.display.status import TaskStatus
 from runtime.report import charts, history
 from runtime.report.history import History
 
-CSS = pathlib.Path(__file__).with_name("page.css")
-# Nothing is fetched: the browser refuses whatever does not stand in the page.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+FOLDER = pathlib.Path(__file__).parent  # of page.html and page.css
 STATES = ("starting", "waiting", "training", "serving", "finishing", "gone")
 
 
@@ -34,36 +33,21 @@ def make_page(run: History) -> str:
     body = "".join(f"<section><h2>{title}</h2>{content or nothing}</section>" for title, content in sections.items())
     began_at = datetime.datetime.fromtimestamp(run.began_at, datetime.timezone.utc)
     when = f"It began at {began_at:%Y-%m-%d %H:%M:%S} UTC and took {run.secs:.1f} s." if run.events else ""
-    title = html.escape(f"Run {run.name}")
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f'<link rel="icon" href="data:,"><style>{CSS.read_text()}</style></head>'
-        f'<body><header><h1>{title}</h1><p class="soft">{when}</p></header><main>{body}</main></body></html>\n'
-    )
+    page = string.Template((FOLDER / "page.html").read_text())
+    style = (FOLDER / "page.css").read_text()
+    return page.substitute(name=html.escape(run.name), when=when, style=style, sections=body)
 
 
 def _make_figures(run: History) -> str:
-    result = run.result
-    if not result:
+    if not run.result:
         step = max((event["global_step"] for event in run.of_kind("progress")), default=0)
         return f"<p>The run has no result: it goes on, or was ended. It came to global step {step}.</p>"
-    figures = {
-        "test accuracy": f"{result['test_accuracy']:.2%}",
-        "test loss": f"{result['test_loss']:.4f}",
-        "global steps": charts.format_number(result["global_step"]),
-        "of training": f"{result['train_secs']:.1f} s",
-        "examples/s": charts.format_number(result["examples_per_sec"]),
-    }
-    items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
-    mode = "synchronous" if result["sync_replicas"] else "asynchronous"
-    local_steps = f", {result['local_steps']} local steps" if result["local_steps"] > 1 else ""
-    how = (
-        f"{result['model']} with {result['optimizer']}, {mode}{local_steps}, batches of {result['batch_size']},"
-        f" {result['num_ps']} ps, {result['num_workers']} workers, TensorFlow {result['tensorflow_version']}"
-    )
-    return f'<dl class="figures">{items}</dl><p class="soft">{html.escape(how)}</p>'
+    items = ""
+    for name, value in run.result.items():
+        if value is not None:
+            shown = charts.format_number(value) if type(value) in (int, float) else html.escape(str(value))
+            items += f"<div><dt>{html.escape(name.replace('_', ' '))}</dt><dd>{shown}</dd></div>"
+    return f'<dl class="figures">{items}</dl>'
 
 
 def _make_curves(run: History) -> str:
@@ -72,11 +56,10 @@ def _make_curves(run: History) -> str:
         accuracy = {"test accuracy": [(entry[axis], entry["test_accuracy"]) for entry in run.evaluations]}
         losses = {"on the test images": [(entry[axis], entry["test_loss"]) for entry in run.evaluations]}
         for task in run.tasks:
-            of_task = [event for event in run.of_kind("progress") if event["by"] == task]
-            losses[f"{task}, one batch"] = [(event[axis], event["loss"]) for event in of_task]
-        figures += charts.make_line_chart(f"Test accuracy by {x_name}", x_name, "accuracy", accuracy, from_zero=False)
+            losses[f"{task}, one batch"] = [(event[axis], event["loss"]) for event in run.of_kind("progress", task)]
+        figures += charts.make_line_chart(f"Test accuracy by {x_name}", x_name, "accuracy", accuracy)
         figures += charts.make_line_chart(f"Loss by {x_name}", x_name, "loss", losses)
-    return f'<div class="charts">{figures}</div>'
+    return figures and f'<div class="charts">{figures}</div>'
 
 
 def _make_speed(run: History) -> str:
@@ -176,7 +159,7 @@ def _make_placement(run: History) -> str:
 def _make_commands(run: History) -> str:
     rows = []
     for task in run.tasks:
-        starts = [event for event in run.of_kind("starting") if event["by"] == task]
+        starts = run.of_kind("starting", task)
         for last in starts[-1:]:
             versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
             rows.append((task, last["host"], len(starts), versions, shlex.join(last["command"])))
