@@ -46,7 +46,7 @@ EVENTS = {
         (2, "training", {"batch_size": 100, "global_step": 0, "local_step": 0}), (4, "progress", progress(100, 60)),
         (5, "checkpoint", {"global_step": 120, "secs_taken": 0.1}), (6, "lost", {"task": "ps 0", "reason": "refused"}),
         (6.5, "waiting", {"missing": "ps 0"}), (9, "waited", {}), (9, "back", {"task": "ps 0"}),
-        (9, "model", {"origin": "restored model.ckpt-120", "global_step": 120}),
+        (9, "model", {"origin": "restored /shared/run1/model.ckpt-120", "global_step": 120}),
         (9, "steps lost", {"num_steps": 30, "global_step": 120}),
         (9, "training", {"batch_size": 100, "global_step": 120, "local_step": 80}),
         (20, "progress", progress(300, 180)),

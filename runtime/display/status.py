@@ -13,6 +13,7 @@ STATES = {  # by the event with which they begin
     "training": "training",
     "progress": "training",
     "finished": "finishing",
+    "ended": "done",
 }
 HAS_TRAINED = ("training", "finishing", "done")
 SPEED_SECS = 10.0  # the time left is told from the speed of so many seconds
@@ -50,20 +51,16 @@ class TaskStatus:
         if kind == "waiting":
             self.state, self.note = "waiting", f"for {event['missing']}"
         elif kind == "waited":
-            self._change(self._base)
-        elif kind == "ended" and event["status"]:
-            self._change("stopped", f"with status {event['status']}")
-        elif kind == "ended":
-            self._change("done")
+            self.state, self.note = self._base, ""
         elif kind in STATES:
-            is_again = kind == "starting" and self._has_started
-            self._change("restarting" if is_again else STATES[kind], event.get("note", ""))
-            self._has_started = True
+            self.state, self.note = STATES[kind], event.get("note", "")
+            if kind == "starting" and self._has_started:
+                self.state = "restarting"
+            elif kind == "ended" and event["status"]:
+                self.state, self.note = "stopped", f"with status {event['status']}"
+            self._base, self._has_started = self.state, True
         if "local_step" in event:
             self._count(kind, event)
-
-    def _change(self, state: str, note: str = "") -> None:
-        self.state, self.note, self._base = state, note, state
 
     def _count(self, kind: str, event: Event) -> None:
         count = Count(event["unix_secs"], event["local_step"])

@@ -4,6 +4,7 @@ import glob
 import itertools
 import json
 import os
+import re
 from typing import NamedTuple
 
 from runtime.display.status import Event, TaskStatus
@@ -114,6 +115,7 @@ def tell(run: History, task: str) -> list[Entry]:
             spans.append(Entry(event["secs"], after["secs"], state, text))
         if event["event"] in MOMENTS:
             text = MOMENTS[event["event"]].format_map(event).removesuffix(": ")
+            text = re.sub("^restored /.*/", "restored ", text)
             is_trouble = event["event"] in ("lost", "steps lost", "back") or text.startswith("restored")
             kind = "trouble" if is_trouble or event.get("status") else "event"
             moments.append(Entry(event["secs"], event["secs"], kind, text))
