@@ -39,8 +39,8 @@ BEGUN = (
 )
 TRAINED = (
     *BEGUN,
-    ("worker-0", 12, "progress", steps(150, 20, loss=0.5)),
-    ("worker-1", 14, "progress", steps(200, 60, loss=0.25)),
+    ("worker-0", 12, "progress", steps(150, 20, loss=0.5, examples_per_sec=500.0)),
+    ("worker-1", 14, "progress", steps(200, 60, loss=0.25, examples_per_sec=750.0)),
 )
 
 
@@ -83,16 +83,17 @@ def test_a_task_that_fails_has_stopped():
 
 
 def test_the_speed_is_that_of_all_workers_and_tells_the_time_left():
-    """Worker 0 takes 10 steps of 50 examples per second, and worker 1 takes 15; the global step rises by 25."""
+    """The global step rises by 25 each second."""
     run = make_run(*TRAINED)
     assert (run.global_step, run.train_steps, run.loss) == (200, 1000, 0.25)
     assert run.examples_per_sec == 500 + 750
     assert run.secs_left(14) == 800 / 25
     assert run.secs_left(16) == 800 / 25 - 2
     assert make_run(*BEGUN).secs_left(10) is None
-    finished = [(name, 20, "finished", steps(1000, 400)) for name in ("worker-0", "worker-1")]
+    of_all = steps(1000, 400, examples_per_sec=2000.0)
+    finished = [(name, 20, "finished", of_all) for name in ("worker-0", "worker-1")]
     assert make_run(*TRAINED, *finished).secs_left(20) is None
-    assert make_run(*TRAINED, *finished).examples_per_sec == 2 * 400 * 50 / 10, "of the whole time"
+    assert make_run(*TRAINED, *finished).examples_per_sec == 2 * 2000, "of the whole time"
 
 
 def test_steps_that_are_lost_are_not_counted():

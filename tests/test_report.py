@@ -30,7 +30,7 @@ TESTED = {
 
 
 def progress(step, local_step):
-    return {"loss": 1 / step, "global_step": step, "local_step": local_step}
+    return {"loss": 1 / step, "examples_per_sec": 10 * step, "global_step": step, "local_step": local_step}
 
 
 # A run of which the ps dies 6 s after the start, and is started again at 8 s. Worker 1 falls silent at 9 s.

@@ -2,7 +2,7 @@
 
 import collections
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 Event = dict[str, Any]
 
@@ -19,18 +19,6 @@ HAS_TRAINED = ("training", "finishing", "done")
 SPEED_SECS = 10.0  # the time left is told from the speed of so many seconds
 
 
-class Count(NamedTuple):
-    """How many steps had been taken at a moment."""
-
-    unix_secs: float
-    num_steps: int
-
-    def rate(self, since: "Count") -> float:
-        """Return the steps per second since an earlier count."""
-        secs = self.unix_secs - since.unix_secs
-        return (self.num_steps - since.num_steps) / secs if secs > 0 else 0.0
-
-
 class TaskStatus:
     """What one task does, how far it is, and how fast."""
 
@@ -42,8 +30,6 @@ class TaskStatus:
         self.examples_per_sec = 0.0  # as of late; after training, of all its training
         self._base = self.state  # what it does when it does not wait
         self._has_started = False
-        self._batch_size = 0  # not known yet
-        self._first = self._last = Count(0.0, 0)  # of this session
 
     def tell(self, event: Event) -> None:
         """Take in an event of it."""
@@ -60,15 +46,8 @@ class TaskStatus:
                 self.state, self.note = "stopped", f"with status {event['status']}"
             self._base, self._has_started = self.state, True
         if "local_step" in event:
-            self._count(kind, event)
-
-    def _count(self, kind: str, event: Event) -> None:
-        count = Count(event["unix_secs"], event["local_step"])
-        if kind == "training":  # a session begins
-            self._batch_size, self._first, self._last = event["batch_size"], count, count
-        since = self._first if kind == "finished" else self._last
-        self.examples_per_sec = count.rate(since) * self._batch_size
-        self.local_step, self.loss, self._last = count.num_steps, event.get("loss", self.loss), count
+            self.local_step, self.loss = event["local_step"], event.get("loss", self.loss)
+            self.examples_per_sec = event.get("examples_per_sec", 0.0)  # unknown as a session begins
 
 
 class RunStatus:
@@ -81,7 +60,7 @@ class RunStatus:
         self.train_steps: int | None = None  # the global step at which it ends
         self.loss: float | None = None  # of one recent batch
         self.test_accuracy: float | None = None  # of the last test
-        self._counts: collections.deque[Count] = collections.deque()  # of global steps, of the last seconds
+        self._counts: collections.deque[tuple[float, int]] = collections.deque()  # of late: time and global step
 
     def tell(self, name: str, event: Event) -> None:
         """Take in an event of a task."""
@@ -93,7 +72,10 @@ class RunStatus:
             self.global_step = event["global_step"]
             self._counts.clear()
         elif "local_step" in event:
-            self._count(Count(event["unix_secs"], event["global_step"]))
+            self.global_step = max(self.global_step, event["global_step"])
+            self._counts.append((event["unix_secs"], event["global_step"]))
+            while self._counts[-1][0] - self._counts[0][0] > SPEED_SECS:
+                self._counts.popleft()
 
     @property
     def examples_per_sec(self) -> float:
@@ -103,14 +85,10 @@ class RunStatus:
     def secs_left(self, unix_secs: float) -> float | None:
         """Return how long training goes on, as seen at `unix_secs`; None if nobody knows."""
         is_training = any(task.state == "training" for task in self.tasks.values())
-        rate = self._counts[-1].rate(self._counts[0]) if self._counts else 0.0
-        if self.train_steps is None or not is_training or rate <= 0:
+        if self.train_steps is None or not is_training or not self._counts:
             return None
-        ends_at = self._counts[-1].unix_secs + (self.train_steps - self.global_step) / rate
-        return max(ends_at - unix_secs, 0.0)
-
-    def _count(self, count: Count) -> None:
-        self.global_step = max(self.global_step, count.num_steps)
-        self._counts.append(count)
-        while count.unix_secs - self._counts[0].unix_secs > SPEED_SECS:
-            self._counts.popleft()
+        (first_at, first_step), (last_at, last_step) = self._counts[0], self._counts[-1]
+        if last_at <= first_at or last_step <= first_step:
+            return None
+        secs_per_step = (last_at - first_at) / (last_step - first_step)
+        return max(last_at + (self.train_steps - self.global_step) * secs_per_step - unix_secs, 0.0)

@@ -9,7 +9,6 @@ import pathlib
 import shlex
 import string
 
-from runtime.display.status import TaskStatus
 from runtime.report import charts, history
 from runtime.report.history import History
 
@@ -64,14 +63,12 @@ def _make_curves(run: History) -> str:
 
 def _make_speed(run: History) -> str:
     rates: dict[str, list[tuple[float, float]]] = {task: [] for task in run.tasks}
-    statuses = {task: TaskStatus() for task in run.tasks}
     for event in run.events:
-        status, of_task = statuses[event["by"]], rates[event["by"]]
-        status.tell(event)
+        of_task = rates[event["by"]]
         if event["event"] == "training" and of_task:  # nothing was used between the two sessions
             of_task += [(of_task[-1][0], 0.0), (event["secs"], 0.0)]
-        elif event["event"] == "progress" or (event["event"] == "finished" and not of_task):
-            of_task.append((event["secs"], status.examples_per_sec))
+        elif "examples_per_sec" in event and not (of_task and event["event"] == "finished"):  # that is of all the time
+            of_task.append((event["secs"], event["examples_per_sec"]))
     return charts.make_line_chart("Examples per second of each worker", "seconds", "examples/s", rates)
 
 
