@@ -7,6 +7,7 @@ MNIST has: the digit, upright, fitted into 20 x 20 pixels, with its centre of ma
 """
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -27,7 +28,8 @@ IMAGE_SIZE, DIGIT_SIZE = 28, 20  # of MNIST, and of the box that a digit fits in
 WORK_SIZE = 280  # every picture is brought to this size first
 MIN_CONTRAST = 24  # of 255: a picture with less has no digit
 MIN_INK = 0.2  # what is fainter is a shadow, or what JPEG leaves around a stroke
-MAX_SLANT = 0.6  # of a digit, sideways for each step up; more is no slant
+MAX_SLANT = 0.6  # of a digit, sideways for each step down; more is no slant
+OVERSAMPLING = 20  # so many pixels, in each direction, become one: enough that no pixel of a picture is left out
 
 
 def prepare(path: str) -> npt.NDArray[np.uint8]:
@@ -41,11 +43,12 @@ def prepare(path: str) -> npt.NDArray[np.uint8]:
             picture = _to_8_bits(ImageOps.exif_transpose(file)).convert("RGBA")
     except Exception as error:  # each format's decoder has errors of its own for a broken file
         raise UnusableError(f"{path} cannot be read as a picture: {error}") from error
-    picture = picture.resize(_sides(picture.size, WORK_SIZE), Image.Resampling.BICUBIC)
+    width, height = (max(1, round(side * WORK_SIZE / max(picture.size))) for side in picture.size)
+    picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     ink = _find_ink(np.asarray(picture, np.float64))
     if not ink.any():
         raise UnusableError(f"{path} shows no digit: it is empty, or too faint")
-    return _center(_fit(_cut_out(_deskew(_cut_out(ink)))))
+    return _center(ink)
 
 
 def _to_8_bits(picture: Image.Image) -> Image.Image:
@@ -60,12 +63,6 @@ def _to_8_bits(picture: Image.Image) -> Image.Image:
     return Image.fromarray((255 * (pixels - lowest) / ((highest - lowest) or 1)).astype(np.uint8))
 
 
-def _sides(sides: tuple[int, ...], longest: int) -> tuple[int, int]:
-    """Scale the sides of a rectangle so that the longer one has `longest` pixels, and the other at least one."""
-    first, second = (max(1, round(side * longest / max(sides))) for side in sides)
-    return first, second
-
-
 def _find_ink(pixels: npt.NDArray[np.float64]) -> Ink:
     """Return how much each pixel, of [height, width, 4], differs from the paper: that is the colour of the border."""
     colors, opacity = pixels[..., :3], pixels[..., 3:] / 255
@@ -78,47 +75,33 @@ def _find_ink(pixels: npt.NDArray[np.float64]) -> Ink:
     solid = np.asarray(Image.fromarray(difference.astype(np.uint8)).filter(ImageFilter.MedianFilter(3)), np.float64)
     if solid.max() < MIN_CONTRAST:
         return np.zeros_like(difference)
-    ink = np.minimum(difference / solid.max(), 1)
-    ink[np.asarray(solid) < MIN_INK * solid.max()] = 0
-    return ink
-
-
-def _cut_out(ink: Ink) -> Ink:
-    """Return the smallest rectangle with all ink."""
-    rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
-    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-
-
-def _deskew(ink: Ink) -> Ink:
-    """Return a digit whose slant is taken away: its rows are moved until its ink leans to neither side."""
-    rows, columns = (axis - np.average(axis, weights=ink) for axis in np.indices(ink.shape))
-    variance = np.average(rows**2, weights=ink)
-    slant = np.average(rows * columns, weights=ink) / variance if variance else 0.0
-    slant = float(np.clip(slant, -MAX_SLANT, MAX_SLANT))
-    margin = int(np.ceil(abs(slant) * ink.shape[0]))
-    padded = Image.fromarray(np.pad(ink, ((0, 0), (margin, margin))).astype(np.float32))
-    shear = (1, slant, -slant * ink.shape[0] / 2, 0, 1, 0)
-    upright = np.asarray(padded.transform(padded.size, Image.Transform.AFFINE, shear, Image.Resampling.BILINEAR))
-    return np.where(upright < MIN_INK / 2, 0, upright).astype(np.float64)
-
-
-def _fit(ink: Ink) -> Ink:
-    """Scale a digit so that its longer side has 20 pixels."""
-    height, width = _sides(ink.shape, DIGIT_SIZE)
-    picture = Image.fromarray(ink.astype(np.float32)).resize((width, height), Image.Resampling.LANCZOS)
-    scaled = np.clip(np.asarray(picture, np.float64), 0, 1)
-    return scaled / scaled.max()
+    return np.where(solid < MIN_INK * solid.max(), 0, np.minimum(difference / solid.max(), 1))
 
 
 def _center(ink: Ink) -> npt.NDArray[np.uint8]:
-    """Put the centre of mass of a digit into the middle of an image, as far as its edges allow."""
-    image = np.zeros((IMAGE_SIZE, IMAGE_SIZE), np.uint8)
-    corner = []
-    for axis, size in enumerate(ink.shape):
-        mass = np.average(np.indices(ink.shape)[axis], weights=ink)
-        corner.append(int(np.clip(round((IMAGE_SIZE - 1) / 2 - mass), 0, IMAGE_SIZE - size)))
-    image[corner[0] : corner[0] + ink.shape[0], corner[1] : corner[1] + ink.shape[1]] = np.round(255 * ink)
-    return image
+    """Make a digit upright, scale its longer side to 20 pixels, and put its centre of mass into the middle.
+
+    It is upright when its ink leans to neither side. It stays inside the image, also if its mass is at one end of it.
+    """
+    rows, columns = (places + 0.5 for places in np.nonzero(ink))
+    mean = functools.partial(np.average, weights=ink[ink > 0])
+    heights = rows - mean(rows)
+    variance = mean(heights**2)
+    slant = np.clip(mean(heights * columns) / variance if variance else 0, -MAX_SLANT, MAX_SLANT)
+    upright = columns - slant * heights
+    scale = (max(np.ptp(rows), np.ptp(upright)) + 1) / DIGIT_SIZE  # pixels of the picture to one of the image
+    starts = []  # where the top and the left side of the image lie in the picture
+    for places in (rows, upright):
+        edge, length = places.min() - 0.5, np.ptp(places) + 1
+        margin = scale * IMAGE_SIZE / 2 - (mean(places) - edge)
+        starts.append(edge - np.clip(margin, 0, scale * IMAGE_SIZE - length))
+    top, left = starts
+    fine = scale / OVERSAMPLING
+    to_picture = (fine, slant * fine, left + slant * (top - mean(rows)), 0, fine, top)
+    size = (OVERSAMPLING * IMAGE_SIZE,) * 2
+    picture = Image.fromarray(ink.astype(np.float32)).transform(size, Image.Transform.AFFINE, to_picture)
+    image = np.asarray(picture.reduce(OVERSAMPLING))
+    return np.round(255 * image / image.max()).astype(np.uint8)
 
 
 def load_model(folder: str) -> Callable[..., dict[str, tf.Tensor]]:

@@ -49,9 +49,9 @@ def test_a_digit_is_fitted_and_centred_as_mnist_was(tmp_path):
     image = predict.prepare(str(tmp_path / "seven.png"))
     assert (image.dtype, image.shape, image.max()) == (np.uint8, (28, 28), 255)
     rows, columns = np.flatnonzero(image.any(axis=1)), np.flatnonzero(image.any(axis=0))
-    assert max(np.ptp(rows), np.ptp(columns)) + 1 in (19, 20)  # an edge may be too faint to count
+    assert max(np.ptp(rows), np.ptp(columns)) + 1 in (20, 21)  # its edges may lie within pixels
     center = [np.average(axis, weights=image) for axis in np.indices(image.shape)]
-    assert center == pytest.approx([13.5, 13.5], abs=0.51)
+    assert center == pytest.approx([13.5, 13.5], abs=0.1)
 
 
 @pytest.mark.parametrize("slant", [-0.4, 0.4])

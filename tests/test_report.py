@@ -12,7 +12,7 @@ import pytest
 from runtime import events, report
 from runtime.monitoring.mistakes import find_mistakes
 from runtime.report import charts, history
-from runtime.report.history import Span
+from runtime.report.history import Entry
 from tests import browser, forked
 
 START = {"command": ["python", "distributed.py"], "host": "here", "versions": {"tensorflow": "2.21.0"}}
@@ -23,13 +23,14 @@ RESULT = {
 }  # fmt: skip
 MISTAKE = {"index": 7, "label": 1, "guess": 0, "probability": 0.9}
 TESTED = {
+    "global_step": 300, "test_accuracy": 0.75, "test_loss": 0.5,
     "confusion": [[2, 0], [1, 1]],
     "mistakes": [{**MISTAKE, "pixels": base64.b64encode(bytes(range(196)) * 4).decode()}],
-}
+}  # fmt: skip
 
 
 def progress(step, local_step):
-    return {"loss": 1 / step, "global_step": step, "local_step": local_step}
+    return {"loss": 1 / step, "examples_per_sec": 10 * step, "global_step": step, "local_step": local_step}
 
 
 # A run of which the ps dies 6 s after the start, and is started again at 8 s. Worker 1 falls silent at 9 s.
@@ -45,7 +46,7 @@ EVENTS = {
         (2, "training", {"batch_size": 100, "global_step": 0, "local_step": 0}), (4, "progress", progress(100, 60)),
         (5, "checkpoint", {"global_step": 120, "secs_taken": 0.1}), (6, "lost", {"task": "ps 0", "reason": "refused"}),
         (6.5, "waiting", {"missing": "ps 0"}), (9, "waited", {}), (9, "back", {"task": "ps 0"}),
-        (9, "model", {"origin": "restored model.ckpt-120", "global_step": 120}),
+        (9, "model", {"origin": "restored /shared/run1/model.ckpt-120", "global_step": 120}),
         (9, "steps lost", {"num_steps": 30, "global_step": 120}),
         (9, "training", {"batch_size": 100, "global_step": 120, "local_step": 80}),
         (20, "progress", progress(300, 180)),
@@ -73,29 +74,57 @@ def train_dir(tmp_path):
     return tmp_path
 
 
+def spans(run, task):
+    return [entry for entry in history.tell(run, task) if entry.end > entry.start]
+
+
 def test_the_spans_of_a_task_follow_each_other_and_show_when_it_was_gone(train_dir):
     run = history.read(str(train_dir))
-    assert history.find_spans(run, "ps 0") == [
-        Span("starting", 0, 1),
-        Span("serving", 1, 6),
-        Span("gone", 6, 8),
-        Span("starting", 8, 9),
-        Span("serving", 9, 30),
+    assert run.tasks == ["ps 0", "worker 0", "worker 1"]
+    assert spans(run, "ps 0") == [
+        Entry(0, 1, "starting", "starting"),
+        Entry(1, 6, "serving", "serving"),
+        Entry(6, 8, "gone", "gone with status unknown"),
+        Entry(8, 9, "starting", "starting"),
+        Entry(9, 30, "serving", "serving"),
     ]
-    assert history.find_spans(run, "worker 0") == [
-        Span("starting", 0, 0.5),
-        Span("waiting", 0.5, 1, "for ps 0"),
-        Span("starting", 1, 2),
-        Span("training", 2, 6.5),
-        Span("waiting", 6.5, 9, "for ps 0"),
-        Span("training", 9, 25),
-        Span("testing", 25, 30),
+    assert spans(run, "worker 0") == [
+        Entry(0, 0.5, "starting", "starting"),
+        Entry(0.5, 1, "waiting", "waiting for ps 0"),
+        Entry(1, 2, "starting", "starting"),
+        Entry(2, 6.5, "training", "training"),
+        Entry(6.5, 9, "waiting", "waiting for ps 0"),
+        Entry(9, 25, "training", "training"),
+        Entry(25, 30, "finishing", "finishing"),
     ]
-    assert history.find_spans(run, "worker 1") == [
-        Span("starting", 0.25, 2),
-        Span("training", 2, 9),
-        Span("gone", 9, 30),
+    assert spans(run, "worker 1") == [
+        Entry(0.25, 2, "starting", "starting"),
+        Entry(2, 9, "training", "training"),
+        Entry(9, 30, "gone", "gone with status unknown"),
     ]
+
+
+def test_what_went_wrong_and_was_mended_is_told(train_dir):
+    run = history.read(str(train_dir))
+    told = {task: [(e.start, e.text) for e in history.tell(run, task) if e.kind == "trouble"] for task in run.tasks}
+    assert told == {
+        "ps 0": [(6, "ended with status unknown: killed, it seems")],
+        "worker 0": [
+            (6, "lost ps 0 (refused)"),
+            (9, "ps 0 is back"),
+            (9, "restored model.ckpt-120, at global step 120"),
+            (9, "30 steps are lost, going on at global step 120"),
+        ],
+        "worker 1": [(9, "ended with status unknown: killed, it seems")],
+    }
+
+
+def test_a_process_that_died_and_was_missed_by_nobody_ended_before_the_next(tmp_path):
+    write(tmp_path, {"ps-0": EVENTS["ps-0"]})
+    assert [entry[:3] for entry in history.tell(history.read(str(tmp_path)), "ps 0")] == [
+        (0, 1, "starting"), (1, 8, "serving"), (8, 9, "starting"), (9, 30, "serving"),
+        (8, 8, "trouble"), (30, 30, "event"),
+    ]  # fmt: skip
 
 
 def test_only_the_last_run_in_a_folder_is_told(train_dir):
@@ -104,7 +133,7 @@ def test_only_the_last_run_in_a_folder_is_told(train_dir):
     }
     write(train_dir, later, began_at=2e9)
     run = history.read(str(train_dir))
-    assert list(run.events) == ["worker 0"]
+    assert run.tasks == ["worker 0"]
     assert run.secs == 3
 
 
@@ -113,7 +142,7 @@ def test_a_run_that_slept_with_its_machine_is_one_run(tmp_path):
         of_part = {task: [e for e in of_task if (e[0] >= 20) == after_sleep] for task, of_task in EVENTS.items()}
         write(tmp_path, of_part, began_at)
     run = history.read(str(tmp_path))
-    assert (run.secs, list(run.events)) == (3630, ["ps 0", "worker 0", "worker 1"])
+    assert (run.secs, run.tasks) == (3630, ["ps 0", "worker 0", "worker 1"])
     assert report.write(str(tmp_path))
 
 
@@ -128,6 +157,13 @@ def test_a_run_that_diverged_has_a_report(train_dir, loss):
     (train_dir / "result.json").write_text(json.dumps({**RESULT, "test_loss": loss}))
     assert report.write(str(train_dir))
     assert str(loss) in (train_dir / "report.html").read_text()
+
+
+@pytest.mark.parametrize("mistakes", [[], [{**MISTAKE, "pixels": base64.b64encode(bytes(4 * 4 * 3)).decode()}]])
+def test_a_perfect_model_and_images_that_are_no_grey_squares_have_a_report(train_dir, mistakes):
+    write(train_dir, {"worker-0": [(27, "tested", {**TESTED, "mistakes": mistakes})]})
+    assert report.write(str(train_dir))
+    assert ("The model made no mistake." in (train_dir / "report.html").read_text()) == (not mistakes)
 
 
 def test_a_run_that_was_killed_and_left_half_a_line_has_a_report(tmp_path, capsys):
@@ -148,7 +184,7 @@ def test_a_folder_without_a_run_has_no_report(tmp_path):
 def test_an_old_folder_with_nothing_but_a_result_has_a_report(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps(RESULT))
     assert report.write(str(tmp_path))
-    assert "75.00%" in (tmp_path / "report.html").read_text()
+    assert "<dt>test accuracy</dt><dd>0.75</dd>" in (tmp_path / "report.html").read_text()
 
 
 def test_evaluations_become_the_line_of_the_accuracy(train_dir):
@@ -227,9 +263,7 @@ def test_the_confusion_matrix_and_the_worst_mistakes():
     json.dumps(found)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"), [(0, 10, [0, 2, 4, 6, 8, 10]), (0.93, 1, [0.94, 0.96, 0.98, 1.0]), (0, 0, [0])]
-)
+@pytest.mark.parametrize(("low", "high", "ticks"), [(0, 10, [0, 2, 4, 6, 8, 10]), (0.93, 1, [0.94, 0.96, 0.98, 1.0])])
 def test_ticks_are_round_numbers(low, high, ticks):
     assert charts.make_ticks(low, high) == ticks
 
@@ -247,7 +281,7 @@ def test_a_browser_shows_the_page_without_complaint_and_fetches_nothing(train_di
     assert fetched == []
     assert len(re.findall(r"<section><h2>", shown.stdout)) == 8
     assert shown.stdout.count('role="img"') == 5 + 3, "the charts, and a lane for each task"
-    assert '<rect class="gone"' in shown.stdout
+    assert '<i class="gone"' in shown.stdout
 
 
 @needs_browser

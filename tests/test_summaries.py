@@ -1,7 +1,6 @@
 """What TensorBoard is shown: who writes which summaries, their values, and how stale asynchronous exchanges are."""
 
 import glob
-import io
 import math
 import resource
 import signal
@@ -10,7 +9,6 @@ import threading
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from PIL import Image
 
 import distributed
 import mnist_input
@@ -21,7 +19,6 @@ from runtime.folder import RunFolder
 from runtime.member import Member
 from runtime.monitoring import event_files, summaries
 from runtime.monitoring.evaluation import EvaluationLog, Measures, record_test
-from runtime.monitoring.mistakes import find_mistakes
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.session.input import InputHook
@@ -172,11 +169,7 @@ def test_staleness_is_what_others_add_between_a_read_and_its_write(local_servers
     assert {tag: [value for _, value in entries] for tag, entries in found.items()} == {"worker/staleness": [2 * N / N]}
 
 
-LOGITS = np.log(np.array([[0.9, 0.1], [0.8, 0.2]], np.float32))
-INK_IN_A_CORNER = np.zeros((2, 784), np.uint8)
-INK_IN_A_CORNER[1, 0] = 255
-FOUND = find_mistakes(LOGITS, INK_IN_A_CORNER, np.array([0, 1], np.uint8))
-MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, find_mistakes=lambda: FOUND)
+MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, find_mistakes=dict)
 
 
 @pytest.mark.parametrize(
@@ -187,28 +180,9 @@ def test_an_evaluation_is_written_where_its_task_writes(tmp_path, job_name, host
     assert read(tmp_path / folder) == {"test_accuracy": [(40, 0.9375)], "test_loss": [(40, 0.25)]}
 
 
-def test_the_last_evaluation_has_a_picture_of_the_mistakes(tmp_path):
+def test_the_last_evaluation_is_written_for_tensorboard(tmp_path):
     record_test(MEASURES, RunFolder(tmp_path))
-    found = read(tmp_path)
-    assert found["test_accuracy"] == [(40, 0.9375)]
-    ((step, image),) = found["mistakes"]
-    picture = np.array(Image.open(io.BytesIO(image.encoded_image_string)))
-    assert (step, picture.shape) == (40, (image.height, image.width))
-    inside = picture[9:119, 9:119]  # of the only mistake, four pixels for each of its own, in a frame
-    assert (inside[0, 0], inside[-1, -1]) == (0, 255), "ink is black, and paper white"
-    assert (picture[120:140, 9:119] < 128).any(), "there is a caption"
-
-
-def test_images_that_are_no_grey_squares_cost_nothing_but_their_picture(tmp_path):
-    in_colour = np.zeros((2, 4 * 4 * 3), np.uint8)
-    found = find_mistakes(LOGITS, in_colour, np.array([0, 1], np.uint8))
-    record_test(MEASURES._replace(find_mistakes=lambda: found), RunFolder(tmp_path))
-    assert read(tmp_path)["test_accuracy"] == [(40, 0.9375)]
-
-
-def test_a_perfect_model_has_no_picture(tmp_path):
-    record_test(MEASURES._replace(find_mistakes=lambda: {"confusion": [], "mistakes": []}), RunFolder(tmp_path))
-    assert read(tmp_path).keys() == {"test_accuracy", "test_loss"}
+    assert read(tmp_path) == {"test_accuracy": [(40, 0.9375)], "test_loss": [(40, 0.25)]}
 
 
 @pytest.mark.parametrize("folder", ["", "/dev/null/train", "/dev/null/train/worker-1"])

@@ -3,7 +3,6 @@ import json
 import pathlib
 import re
 import shutil
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from runtime import trace
 from runtime.folder import RunFolder
 from runtime.monitoring import profiling
-from runtime.trace import __main__, clocks
+from runtime.trace import clocks, parts
 from runtime.trace.parts import Message, Span
 from tests import forked
 
@@ -148,22 +147,23 @@ def test_by_hand(train_dir):
     assert (process.returncode, process.stdout) == (0, f"{train_dir}/trace.json\n"), process.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["no such folder"]])
-def test_a_folder_without_parts_has_no_trace(monkeypatch, arguments):
-    monkeypatch.setattr(sys, "argv", ["trace", *arguments])
-    with pytest.raises(SystemExit) as error:
-        __main__.main()
-    if arguments:
-        assert error.value.code == (
-            "error: there is no trace in no such folder: --profile_steps makes the workers write one there"
-        )
-    else:
-        assert error.value.code == 2
+def test_a_folder_without_parts_has_no_trace(tmp_path):
+    process = forked.run("-m", "runtime.trace", tmp_path)
+    said = f"error: there is no trace in {tmp_path}: --profile_steps makes the workers write one there"
+    assert (process.returncode, said in process.stderr) == (1, True)
+    assert forked.run("-m", "runtime.trace").returncode == 2
 
 
 def message(sender, sent_at, receiver, arrived_at):
     return Message(
         Span(sender, "", "Mul", sent_at - 1, sent_at, {}), Span(receiver, "", "", arrived_at - 1, arrived_at, {})
+    )
+
+
+def test_a_message_that_came_after_a_long_wait_is_no_part_of_what_comes_then():
+    early, late = message("ps 0", 1, "worker 0", 700e9), message("ps 0", 700e9, "worker 0", 701e9)
+    assert parts.Trace([*early, *late], [early, late], []).last_job() == parts.Trace(
+        [early.received, *late], [late], []
     )
 
 

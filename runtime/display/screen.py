@@ -7,7 +7,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -19,7 +19,8 @@ from runtime.events import EVENTS_FOLDER
 
 REDRAW_SECS = 1.0  # without news, for the clock
 
-PREFIX = re.compile(r"^([IWEF])(\d{4}) [\d:.]+ +\d+ \S+\] ")  # of a log line: level, date, time, thread, source file
+# Of a log line: level, time, thread, source file. TensorFlow's C++ code writes no date before absl is ready there.
+PREFIX = re.compile(r"^([IWEF])(\d{4}) [\d:.]+ +\d+ \S+\] ")
 STYLES = {"W": "yellow", "E": "red", "F": "red"}
 
 
@@ -55,8 +56,8 @@ class Screen:
         self._run = RunStatus(names)
         self._console = Console(stderr=True, highlight=False)
         self._height, self._drawn_at = 0, 0.0  # of the last picture
-        self._events = {name: Tail(os.path.join(train_dir, EVENTS_FOLDER, f"{name}.jsonl")) for name in names}
-        self._evaluations = Tail(os.path.join(train_dir, "eval.jsonl"))
+        files = {os.path.join(EVENTS_FOLDER, f"{name}.jsonl"): name for name in names} | {"eval.jsonl": "worker-0"}
+        self._tails = {Tail(os.path.join(train_dir, file)): name for file, name in files.items()}
 
     def is_ours(self) -> bool:
         """Return whether nothing else, such as a shell, uses the terminal."""
@@ -68,7 +69,7 @@ class Screen:
     def note(self, name: str, event: str, **values: object) -> None:
         """Take in that a task has "ended", or was "restarted": one that is killed cannot say so itself."""
         self._read_news()  # its last words came before
-        self._run.tasks[name].tell({"event": event, **values})
+        self._run.tell(name, {"event": event, **values})
 
     def draw(self, lines: Sequence[bytes], is_last: bool = False) -> str:
         """Return what writes `lines` where the last picture is, and a new picture below, or "" if there is no news."""
@@ -91,17 +92,11 @@ class Screen:
         return f"\r{up}\x1b[J{above.get()}{''.join(rows)}"
 
     def _read_news(self) -> bool:
-        news = [(event["unix_secs"], name, event) for name, tail in self._events.items() for event in _parse(tail)]
-        for _, name, event in sorted(news, key=lambda item: item[0]):
+        news: list[tuple[str, Event]] = []
+        for tail, name in self._tails.items():
+            for line in tail.read():
+                with contextlib.suppress(ValueError):  # a task that was killed may have left half a line
+                    news.append((name, {"event": "evaluated", **json.loads(line)}))  # in eval.jsonl is nothing else
+        for name, event in sorted(news, key=lambda item: item[1]["unix_secs"]):
             self._run.tell(name, event)
-        evaluations = list(_parse(self._evaluations))
-        for entry in evaluations:
-            self._run.evaluate(entry)
-        return bool(news or evaluations)
-
-
-def _parse(tail: Tail) -> Iterator[Event]:
-    """Yield the new lines, as JSON; a task that was killed may have left half a line."""
-    for line in tail.read():
-        with contextlib.suppress(ValueError):
-            yield json.loads(line)
+        return bool(news)

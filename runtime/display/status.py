@@ -2,25 +2,21 @@
 
 import collections
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 Event = dict[str, Any]
 
-STATES = {"serving": "serving", "training": "training", "progress": "training", "finished": "finishing"}
+STATES = {  # by the event with which they begin
+    "starting": "starting",
+    "restarted": "restarting",
+    "serving": "serving",
+    "training": "training",
+    "progress": "training",
+    "finished": "finishing",
+    "ended": "done",
+}
 HAS_TRAINED = ("training", "finishing", "done")
 SPEED_SECS = 10.0  # the time left is told from the speed of so many seconds
-
-
-class Count(NamedTuple):
-    """How many steps had been taken at a moment."""
-
-    unix_secs: float
-    num_steps: int
-
-    def rate(self, since: "Count") -> float:
-        """Return the steps per second since an earlier count."""
-        secs = self.unix_secs - since.unix_secs
-        return (self.num_steps - since.num_steps) / secs if secs > 0 else 0.0
 
 
 class TaskStatus:
@@ -38,38 +34,20 @@ class TaskStatus:
     def tell(self, event: Event) -> None:
         """Take in an event of it."""
         kind = event["event"]
-        if kind == "starting":
-            self._change("restarting" if self._has_started else "starting")
-            self._has_started = True
-        elif kind == "restarted":  # as the launcher knows
-            self._has_started = True
-            self._change("restarting", event["note"])
-        elif kind == "waiting":
+        if kind == "waiting":
             self.state, self.note = "waiting", f"for {event['missing']}"
         elif kind == "waited":
-            self._change(self._base)
-        elif kind == "ended" and event["status"]:
-            self._change("stopped", f"with status {event['status']}")
-        elif kind == "ended":
-            self._change("done")
+            self.state, self.note = self._base, ""
         elif kind in STATES:
-            self._change(STATES[kind])
+            self.state, self.note = STATES[kind], event.get("note", "")
+            if kind == "starting" and self._has_started:
+                self.state = "restarting"
+            elif kind == "ended" and event["status"]:
+                self.state, self.note = "stopped", f"with status {event['status']}"
+            self._base, self._has_started = self.state, True
         if "local_step" in event:
-            self._count(kind, event)
-
-    def _change(self, state: str, note: str = "") -> None:
-        self.state, self.note, self._base = state, note, state
-
-    def _count(self, kind: str, event: Event) -> None:
-        count = Count(event["unix_secs"], event["local_step"])
-        if kind == "training":  # a session begins
-            self._batch_size, self.examples_per_sec = event["batch_size"], 0.0
-            self._first = self._last = count
-        else:
-            since = self._first if kind == "finished" else self._last
-            self.examples_per_sec = count.rate(since) * self._batch_size
-            self._last = count
-        self.local_step, self.loss = count.num_steps, event.get("loss", self.loss)
+            self.local_step, self.loss = event["local_step"], event.get("loss", self.loss)
+            self.examples_per_sec = event.get("examples_per_sec", 0.0)  # unknown as a session begins
 
 
 class RunStatus:
@@ -82,25 +60,22 @@ class RunStatus:
         self.train_steps: int | None = None  # the global step at which it ends
         self.loss: float | None = None  # of one recent batch
         self.test_accuracy: float | None = None  # of the last test
-        self._counts: collections.deque[Count] = collections.deque()  # of global steps, of the last seconds
+        self._counts: collections.deque[tuple[float, int]] = collections.deque()  # of late: time and global step
 
     def tell(self, name: str, event: Event) -> None:
         """Take in an event of a task."""
         self.tasks[name].tell(event)
         self.train_steps = event.get("train_steps", self.train_steps)
         self.loss = event.get("loss", self.loss)
-        if event["event"] == "tested":
-            confusion = event["confusion"]
-            self.test_accuracy = sum(row[i] for i, row in enumerate(confusion)) / max(sum(map(sum, confusion)), 1)
-        elif event["event"] in ("model", "steps lost") and event["global_step"] < self.global_step:
+        self.test_accuracy = event.get("test_accuracy", self.test_accuracy)
+        if event["event"] in ("model", "steps lost") and event["global_step"] < self.global_step:
             self.global_step = event["global_step"]
             self._counts.clear()
         elif "local_step" in event:
-            self._count(Count(event["unix_secs"], event["global_step"]))
-
-    def evaluate(self, entry: Event) -> None:
-        """Take in a line of `eval.jsonl`."""
-        self.test_accuracy = entry["test_accuracy"]
+            self.global_step = max(self.global_step, event["global_step"])
+            self._counts.append((event["unix_secs"], event["global_step"]))
+            while self._counts[-1][0] - self._counts[0][0] > SPEED_SECS:
+                self._counts.popleft()
 
     @property
     def examples_per_sec(self) -> float:
@@ -110,14 +85,10 @@ class RunStatus:
     def secs_left(self, unix_secs: float) -> float | None:
         """Return how long training goes on, as seen at `unix_secs`; None if nobody knows."""
         is_training = any(task.state == "training" for task in self.tasks.values())
-        rate = self._counts[-1].rate(self._counts[0]) if self._counts else 0.0
-        if self.train_steps is None or not is_training or rate <= 0:
+        if self.train_steps is None or not is_training or not self._counts:
             return None
-        ends_at = self._counts[-1].unix_secs + (self.train_steps - self.global_step) / rate
-        return max(ends_at - unix_secs, 0.0)
-
-    def _count(self, count: Count) -> None:
-        self.global_step = max(self.global_step, count.num_steps)
-        self._counts.append(count)
-        while count.unix_secs - self._counts[0].unix_secs > SPEED_SECS:
-            self._counts.popleft()
+        (first_at, first_step), (last_at, last_step) = self._counts[0], self._counts[-1]
+        if last_at <= first_at or last_step <= first_step:
+            return None
+        secs_per_step = (last_at - first_at) / (last_step - first_step)
+        return max(last_at + (self.train_steps - self.global_step) * secs_per_step - unix_secs, 0.0)

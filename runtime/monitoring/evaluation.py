@@ -123,17 +123,10 @@ class EvaluationLog:
 
 
 def record_test(measures: Measures, folder: RunFolder) -> None:
-    """Record the last evaluation of a run, with the worst mistakes: as an event, and for TensorBoard."""
-    found = measures.find_mistakes()
-    events.record("tested", **found).wait(events.WRITING_SECS)  # for the report
+    """Record the last evaluation of a run: for the report, with the worst mistakes, and for TensorBoard."""
+    values = {"global_step": measures.global_step, "test_accuracy": measures.accuracy, "test_loss": measures.loss}
+    events.record("tested", **values, **measures.find_mistakes()).wait(events.WRITING_SECS)
     _write_summary(folder.path, measures)
-    if folder.is_given and found["mistakes"]:
-        from runtime.monitoring.pictures import (
-            draw_mistakes,  # here: no other task draws, and the chief only at the end
-        )
-
-        picture = tf.Summary.Value(tag="mistakes", image=draw_mistakes(found["mistakes"]))
-        event_files.write(folder.path, measures.global_step, tf.Summary(value=[picture]))
 
 
 def _write_summary(folder: str, measures: Measures) -> None:

@@ -12,23 +12,16 @@ NUM_MISTAKES = 24
 def find_mistakes(
     logits: npt.NDArray[np.float32], images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]
 ) -> dict[str, Any]:
-    """Return what the model takes for what, as JSON can express it.
+    """Return what the model takes for what, as JSON can express it, from [n, classes], [n, pixels] and [n].
 
-    Args:
-      logits: float32 [n, classes].
-      images: uint8 [n, pixels].
-      labels: uint8 [n].
-
-    Returns:
-      `confusion`: how many examples of each class (row) were taken for each class (column). `mistakes`: the examples of
-      which the model was most sure and wrong, each with its index, label, guess, the probability of the guess, and the
-      pixels in Base64.
+    `confusion`: how many examples of each class (row) were taken for each class (column). `mistakes`: the examples of
+    which the model was most sure and wrong, each with its index, label, guess, the probability of the guess, and the
+    pixels in Base64.
     """
     guesses = logits.argmax(axis=1)
     confusion = np.zeros((logits.shape[1],) * 2, np.int64)
     np.add.at(confusion, (labels, guesses), 1)
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities = exponentials.max(axis=1) / exponentials.sum(axis=1)
+    probabilities = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)  # softmax, of the guess alone
     wrong = np.flatnonzero(guesses != labels)
     mistakes = [
         {

@@ -80,7 +80,8 @@ class ProgressHook(tf.train.SessionRunHook):
             if self._task.is_chief:
                 values["cluster/examples_per_sec"] = examples_per_sec
             event_files.write_scalars(self._summary_dir, int(global_step), values)
-            events.record("progress", loss=float(loss_value), **self._steps(global_step))
+            figures = {"loss": float(loss_value), "examples_per_sec": own_examples_per_sec}
+            events.record("progress", **figures, **self._steps(global_step))
 
     def end(self, session: tf.Session) -> None:
         self._add_examples(self._last_global_step)  # of the time that was measured: others may still train
@@ -92,7 +93,8 @@ class ProgressHook(tf.train.SessionRunHook):
             self._local_step,
             self.train_secs,
         )
-        events.record("finished", **self._steps(global_step))
+        own_examples_per_sec = self._local_step * self._batch_size / (self.train_secs or 1.0)
+        events.record("finished", examples_per_sec=own_examples_per_sec, **self._steps(global_step))
 
     def _note_logged(self, now: float) -> None:
         self._examples_logged, self._local_step_logged, self._logged_at = self.num_examples, self._local_step, now

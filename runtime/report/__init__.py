@@ -7,8 +7,6 @@ from absl import logging
 from runtime.files import replace_file
 from runtime.report import history, page
 
-REPORT_FILE = "report.html"
-
 
 def write(train_dir: str) -> str:
     """Write `report.html` into `train_dir`, unless that is empty, and return its path, or "" if there is none.
@@ -17,7 +15,7 @@ def write(train_dir: str) -> str:
     """
     if not train_dir:
         return ""
-    path = os.path.join(train_dir, REPORT_FILE)
+    path = os.path.join(train_dir, "report.html")
     try:
         replace_file(path, page.make_page(history.read(train_dir)).encode())
     except Exception as error:  # whatever it is

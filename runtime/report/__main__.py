@@ -1,20 +1,13 @@
-"""Make the report of a run, from its train directory: python -m runtime.report TRAIN_DIR."""
+"""Make the report of a run, also of one that goes on or was killed: python -m runtime.report TRAIN_DIR."""
 
+import argparse
 import sys
 
 from runtime import report
 
-
-def main() -> None:
-    """Write the report, also of a run that goes on or was killed, and print its path."""
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        print("usage: python -m runtime.report TRAIN_DIR")
-        sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
-    path = report.write(sys.argv[1])
-    if not path:
-        sys.exit(1)
-    print(path)
-
-
-if __name__ == "__main__":
-    main()
+parser = argparse.ArgumentParser(prog="python -m runtime.report", description="Make the report of a run.")
+parser.add_argument("train_dir", metavar="TRAIN_DIR")
+path = report.write(parser.parse_args().train_dir)
+if not path:
+    sys.exit(1)
+print(path)

@@ -6,8 +6,6 @@ import os
 from runtime.files import replace_file
 from runtime.trace import chrome, clocks, parts
 
-TRACE_FILE = "trace.json"
-
 
 def write(train_dir: str) -> str:
     """Merge what the workers traced into `trace.json` in `train_dir`, and return its path, or "" if there is nothing.
@@ -18,10 +16,11 @@ def write(train_dir: str) -> str:
       OSError: the trace cannot be written.
       ValueError: it cannot be made.
     """
-    runs = parts.read(train_dir)
-    if not runs:
+    trace = parts.read(train_dir)
+    if not trace.spans:
         return ""
-    offsets = clocks.align(runs)
-    path = os.path.join(train_dir, TRACE_FILE)
-    replace_file(path, json.dumps(chrome.make_trace(parts.last_job(runs), offsets)).encode())
+    offsets = clocks.align(trace)
+    path = os.path.join(train_dir, "trace.json")
+    events = chrome.make_events(trace.last_job(), offsets)
+    replace_file(path, json.dumps({"traceEvents": events}).encode())
     return path

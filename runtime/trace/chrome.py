@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from runtime.trace.parts import Run, Span
+from runtime.trace.parts import Span, Trace
 
 Event = dict[str, Any]
 FIRST_PID, FIRST_TID = 1001, 2001  # Perfetto shows them after the names: nobody should take them for those of tasks
@@ -16,44 +16,38 @@ FIRST_PID, FIRST_TID = 1001, 2001  # Perfetto shows them after the names: nobody
 class Lane(NamedTuple):
     """Where spans are drawn that do not overlap."""
 
-    job_name: str
-    task_index: int
+    task: str
     name: str
     number: int  # among those with this name on the task, from 1
 
-    def __str__(self) -> str:
-        return f"{self.name} ({self.number})" if self.number > 1 else self.name
 
+def make_events(trace: Trace, offsets: Mapping[str, int]) -> list[Event]:
+    """Return what a trace with times by one clock is in that format, as JSON can express it.
 
-def make_trace(runs: Sequence[Run], offsets: Mapping[str, int]) -> dict[str, list[Event]]:
-    """Return a trace as JSON can express it.
-
-    Args:
-      runs: of all workers, with times by one clock; each task appears once, however many workers it served.
-      offsets: what was added to the clock of each task, in nanoseconds.
+    Each task appears once, however many workers it served, with what was added to its clock, in nanoseconds.
     """
-    spans = [span for run in runs for span in run.spans]
-    messages = [message for run in runs for message in run.messages if message.sent.end <= message.received.end]
+    spans = sorted(trace.spans, key=lambda span: span.start)
+    messages = [message for message in trace.messages if message.sent.end <= message.received.end]
     lanes = _assign_lanes(spans)
-    tids = {lane: tid for tid, lane in enumerate(sorted(set(lanes.values())), FIRST_TID)}
-    pids = {task: pid for pid, task in enumerate(dict.fromkeys(lane[:2] for lane in tids), FIRST_PID)}
-    began_at = min(span.start for span in spans)
+    in_order = sorted(set(lanes.values()), key=lambda lane: (len(lane.task), lane))  # "worker 10" after 9
+    tids = {lane: tid for tid, lane in enumerate(in_order, FIRST_TID)}
+    pids = {task: pid for pid, task in enumerate(dict.fromkeys(lane.task for lane in in_order), FIRST_PID)}
 
     def locate(span: Span, moment: int) -> Event:
-        lane = lanes[span]
-        return {"pid": pids[lane[:2]], "tid": tids[lane], "ts": (moment - began_at) / 1e3}  # microseconds
+        microseconds = (moment - spans[0].start) / 1e3
+        return {"pid": pids[span.task], "tid": tids[lanes[span]], "ts": microseconds}
 
     def locate_end(span: Span) -> Event:  # still inside: by that, viewers know to which span an arrow belongs
         return locate(span, max(span.start, span.end - 1))
 
-    events: list[Event] = []
-    for (job_name, task_index), pid in pids.items():
-        task = f"{job_name} {task_index}"
-        events.append(_describe("process_name", {"name": task}, pid))
+    events = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": task}} for task, pid in pids.items()]
+    for task in pids:
         if offset := offsets.get(task):
-            events.append(_describe("process_labels", {"labels": f"clock moved by {offset / 1e6:+.3f} ms"}, pid))
+            moved = {"labels": f"clock moved by {offset / 1e6:+.3f} ms"}
+            events.append({"ph": "M", "name": "process_labels", "pid": pids[task], "args": moved})
     for lane, tid in tids.items():
-        events.append(_describe("thread_name", {"name": str(lane)}, pids[lane[:2]], tid))
+        name = f"{lane.name} ({lane.number})" if lane.number > 1 else lane.name
+        events.append({"ph": "M", "name": "thread_name", "pid": pids[lane.task], "tid": tid, "args": {"name": name}})
     for span in spans:
         what = {"name": span.name, "dur": (span.end - span.start) / 1e3, "args": span.details}
         events.append({"ph": "X", "cat": "op", **what, **locate(span, span.start)})
@@ -61,20 +55,15 @@ def make_trace(runs: Sequence[Run], offsets: Mapping[str, int]) -> dict[str, lis
         arrow = {"cat": "message", "name": received.details["tensor"], "id": number}
         events.append({"ph": "s", **arrow, **locate_end(sent)})
         events.append({"ph": "f", "bp": "e", **arrow, **locate_end(received)})
-    return {"traceEvents": events}
+    return events
 
 
 def _assign_lanes(spans: Sequence[Span]) -> dict[Span, Lane]:
-    """Put each span into the first lane of its task and name that is free at that time."""
+    """Put each span, in the order of time, into the first lane of its task and name that is free."""
     lanes = {}
     free_at: dict[Lane, int] = {}
-    for span in sorted(spans, key=lambda span: span.start):
-        job_name, task_index = span.task.split()
-        of_name = (Lane(job_name, int(task_index), span.lane, number) for number in itertools.count(1))
-        lane = next(lane for lane in of_name if free_at.get(lane, span.start) <= span.start)
-        lanes[span], free_at[lane] = lane, span.end
+    for span in spans:
+        of_name = (Lane(span.task, span.lane, number) for number in itertools.count(1))
+        lanes[span] = next(lane for lane in of_name if free_at.get(lane, span.start) <= span.start)
+        free_at[lanes[span]] = span.end
     return lanes
-
-
-def _describe(what: str, values: Event, pid: int, tid: int = 0) -> Event:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": values}

@@ -10,7 +10,6 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -45,48 +44,46 @@ class Message(NamedTuple):
     received: Span  # its way, from when the receiver began to take it until it had arrived
 
 
-class Run(NamedTuple):
-    """One run of a worker's graph."""
+class Trace(NamedTuple):
+    """What the workers traced."""
 
     spans: list[Span]  # the ops, and the messages
     messages: list[Message]  # those whose sender is known
     unread: list[str]  # TensorFlow's labels that do not have the form of 2.21
 
-    @property
-    def start(self) -> int:
-        """When it began, in nanoseconds since the epoch."""
-        return min(span.start for span in self.spans)
+    def last_job(self) -> "Trace":
+        """Return what the last of several jobs in one folder has traced, whose times are by one clock."""
+        starts = sorted(span.start for span in self.spans)
+        jobs = [after for before, after in itertools.pairwise(starts) if after - before > GAP_SECS * 1e9]
+        began_at = max(jobs, default=0)
+        messages = [message for message in self.messages if all(span.start >= began_at for span in message)]
+        return Trace([span for span in self.spans if span.start >= began_at], messages, self.unread)
 
 
-def read(train_dir: str) -> list[Run]:
+def read(train_dir: str) -> Trace:
     """Read what the workers have written into `train_dir`; name broken files."""
-    runs = []
+    trace = Trace([], [], [])
     for path in glob.glob(os.path.join(glob.escape(train_dir), PARTS)):
         worker = os.path.basename(os.path.dirname(path)).replace("-", " ")
         try:
             with open(path, "rb") as file:
-                step_stats = tf.RunMetadata.FromString(file.read()).step_stats
-            runs.append(_read_run(worker, step_stats))
+                run = _read_run(worker, tf.RunMetadata.FromString(file.read()).step_stats)
         except (OSError, ValueError, DecodeError) as error:
             logging.error("the trace goes without %s, which cannot be read: %s", path, error)
-    if unread := [label for run in runs for label in run.unread]:
+        else:
+            for all_runs, of_run in zip(trace, run, strict=True):
+                all_runs.extend(of_run)
+    if trace.unread:
         logging.warning(
             "the trace lacks what TensorFlow says in %d labels, such as %r, which have another form than those of 2.21:"
             " these ops go without their types, and these messages are missing",
-            len(unread),
-            unread[0],
+            len(trace.unread),
+            trace.unread[0],
         )
-    return runs
+    return trace
 
 
-def last_job(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs of the last of several jobs in one folder, in the order of time, which is by one clock."""
-    runs = sorted(runs, key=lambda run: run.start)
-    starts = [after.start for before, after in itertools.pairwise(runs) if after.start - before.start > GAP_SECS * 1e9]
-    return [run for run in runs if not starts or run.start >= starts[-1]]
-
-
-def _read_run(worker: str, step_stats: Any) -> Run:
+def _read_run(worker: str, step_stats: Any) -> Trace:
     """Read a run of `worker` from TensorFlow's `StepStats`.
 
     Raises:
@@ -94,32 +91,26 @@ def _read_run(worker: str, step_stats: Any) -> Run:
     """
     ops: dict[tuple[str, str], list[Span]] = {}  # by task and name: those in a loop run often
     received, unread = [], []
-    for task, device, stats in _stats(worker, step_stats):
-        start = stats.all_start_nanos or 1000 * stats.all_start_micros  # messages have microseconds only
-        end = start + (stats.all_end_rel_nanos or 1000 * stats.all_end_rel_micros)
-        match = (MESSAGE if stats.node_name == RECEIVE else OP).match(stats.timeline_label)
-        if not match:
-            unread.append(stats.timeline_label)
-        if stats.node_name != RECEIVE:
-            lane = device if task == worker else f"for {worker}"
-            span = Span(task, lane, match[1] if match else stats.node_name, start, end, {"op": stats.node_name})
-            ops.setdefault((task, stats.node_name), []).append(span)
-        elif match:
-            size, tensor, *place = match.groups()
-            sender = " ".join(place)
-            details = {"tensor": tensor, "size": size, "from": sender}
-            received.append(Span(task, f"messages from {sender}", RECEIVE, start, end, details))
-    makers = [ops.get((span.details["from"], span.details["tensor"]), []) for span in received]
-    messages = [Message(maker[0], span) for maker, span in zip(makers, received, strict=True) if len(maker) == 1]
-    spans = [*itertools.chain(*ops.values()), *received]
-    if not spans:
-        raise ValueError("it has no ops")
-    return Run(spans, messages, unread)
-
-
-def _stats(worker: str, step_stats: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield the task, the device on it, and the statistics of each op and message."""
     for device_stats in step_stats.dev_stats:
         place = PLACE.match(device_stats.device)
         task, device = (f"{place[1]} {place[2]}", place[3]) if place else (worker, device_stats.device)
-        yield from ((task, device, stats) for stats in device_stats.node_stats)
+        lane = device if task == worker else f"for {worker}"
+        for stats in device_stats.node_stats:
+            name = stats.node_name
+            start = stats.all_start_nanos or 1000 * stats.all_start_micros  # messages have microseconds only
+            end = start + (stats.all_end_rel_nanos or 1000 * stats.all_end_rel_micros)
+            match = (MESSAGE if name == RECEIVE else OP).match(stats.timeline_label)
+            if not match:
+                unread.append(stats.timeline_label)
+            if name != RECEIVE:
+                span = Span(task, lane, match[1] if match else name, start, end, {"op": name})
+                ops.setdefault((task, name), []).append(span)
+            elif match:
+                size, tensor, job_name, index = match.groups()
+                details = {"tensor": tensor, "size": size, "from": f"{job_name} {index}"}
+                received.append(Span(task, f"messages from {details['from']}", RECEIVE, start, end, details))
+    if not ops:
+        raise ValueError("it has no ops")
+    makers = [ops.get((span.details["from"], span.details["tensor"]), []) for span in received]
+    messages = [Message(maker[0], span) for maker, span in zip(makers, received, strict=True) if len(maker) == 1]
+    return Trace([*itertools.chain(*ops.values()), *received], messages, unread)

@@ -72,8 +72,8 @@ def test_a_restore_says_how_many_steps_are_lost_and_so_does_the_report(start, tm
     # A run that was killed has a report all the same, if somebody asks for it.
     assert forked.run("-m", "runtime.report", tmp_path / "train").returncode == 0
     run = history.read(str(tmp_path / "train"))
-    assert [span.state for span in history.find_spans(run, "ps 0")].count("serving") == 2
-    texts = [mark.text for mark in history.find_marks(run, "worker 0")]
+    assert [entry.text for entry in history.tell(run, "ps 0")].count("serving") == 2
+    texts = [entry.text for entry in history.tell(run, "worker 0")]
     assert any(text.startswith("restored ") for text in texts)
     assert f"{lost} steps are lost, going on at global step {now}" in texts
 
