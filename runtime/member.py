@@ -67,7 +67,7 @@ class Member:
         wait_until_address_leads_here(self.task, self.timeouts.startup_secs)
         self.connection = Connection(server.target, self.session_config)
         self.watch = Watch(self.task, self.timeouts)
-        host_lists.start_watch(self.task, self.connection)
+        host_lists.start_watch(self.task)
 
     def leave_when_told(self) -> None:
         """End this process, which only serves, after the chief's last word, or when a signal says so."""

@@ -1,19 +1,31 @@
-"""Which process answers at an address: TensorFlow gives each server that starts another number, its life."""
+"""Sessions with one server alone, and which process it is: TensorFlow gives each that starts a number, its life."""
 
 import tensorflow.compat.v1 as tf
 
+from runtime.cluster.probes import probe
 from runtime.cluster.task import Peer
 
 ANSWER_MS = 5000  # how long to wait for the answer of a server
 
 
-def life_of(peer: Peer) -> str:
-    """Return the life of the server that answers at the address of `peer`, or "" if none does in time."""
-    config = tf.ConfigProto(device_filters=[peer.device], operation_timeout_in_ms=ANSWER_MS)
+def session_at(address: str, graph: tf.Graph | None = None) -> tf.Session:
+    """Return a session with the server at `host:port` alone; one with the cluster would wait for all of its tasks.
+
+    Raises:
+      OpError: the server does not answer in time; runs of the session may raise that too.
+    """
+    if reason := probe(address):
+        raise tf.errors.UnavailableError(None, None, reason)
+    config = tf.ConfigProto(device_filters=["/job:nobody"], operation_timeout_in_ms=ANSWER_MS)
     config.rpc_options.use_rpc_for_inprocess_master = True  # or its own address always leads a process to itself
     config.rpc_options.disable_session_connection_sharing = True  # or this waits behind what training sends
+    return tf.Session(f"grpc://{address}", graph=graph, config=config)
+
+
+def life_of(peer: Peer) -> str:
+    """Return the life of the server that answers at the address of `peer`, or "" if none of that name does in time."""
     try:
-        with tf.Session(f"grpc://{peer.address}", config=config) as session:
+        with session_at(peer.address) as session:
             return life_in(session, peer.device)
     except tf.errors.OpError:
         return ""
