@@ -32,12 +32,12 @@ class Agreement:
         Raises:
           UnusableError: they differ.
         """
-        who, remedy = "the chief has", "give all workers the same"
+        who, remedy = ", but the chief has --", ": give all workers the same"
         if self._task.is_chief:
-            who = "the model on the ps tasks is trained with"
+            who = ", but the model on the ps tasks is trained with --"
             remedy += ", or end the ps tasks and start them again"
         for (text,) in session.run(self._published):
             published = json.loads(text or "{}")
             for name, value in self._settings.items():
                 if (theirs := published.get(name, value)) != value:
-                    raise UnusableError(f"{self._task} has --{name}={value}, but {who} --{name}={theirs}: {remedy}")
+                    raise UnusableError(f"{self._task} has --{name}={value}{who}{name}={theirs}{remedy}")
