@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster import probes
-from runtime.cluster.lives import session_at
+from runtime.cluster.connection import session_at
 from runtime.cluster.notes import Notes
 from runtime.cluster.roll_call import ROLL_CALL
 from runtime.cluster.task import Peer, Task

@@ -11,7 +11,7 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster import probes
-from runtime.cluster.lives import life_of
+from runtime.cluster.connection import life_of
 from runtime.cluster.task import Peer, Task
 from runtime.process import end_process
 from runtime.threads import start_guard
