@@ -1,5 +1,6 @@
 """This process as a member of its cluster: its task, its folder, its settings, and the guards around its server."""
 
+import dataclasses
 import os
 from typing import Any
 
@@ -37,7 +38,7 @@ class Member:
             `check_export_dir()`.
         """
         self.flags = values
-        self.task = choose_task(values).with_replication(values.replication)
+        self.task = dataclasses.replace(choose_task(values), replication=values.replication)
         self.is_evaluator = self.task.job_name == "evaluator"
         of_mode: dict[str, Any] = {name: values[name].value for name in Mode._fields}
         self.mode = Mode(**of_mode)

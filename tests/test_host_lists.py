@@ -1,5 +1,6 @@
 """Tasks that were given other host lists, or cannot go on for another reason, on real servers."""
 
+import json
 import queue
 import re
 import threading
@@ -17,6 +18,7 @@ from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_server_config, make_session_config
 
 PS, WORKERS = ("a:1", "b:2"), ("c:3", "d:4")
+OF_PS = HostLists("ps 0", PS, WORKERS)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +47,11 @@ def test_the_first_entry_that_differs_is_named_with_both_values(ps_hosts, worker
     ("text", "said"),
     [
         ('["ps 0", ["a:1", "b:2"], ["c:3", "d:4"], "between_graph", false]', "an older or unknown one"),  # protocol 1
-        (HostLists("ps 0", PS, WORKERS, protocol=PROTOCOL + 1).to_json(), f"protocol {PROTOCOL + 1}"),
+        (json.dumps(OF_PS._replace(protocol=PROTOCOL + 1)._asdict()), f"protocol {PROTOCOL + 1}"),
         ("no JSON", "an older or unknown one"),
         ('{"protocol": Infinity}', "an older or unknown one"),
         (b"\xff", "an older or unknown one"),
-        (HostLists("ps 0", PS, WORKERS).to_json().replace('["a:1"', '5, ["a:1"'), "an older or unknown one"),
+        (json.dumps(OF_PS._asdict()).replace('["a:1"', '5, ["a:1"'), "an older or unknown one"),
     ],
 )
 def test_a_board_that_another_version_has_written_is_said_to_be_one(text, said):
@@ -121,7 +123,7 @@ def test_a_task_that_has_ended_has_told_the_others_why(ends):
     chief = start("worker 0", [ps], workers)
     for address in (ps, *workers):
         on_board(address)
-    chief.tell_others("there is no --data_dir")
+    chief.tell("worker 0 has ended: there is no --data_dir")
     for _ in ("ps 0", "worker 1"):
         assert ends.get(timeout=DEADLINE_SECS) == (2, "worker 0 has ended: there is no --data_dir")
     assert ends.empty(), "the first is not told its own verdict"
@@ -131,7 +133,7 @@ def test_tasks_that_train_go_on_and_only_a_late_one_that_differs_ends(ends):
     ps, *workers = (f"localhost:{port}" for port in choose_ports(4))
     start("ps 0", [ps], workers)
     chief = start("worker 0", [ps], workers)
-    task = chief._task
+    task = chief.task
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(task)
     connection = Connection(f"grpc://{task.address}", make_session_config(task))
@@ -144,7 +146,7 @@ def test_tasks_that_train_go_on_and_only_a_late_one_that_differs_ends(ends):
     last = start("worker 2", [ps], workers)
     for address in (workers[0], workers[2]):
         poll_for(lambda address=address: is_settled(address), "news of the training")
-    last.tell_others("there is no --data_dir")
+    last.tell("worker 2 has ended: there is no --data_dir")
     assert [on_board(address)[1] for address in (ps, workers[0])] == ["", ""], "they heard nothing"
     assert ends.empty()
 

@@ -36,10 +36,7 @@ def session_at(address: str, graph: tf.Graph | None = None) -> tf.Session:
 
 
 def life_of(peer: Peer) -> str:
-    """Return the number that TensorFlow gave the server at the address of `peer` when it started, its life.
-
-    It is "" if no server of that name answers in time.
-    """
+    """Return the life of the server at the address of `peer`, a number of its process, or "" if it does not answer."""
     name = f"{peer.device.replace('/task', '/replica:0/task')}/device:CPU:0"
     try:
         with session_at(peer.address) as session:

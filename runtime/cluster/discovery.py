@@ -15,7 +15,7 @@ from absl import logging
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 
-# What each job is here. The chief becomes worker 0, and the other workers follow.
+# What each job is here.
 JOBS = {job: job for job in ("chief", "worker", "ps", "evaluator")} | {"master": "chief"}
 WORKER_POOLS = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
 KNOWN_KEYS = {"cluster", "task", "model_dir", "session_master", "rpc_layer", "environment", "job"}
@@ -31,7 +31,7 @@ class Discovery(NamedTuple):
 def discover(environment: Mapping[str, str]) -> Discovery | None:
     """Read the cluster and the task from `TF_CONFIG` or `CLUSTER_SPEC`; return None if neither has a cluster.
 
-    An evaluator is no part of the cluster.
+    A chief, or master, becomes worker 0, and the other workers follow. An evaluator is no part of the cluster.
 
     Raises:
       UnusableError: the text is not JSON of this form, or the cluster in it is unusable.

@@ -27,7 +27,7 @@ TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others
 
 
 class HostLists(NamedTuple):
-    """The host lists that one task was given."""
+    """The host lists that one task was given. Later versions keep these names: each can say which one the other is."""
 
     task: str  # such as "worker 0"
     ps_hosts: Sequence[str]
@@ -43,16 +43,12 @@ class HostLists(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes, task: str) -> "HostLists":
-        """Read what `to_json()` returned; anything else counts as lists of `task` in an unknown protocol."""
+        """Read what is on a board; what no version has written counts as lists of `task` in an unknown protocol."""
         try:
             values = json.loads(text)
             return cls(*(values[name] for name in cls._fields))
         except (ValueError, TypeError, KeyError):
             return cls(task, (), (), protocol=UNKNOWN_PROTOCOL)
-
-    def to_json(self) -> str:
-        """Return this as text. Later versions keep these names, so that each can say which one the other is."""
-        return json.dumps(self._asdict())
 
     def entries(self) -> dict[str, str]:
         """Return what all tasks must be given alike, by name."""
@@ -114,7 +110,7 @@ class Board:
 
     def put_given(self, lists: HostLists) -> None:
         """Put up what the task of this server was given, and no verdict."""
-        self._run(self._put_given, lists.to_json())
+        self._run(self._put_given, json.dumps(lists._asdict()))
 
     def put_verdict(self, verdict: str) -> None:
         """Put up why the task of this server shall end."""
@@ -154,21 +150,17 @@ class HostListsWatch:
 
     def __init__(self, task: Task):
         """Start to compare the lists of `task`, in a thread."""
-        self._task, self._given = task, HostLists.of(task)
+        self.task, self._given = task, HostLists.of(task)
         self._own = Board(task.address, task)
-        self._others = [Board(peer.address, peer) for peer in task.needed]
+        self._boards = [self._own, *(Board(peer.address, peer) for peer in task.needed)]
         self._is_settled = False
         self._ending = threading.Lock()  # whoever takes it, this watch or the main thread, ends the process
         start_guard("host_lists", self._watch)
 
-    def tell_others(self, message: str) -> None:
-        """Tell the others what is wrong with this task, unless the cluster trains."""
-        self._tell(f"{self._task} has ended: {message}")
-
     def _watch(self) -> None:
         """Look at one board after the other until the cluster trains."""
-        unseen = {self._own, *self._others}
-        for board in itertools.cycle([self._own, *self._others]):
+        unseen = set(self._boards)
+        for board in itertools.cycle(self._boards):
             if found := board.read():
                 unseen.discard(board)
                 self._heed(board, *found)
@@ -180,30 +172,30 @@ class HostListsWatch:
 
     def _heed(self, board: Board, theirs: HostLists, verdict: str) -> None:
         if difference := self._given.describe_difference(board.owner, theirs):
-            self._tell(difference)
+            self.tell(difference)
             end_process(UNUSABLE_STATUS, difference)
         self._is_settled = theirs.is_settled
         if verdict and not theirs.is_settled:
-            if board is self._own:  # others may not have reached the task that says so
-                self._tell(verdict)
+            if board is self._own:  # who put it there may have reached no other board
+                self.tell(verdict)
             else:
                 self._ending.acquire()
             end_process(UNUSABLE_STATUS, verdict)
 
-    def _tell(self, verdict: str) -> None:
+    def tell(self, verdict: str) -> None:
         """Put a verdict on the boards of this cluster for `TELLING_SECS`, unless one says that the cluster trains."""
         self._ending.acquire()
-        logging.info("%s: telling the other tasks: %s", self._task, verdict)
+        if self._is_settled:
+            return
+        logging.info("%s: telling the other tasks: %s", self.task, verdict)
         deadline = time.monotonic() + TELLING_SECS
         while True:
-            found = probes.ask_all([self._own, *self._others], Board.read)
-            notices = {
-                board: notice for board, notice in found.items() if notice and not self._given.is_stranger_to(notice[0])
-            }
-            if self._is_settled or any(lists.is_settled for lists, _ in notices.values()):
+            found = probes.ask_all(self._boards, Board.read)
+            mine = {board: on for board, on in found.items() if on and not self._given.is_stranger_to(on[0])}
+            if any(lists.is_settled for lists, _ in mine.values()):
                 return
-            for board, (_, earlier) in notices.items():
-                if not earlier:
+            for board, (_, earlier_verdict) in mine.items():
+                if not earlier_verdict:
                     board.put_verdict(verdict)
             if time.monotonic() > deadline:
                 return
@@ -222,4 +214,4 @@ def start_watch(task: Task) -> None:
 def tell_others(message: str) -> None:
     """Let the other tasks end too, with status 2, unless they train: this one has found its input unusable."""
     if _watch:
-        _watch.tell_others(message)
+        _watch.tell(f"{_watch.task} has ended: {message}")

@@ -61,8 +61,8 @@ class Departure:
         end_process(128 + number if number else 0)
 
     def _is_free(self, words: list[Word]) -> bool:
-        """Return whether no client that answers trains, and the chief, if it answers, has not yet to evaluate."""
-        chief, *_ = self._task.clients
-        training = [worker for worker in self._task.clients if words[worker.index].text in (TRAINING, REACHED)]
-        awaited = [*training, *([chief] if words[0].text == TRAINED else [])]
+        """Return whether every client has trained, and the chief has evaluated, but for those that do not answer."""
+        awaited = [worker for worker in self._task.clients if words[worker.index].text in (TRAINING, REACHED)]
+        if words[0].text == TRAINED:
+            awaited.append(self._task.clients[0])
         return len(probes.unreachable(awaited)) == len(awaited)

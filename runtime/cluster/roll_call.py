@@ -30,9 +30,8 @@ class Word(NamedTuple):
 class RollCall:
     """A note of each client on every server: see `Task`.
 
-    This cures a `server.join()` that never returns, as tensorflow/tensorflow#4713 proposes. That issue uses a queue of
-    "done" tokens; reading a note takes nothing away, so the chief and every server can watch it, and a restarted task
-    can read it again.
+    This cures a `server.join()` that never returns. The queue of tensorflow/tensorflow#4713 does so too, but reading a
+    note takes nothing away: the chief and every server can watch it, and a restarted task can read it again.
     """
 
     def __init__(self, task: Task):
