@@ -37,9 +37,14 @@ def session_at(address: str, graph: tf.Graph | None = None) -> tf.Session:
 
 def life_of(peer: Peer) -> str:
     """Return the life of the server at the address of `peer`, a number of its process, or "" if it does not answer."""
-    name = f"{peer.device.replace('/task', '/replica:0/task')}/device:CPU:0"
     try:
         with session_at(peer.address) as session:
-            return next((str(found.incarnation) for found in session.list_devices() if found.name == name), "")
+            return life_in(session, peer.device)
     except tf.errors.OpError:
         return ""
+
+
+def life_in(session: tf.Session, device: str) -> str:
+    """Return the life of the server of a task such as "/job:ps/task:0" to which a session is connected."""
+    name = f"{device.replace('/task', '/replica:0/task')}/device:CPU:0"
+    return next((str(found.incarnation) for found in session.list_devices() if found.name == name), "")

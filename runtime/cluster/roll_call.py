@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.connection import life_of, session_at
+from runtime.cluster.connection import life_in, session_at
 from runtime.cluster.notes import Notes
 from runtime.cluster.probes import REFUSED, ask_all, probe
 from runtime.cluster.task import Peer, Task
@@ -50,7 +50,8 @@ class RollCall:
 
     def say(self, session: tf.Session, text: str) -> None:
         """Tell every server what this worker is doing."""
-        self._life = self._life or life_of(Peer(self._task.job_name, self._task.index, self._task.address))
+        # Asked once, of a new session: one that is closing would not answer, and keep Python from everything else.
+        self._life = self._life or life_in(session, self._task.device)
         session.run(self._say, {self._word: f"{text} {self._life}"})
 
     def listen(self, session: tf.Session) -> list[Word]:
