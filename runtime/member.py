@@ -1,5 +1,6 @@
 """This process as a member of its cluster: its task, its folder, its settings, and the guards around its server."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +50,7 @@ class Member:
         Raises:
           UnusableError: it cannot be used.
         """
-        task = choose_task(values).with_replication(values.replication)
+        task = dataclasses.replace(choose_task(values), replication=values.replication)
         if task.job_name == "evaluator":
             return cls(values, task, open_train_dir(task, values.train_dir), tf.ConfigProto())
         set_kernel_process_name(f"{task.job_name}-{task.index}")  # as `ps` and `pkill` show it
@@ -74,7 +75,7 @@ class Member:
         wait_until_address_leads_here(self.task, self.timeouts.startup_secs)
         self.connection = Connection(server.target, self.session_config)
         self.watch = Watch(self.task, self.timeouts)
-        host_lists.start_watch(self.task, self.connection)
+        host_lists.start_watch(self.task)
 
     def leave_when_told(self) -> None:
         """End this process, which only serves, after the chief's last word, or when a signal says so."""

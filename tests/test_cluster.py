@@ -169,9 +169,8 @@ def test_a_watch_tells_a_process_that_has_ended_from_a_link_that_is_cut(monkeypa
     for second, found in enumerate(looks):
         life = lives.get(found, "1")
         monkeypatch.setattr(waiting, "life_of", lambda _, life=life: life)
-        watch._lines[ps].num_connections += 1
-        watch._unreachable = {ps: found} if found and found not in lives else {}
-        watch._update(ps, float(second))
+        watch._sightings[ps].line.is_new = True
+        watch._update(ps, found if found and found not in lives else "", float(second))
     assert watch.ended_servers(since=0.5) == (ended and f"ps 0 at a:1 ({ended})")
     assert watch.ended_servers(since=9.0) == ""
 
@@ -180,11 +179,10 @@ def test_a_process_that_was_seen_to_end_ends_no_session_with_the_one_that_follow
     monkeypatch.setattr(waiting.threading.Thread, "start", lambda _: None)  # the test looks itself
     watch = Watch(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
     (ps,) = watch._sightings
-    for second, (reason, life) in enumerate([(None, "1"), ("connection refused", ""), (None, "2"), (None, "2")]):
+    for second, (reason, life) in enumerate([("", "1"), ("connection refused", ""), ("", "2"), ("", "2")]):
         monkeypatch.setattr(waiting, "life_of", lambda _, life=life: life)
-        watch._lines[ps].num_connections += 1
-        watch._unreachable = {ps: reason} if reason else {}
-        watch._update(ps, float(second))
+        watch._sightings[ps].line.is_new = True
+        watch._update(ps, reason, float(second))
     assert watch.ended_servers(since=0.5) == "ps 0 at a:1 (connection refused)"
     assert watch.ended_servers(since=1.5) == "", "that of a session which was made while it was away"
 

@@ -301,10 +301,10 @@ def test_a_worker_that_did_not_hear_the_chief_once_listens_on(local_servers, cap
         with graph.as_default():
             roll_calls.append(RollCall(servers.task("worker", index)))
     chief, worker = roll_calls
-    listen = worker.listen_to_chief
+    listen = worker.listen
 
     def fail_once(_):
-        worker.listen_to_chief = listen
+        worker.listen = listen
         raise tf.errors.DeadlineExceededError(None, None, "too slow")
 
     with servers.worker_session(0, graphs[0]) as session, servers.worker_session(1, graphs[1]) as other_session:
@@ -312,7 +312,7 @@ def test_a_worker_that_did_not_hear_the_chief_once_listens_on(local_servers, cap
         hook = StopWithChiefHook(servers.task("worker", 1), worker, stop_at_accuracy=0.9)
         coord = tf.train.Coordinator()
         hook.after_create_session(other_session, coord)
-        worker.listen_to_chief = fail_once
+        worker.listen = fail_once
         failure = "worker 1 could not hear the chief (DeadlineExceededError: too slow): trying again"
         poll_for(lambda: failure in caplog.text, "slow answer")
         chief.say(session, REACHED)

@@ -1,5 +1,6 @@
 """Tasks that were given other host lists, or cannot go on for another reason, on real servers."""
 
+import json
 import queue
 import re
 import threading
@@ -9,15 +10,15 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from runtime.cluster import host_lists
-from runtime.cluster.boards import PROTOCOL, Board, HostLists, read_board
 from runtime.cluster.connection import Connection
-from runtime.cluster.host_lists import HostListsWatch
+from runtime.cluster.host_lists import PROTOCOL, Board, HostLists, HostListsWatch
 from runtime.cluster.roll_call import TRAINING, RollCall
-from runtime.cluster.task import Peer, Task
+from runtime.cluster.task import Task
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_server_config, make_session_config
 
 PS, WORKERS = ("a:1", "b:2"), ("c:3", "d:4")
+OF_PS = HostLists("ps 0", PS, WORKERS)
 
 
 @pytest.mark.parametrize(
@@ -34,27 +35,30 @@ PS, WORKERS = ("a:1", "b:2"), ("c:3", "d:4")
 def test_the_first_entry_that_differs_is_named_with_both_values(ps_hosts, worker_hosts, difference):
     mine, theirs = HostLists("worker 1", PS, WORKERS), HostLists("ps 0", ps_hosts, worker_hosts)
     remedy = ": give all tasks the same"
-    assert mine.describe_difference(theirs) == (difference and f"worker 1 was given {difference}{remedy}")
+    assert mine.describe_difference("ps 0 at a:1", theirs) == (
+        difference and f"worker 1 was given {difference}{remedy}"
+    )
     in_graph = mine._replace(task="worker 0", replication="in_graph")
     difference = "worker 1 was given between_graph as replication, but worker 0 was given in_graph"
-    assert mine.describe_difference(in_graph) == f"{difference}{remedy}"
+    assert mine.describe_difference("worker 0 at c:3", in_graph) == f"{difference}{remedy}"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ('["ps 0", ["a:1", "b:2"], ["c:3", "d:4"], "between_graph", false]', "an older or unknown one"),  # protocol 1
-        (HostLists("ps 0", PS, WORKERS, protocol=PROTOCOL + 1).to_json(), f"protocol {PROTOCOL + 1}"),
+        (json.dumps(OF_PS._replace(protocol=PROTOCOL + 1)._asdict()), f"protocol {PROTOCOL + 1}"),
         ("no JSON", "an older or unknown one"),
         ('{"protocol": Infinity}', "an older or unknown one"),
+        (json.dumps({**OF_PS._asdict(), "ps_hosts": 5}), "an older or unknown one"),
         (b"\xff", "an older or unknown one"),
-        (HostLists("ps 0", PS, WORKERS).to_json().replace('["a:1"', '5, ["a:1"'), "an older or unknown one"),
+        (json.dumps(OF_PS._asdict()).replace('["a:1"', '5, ["a:1"'), "an older or unknown one"),
     ],
 )
 def test_a_board_that_another_version_has_written_is_said_to_be_one(text, said):
     theirs = HostLists.parse(text, "ps 0")
     line = f"worker 1 speaks protocol {PROTOCOL}, but ps 0 speaks {said}: run the same version of this program"
-    assert HostLists("worker 1", PS, WORKERS).describe_difference(theirs) == f"{line} everywhere"
+    assert HostLists("worker 1", PS, WORKERS).describe_difference("ps 0 at a:1", theirs) == f"{line} everywhere"
 
 
 def test_lists_that_share_one_address_are_those_of_two_clusters():
@@ -84,17 +88,18 @@ def start(name, ps_hosts, worker_hosts):
     job_name, index = name.split()
     task = Task(job_name, int(index), tuple(ps_hosts), tuple(worker_hosts))
     config = make_session_config(task)
-    server = tf.train.Server(tf.train.ClusterSpec(task.jobs), job_name, task.index, config=make_server_config(config))
-    return HostListsWatch(task, Connection(server.target, config))
+    tf.train.Server(tf.train.ClusterSpec(task.jobs), job_name, task.index, config=make_server_config(config))
+    return HostListsWatch(task)
 
 
 def on_board(address):
     """Return what is on the board of the task at an address, once it is up."""
-    return poll_for(lambda: read_board(Peer("task", 0, address)), f"board at {address}")
+    return poll_for(Board(address, "task").read, f"board at {address}")
 
 
 def is_settled(address):
-    return on_board(address).lists.is_settled
+    lists, _ = on_board(address)
+    return lists.is_settled
 
 
 @pytest.mark.parametrize("wrong", ["worker 0", "worker 2"])
@@ -119,7 +124,7 @@ def test_a_task_that_has_ended_has_told_the_others_why(ends):
     chief = start("worker 0", [ps], workers)
     for address in (ps, *workers):
         on_board(address)
-    chief.tell_others("there is no --data_dir")
+    chief.tell("worker 0 has ended: there is no --data_dir")
     for _ in ("ps 0", "worker 1"):
         assert ends.get(timeout=DEADLINE_SECS) == (2, "worker 0 has ended: there is no --data_dir")
     assert ends.empty(), "the first is not told its own verdict"
@@ -129,10 +134,11 @@ def test_tasks_that_train_go_on_and_only_a_late_one_that_differs_ends(ends):
     ps, *workers = (f"localhost:{port}" for port in choose_ports(4))
     start("ps 0", [ps], workers)
     chief = start("worker 0", [ps], workers)
-    task = chief._task
+    task = chief.task
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(task)
-    with Connection(chief._target, make_session_config(task)).session(graph) as session:
+    connection = Connection(f"grpc://{task.address}", make_session_config(task))
+    with connection.session(graph) as session:
         roll_call.say(session, TRAINING)
     poll_for(lambda: is_settled(ps), "word of the chief on the ps")
     start("worker 1", [ps], workers[:2])
@@ -141,8 +147,8 @@ def test_tasks_that_train_go_on_and_only_a_late_one_that_differs_ends(ends):
     last = start("worker 2", [ps], workers)
     for address in (workers[0], workers[2]):
         poll_for(lambda address=address: is_settled(address), "news of the training")
-    last.tell_others("there is no --data_dir")
-    assert [on_board(address).verdict for address in (ps, workers[0])] == ["", ""], "they heard nothing"
+    last.tell("worker 2 has ended: there is no --data_dir")
+    assert [on_board(address)[1] for address in (ps, workers[0])] == ["", ""], "they heard nothing"
     assert ends.empty()
 
 
@@ -157,20 +163,19 @@ def test_a_task_that_meets_another_cluster_ends_its_own_and_leaves_the_other_alo
         used = rf"\w+ \d expects ps 1 at {shared}, but that address is used by another cluster, in which worker 0 was"
         assert re.match(f"{used} given {lists}: ", line), line
         assert status == 2
-    assert on_board(shared).verdict == ""
+    assert on_board(shared)[1] == ""
     assert ends.empty()
 
 
-def test_a_task_whose_own_server_is_slow_asks_again(ends, monkeypatch, caplog):
-    caplog.set_level("INFO")
-    put_given = Board.put_given
+def test_a_task_whose_own_server_is_slow_asks_again(ends, monkeypatch):
+    session_at = host_lists.session_at
 
-    def fail_once(board, lists):
-        monkeypatch.setattr(Board, "put_given", put_given)
+    def fail_once(*_):
+        monkeypatch.setattr(host_lists, "session_at", session_at)
         raise tf.errors.DeadlineExceededError(None, None, "too slow")
 
-    monkeypatch.setattr(Board, "put_given", fail_once)
+    monkeypatch.setattr(host_lists, "session_at", fail_once)
     ps, worker = (f"localhost:{port}" for port in choose_ports(2))
     start("ps 0", [ps], [worker])
-    assert on_board(ps).lists.task == "ps 0"
-    assert "ps 0: its own server did not answer (DeadlineExceededError: too slow): asking again" in caplog.text
+    lists, _ = on_board(ps)
+    assert lists.task == "ps 0"

@@ -4,7 +4,7 @@ import threading
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
-from runtime.cluster.lives import life_of
+from runtime.cluster.connection import life_of
 from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, dismiss_servers
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.launch.ports import choose_ports

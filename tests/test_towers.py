@@ -1,5 +1,6 @@
 """One averaged step of each mode, on real servers, equals what numpy computes from the same examples."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -82,7 +83,7 @@ def assert_close(found, expected):
 def test_in_graph_a_step_averages_a_batch_of_each_worker(local_servers, set_flags):
     set_flags(*FLAGS, "--train_steps=1")
     servers = local_servers(2, 3)
-    task = servers.task("worker", 0).with_replication("in_graph")
+    task = dataclasses.replace(servers.task("worker", 0), replication="in_graph")
     connection = servers.connection("worker", 0)._replace(config=make_session_config(task))
     client = Client(task, connection)
     before = client.read()

@@ -20,12 +20,11 @@ class Agreement:
         with tf.name_scope("agreement/"):
             notes = [Notes(ps.device, "agreement") for ps in task.others("ps")]
             self._published = [of_ps.read([0]) for of_ps in notes]
-            self._text = tf.placeholder(tf.string, [], name="settings")
-            self._publish = [of_ps.write(0, self._text) for of_ps in notes]
+            self._publish = [of_ps.write(0, tf.constant(json.dumps(self._settings))) for of_ps in notes]
 
     def publish(self, session: tf.Session) -> None:
         """Publish the settings of this task, the chief, on every ps."""
-        session.run(self._publish, {self._text: json.dumps(self._settings)})
+        session.run(self._publish)
 
     def check(self, session: tf.Session) -> None:
         """Compare the settings of this task with the published ones, if there are any yet.
@@ -33,17 +32,12 @@ class Agreement:
         Raises:
           UnusableError: they differ.
         """
+        who, remedy = ", but the chief has --", ": give all workers the same"
+        if self._task.is_chief:
+            who = ", but the model on the ps tasks is trained with --"
+            remedy += ", or end the ps tasks and start them again"
         for (text,) in session.run(self._published):
             published = json.loads(text or "{}")
             for name, value in self._settings.items():
-                if published.get(name, value) != value:
-                    self._refuse(name, published[name])
-
-    def _refuse(self, name: str, theirs: str) -> None:
-        what = f"{self._task} has --{name}={self._settings[name]}"
-        if self._task.is_chief:
-            raise UnusableError(
-                f"{what}, but the model on the ps tasks is trained with --{name}={theirs}: give all workers the same,"
-                " or end the ps tasks and start them again"
-            )
-        raise UnusableError(f"{what}, but the chief has --{name}={theirs}: give all workers the same")
+                if (theirs := published.get(name, value)) != value:
+                    raise UnusableError(f"{self._task} has --{name}={value}{who}{name}={theirs}{remedy}")

@@ -15,9 +15,9 @@ from absl import logging
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 
-# The names of the jobs on Vertex.
+# What each job is here.
+JOBS = {job: job for job in ("chief", "worker", "ps", "evaluator")} | {"master": "chief"}
 WORKER_POOLS = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
-JOBS = {"chief", "master", "worker", "ps", "evaluator"}
 KNOWN_KEYS = {"cluster", "task", "model_dir", "session_master", "rpc_layer", "environment", "job"}
 
 
@@ -38,58 +38,47 @@ def discover(environment: Mapping[str, str]) -> Discovery | None:
     """
     for name in ("TF_CONFIG", "CLUSTER_SPEC"):
         if text := environment.get(name, "").strip():
-            return _parse(name, text)
+            try:
+                return _parse(name, json.loads(text))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise UnusableError(
+                    f'{name} is not of the form {{"cluster": {{"ps": [...], "worker": [...]}}, "task": {{"type":'
+                    f' "worker", "index": 0}}}}: {error!r}'
+                ) from error
     return None
 
 
-def _parse(name: str, text: str) -> Discovery | None:
-    try:
-        config = json.loads(text)
-        if not config.get("cluster"):
-            return None
-        _check_keys(name, config)
-        task = config["task"]
-        jobs = {WORKER_POOLS.get(job, job): hosts for job, hosts in config["cluster"].items()}
-        chief = _check_jobs(name, jobs)
-        workers = [*jobs.get(chief, []), *jobs.get("worker", [])]
-        job_name = WORKER_POOLS.get(task["type"], task["type"])
-        index = _read_index(task, jobs.get(job_name, []))
-        if job_name == chief and chief in jobs:
-            job_name = "worker"
-        elif job_name == "worker":
-            index += len(jobs.get(chief, []))
-        return Discovery(Task(job_name, index, tuple(jobs["ps"]), tuple(workers)), str(config.get("model_dir") or ""))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnusableError(
-            f'{name} is not of the form {{"cluster": {{"ps": [...], "worker": [...]}}, "task": {{"type": "worker",'
-            f' "index": 0}}}}: {error!r}'
-        ) from error
+def _parse(name: str, config: Mapping[str, Any]) -> Discovery | None:
+    def check(is_usable: bool, found: str) -> None:
+        if not is_usable:
+            raise UnusableError(f"{name} has {found}")
 
-
-def _check_keys(name: str, config: Mapping[str, Any]) -> None:
-    if session_master := config.get("session_master"):
-        raise UnusableError(f'{name} has "session_master": {session_master!r}: sessions connect to their own servers')
-    if (rpc_layer := config.get("rpc_layer") or "grpc") != "grpc":
-        raise UnusableError(f'{name} has "rpc_layer": {rpc_layer!r}, expected "grpc"')
+    if not config.get("cluster"):
+        return None
+    master, rpc_layer = config.get("session_master"), config.get("rpc_layer") or "grpc"
+    check(not master, f'"session_master": {master!r}: sessions connect to their own servers')
+    check(rpc_layer == "grpc", f'"rpc_layer": {rpc_layer!r}, expected "grpc"')
     if unknown := sorted(set(config) - KNOWN_KEYS):
         logging.info("%s: ignoring %s", name, ", ".join(unknown))
 
+    known, hosts = JOBS | WORKER_POOLS, dict[str, list[str]]()
+    for job, addresses in config["cluster"].items():
+        quoted = f'"{job}": {json.dumps(addresses)}, expected'
+        check(job in known, f"the job {job!r}, expected some of {', '.join(sorted(JOBS))}")
+        check(isinstance(addresses, list), f"{quoted} a list of all its addresses")
+        check(known[job] not in hosts, "both a chief and a master, expected one of them")
+        check(known[job] != "chief" or len(addresses) <= 1, f"{quoted} one address")
+        hosts[known[job]] = addresses
+    check(bool(hosts.get("ps")), f"the jobs {', '.join(hosts)}, and no ps: this script needs one")
 
-def _check_jobs(name: str, jobs: Mapping[str, Any]) -> str:
-    """Check that the jobs can train with parameter servers; return the name of the chief's job."""
-    for job, hosts in jobs.items():
-        if job not in JOBS:
-            raise UnusableError(f"{name} has the job {job!r}, expected some of {', '.join(sorted(JOBS))}")
-        if not isinstance(hosts, list):
-            raise UnusableError(f'{name} has "{job}": {json.dumps(hosts)}, expected a list of all its addresses')
-    if "chief" in jobs and "master" in jobs:
-        raise UnusableError(f"{name} has both a chief and a master, expected one of them")
-    chief = "master" if "master" in jobs else "chief"
-    if len(jobs.get(chief, [])) > 1:
-        raise UnusableError(f'{name} has "{chief}": {json.dumps(jobs[chief])}, expected one address')
-    if not jobs.get("ps"):
-        raise UnusableError(f"{name} has the jobs {', '.join(jobs)}, and no ps: this script needs one")
-    return chief
+    chiefs = hosts.get("chief", [])
+    job = known.get(config["task"]["type"], config["task"]["type"])
+    index = _read_index(config["task"], hosts.get(job, []))
+    if job == "worker":
+        index += len(chiefs)
+    job_name = "worker" if job == "chief" and "chief" in hosts else job
+    task = Task(job_name, index, tuple(hosts["ps"]), (*chiefs, *hosts.get("worker", [])))
+    return Discovery(task, str(config.get("model_dir") or ""))
 
 
 def _read_index(task: Mapping[str, Any], hosts: list[str]) -> int:

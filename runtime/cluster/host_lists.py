@@ -1,35 +1,127 @@
 """Whether all tasks were given the same host lists, and can go on: one that cannot tells the others, and all end."""
 
+import contextlib
 import itertools
+import json
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster.boards import UNKNOWN_PROTOCOL, Board, HostLists, Notice, read_board, read_boards, tell
-from runtime.cluster.connection import Connection
+from runtime.cluster import probes
+from runtime.cluster.connection import session_at
+from runtime.cluster.notes import Notes
+from runtime.cluster.roll_call import ROLL_CALL
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS
-from runtime.errors import UNUSABLE_STATUS, reason
+from runtime.errors import UNUSABLE_STATUS
 from runtime.process import end_process
 from runtime.threads import start_guard
 
-TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell those that have not come yet
-
-_watch: "HostListsWatch | None" = None  # of this process, once its server is up
-
-
-def start_watch(task: Task, connection: Connection) -> None:
-    """Start the `HostListsWatch` of this process, which is `task`."""
-    global _watch
-    _watch = HostListsWatch(task, connection)
+PROTOCOL = 2  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
+UNKNOWN_PROTOCOL = 0  # that of a board which no version since protocol 2 has written
+TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 
 
-def tell_others(message: str) -> None:
-    """Let the other tasks end too, with status 2, unless they train: this one has found its input unusable."""
-    if _watch:
-        _watch.tell_others(message)
+class HostLists(NamedTuple):
+    """The host lists that one task was given. Later versions keep these names: each can say which one the other is."""
+
+    task: str  # such as "worker 0"
+    ps_hosts: Sequence[str]
+    worker_hosts: Sequence[str]
+    replication: str = "between_graph"
+    is_settled: bool = False  # whether the cluster has begun to train, as far as the task knows
+    protocol: int = PROTOCOL
+
+    @classmethod
+    def of(cls, task: Task) -> "HostLists":
+        """Return those of this process, which is `task`."""
+        return cls(str(task), task.ps_hosts, task.worker_hosts, task.replication)
+
+    @classmethod
+    def parse(cls, text: bytes, task: str) -> "HostLists":
+        """Read what is on a board; what no version has written counts as lists of `task` in an unknown protocol."""
+        try:
+            values = json.loads(text)
+            hosts = (tuple(map(str, values[name])) for name in ("ps_hosts", "worker_hosts"))
+            return cls(values["task"], *hosts, values["replication"], values["is_settled"], values["protocol"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return cls(task, (), (), protocol=UNKNOWN_PROTOCOL)
+
+    def entries(self) -> dict[str, str]:
+        """Return what all tasks must be given alike, by name."""
+        lists = {"ps_hosts": self.ps_hosts, "worker_hosts": self.worker_hosts}
+        entries = {f"{name}[{index}]": host for name, hosts in lists.items() for index, host in enumerate(hosts)}
+        return {**entries, "replication": self.replication}
+
+    def is_stranger_to(self, other: "HostLists") -> bool:
+        """Return whether these belong to two clusters that meet at one address: no other address is in both."""
+        mine, theirs = ({*lists.ps_hosts, *lists.worker_hosts} for lists in (self, other))
+        return len(mine & theirs) <= 1
+
+    def describe_difference(self, peer: object, other: "HostLists") -> str:
+        """Return why this task cannot go on with the one that it expects `peer` to be, and what to do, or ""."""
+        if self.protocol != other.protocol:
+            theirs = f"protocol {other.protocol}" if other.protocol != UNKNOWN_PROTOCOL else "an older or unknown one"
+            return (
+                f"{self.task} speaks protocol {self.protocol}, but {other.task} speaks {theirs}: run the same version"
+                " of this program everywhere"
+            )
+        if self.is_stranger_to(other):
+            return (
+                f"{self.task} expects {peer}, but that address is used by another cluster, in which {other.task} was"
+                f" given --ps_hosts={','.join(other.ps_hosts)} and --worker_hosts={','.join(other.worker_hosts)}:"
+                " give one of the two clusters another port, or all tasks of one the same host lists"
+            )
+        given, found = self.entries(), other.entries()
+        for what in given | found:
+            if (mine := given.get(what, "nothing")) != (theirs := found.get(what, "nothing")):
+                difference = f"{self.task} was given {mine} as {what}, but {other.task} was given {theirs}"
+                return f"{difference}: give all tasks the same"
+        return ""
+
+
+class Board:
+    """What a server holds for others to read: the lists that its task was given, and why that task shall end."""
+
+    def __init__(self, address: str, owner: object):
+        """Prepare to use the board of the server at `host:port`, that of `owner`."""
+        self.owner = owner
+        self._address = address
+        with tf.Graph().as_default() as self._graph:
+            self._text = tf.placeholder(tf.string, [])
+            given, verdict = (
+                tf.get_variable(f"host_lists/{name}", [], tf.string, tf.constant_initializer(""))
+                for name in ("given", "different")  # as before protocol 2, so that older tasks are told
+            )
+            self._contents = [given, verdict, Notes("", ROLL_CALL).count()]
+            self._put_given = [given.assign(self._text), verdict.initializer]
+            self._put_verdict = verdict.assign(self._text)
+
+    def read(self) -> tuple[HostLists, str] | None:
+        """Return the lists and the verdict, if any, or None if the server does not answer, or has no lists yet."""
+        if not (contents := self._run(self._contents)):
+            return None
+        given, verdict, num_words = contents
+        lists = HostLists.parse(given, str(self.owner))
+        return lists._replace(is_settled=lists.is_settled or num_words > 0), verdict.decode(errors="replace")
+
+    def put_given(self, lists: HostLists) -> None:
+        """Put up what the task of this server was given, and no verdict."""
+        self._run(self._put_given, json.dumps(lists._asdict()))
+
+    def put_verdict(self, verdict: str) -> None:
+        """Put up why the task of this server shall end."""
+        self._run(self._put_verdict, verdict)
+
+    def _run(self, fetches: Any, text: str = "") -> Any:
+        """Return what the server answers, or None if it does not, since it is slow, gone, or has nothing yet."""
+        with contextlib.suppress(tf.errors.OpError), session_at(self._address, self._graph) as session:
+            return session.run(fetches, {self._text: text})
+        return None
 
 
 def describe_unconfirmed(task: Task) -> str:
@@ -38,107 +130,89 @@ def describe_unconfirmed(task: Task) -> str:
     A ps takes two processes of one name for one that was restarted, and drops the session of the first. So a worker
     asks before it makes a session. The lists may never agree: then a `HostListsWatch` ends this process.
     """
-    given, notices = HostLists.of(task), read_boards(task.servers)
-    unconfirmed = [
-        server for server in task.servers if server not in notices or given.describe_difference(notices[server].lists)
-    ]
-    return f"the host lists of {', '.join(map(str, unconfirmed))} to be those of this task" if unconfirmed else ""
+    given = HostLists.of(task)
+
+    def differs(server: Peer) -> bool:
+        found = Board(server.address, server).read()
+        return not found or bool(given.describe_difference(server, found[0]))
+
+    unconfirmed = [str(server) for server, is_so in probes.ask_all(task.servers, differs).items() if is_so]
+    return f"the host lists of {', '.join(unconfirmed)} to be those of this task" if unconfirmed else ""
 
 
 class HostListsWatch:
     """Ends this process with status 2 when the cluster cannot go on, with the line that says why.
 
-    A task compares its lists with those of the tasks that it needs, as soon as they answer. One that finds a difference
-    tells all others, since nobody knows which side is wrong, and so does one that finds its own input unusable; each
-    looks at its own board for such a verdict. But nobody ends a cluster that trains: from its first step on, a task
-    that comes late with other lists, or cannot go on, ends alone. So does a task that meets another cluster.
+    A task looks at its own board, and at those of the tasks that it needs: every ps and the chief. One that finds other
+    lists there, or its own input unusable, puts a verdict on these boards, where the others find it. But nobody ends a
+    cluster that trains: from its first step on, a task that comes late with other lists, or cannot go on, ends alone.
+    So does a task that meets another cluster.
     """
 
-    def __init__(self, task: Task, connection: Connection):
+    def __init__(self, task: Task):
         """Start to compare the lists of `task`, in a thread."""
-        self._task, self._target = task, connection.target
-        self._given, self._is_up = HostLists.of(task), False
+        self.task, self._given = task, HostLists.of(task)
+        self._own = Board(task.address, task)
+        self._boards = [self._own, *(Board(peer.address, peer) for peer in task.needed)]
         self._is_settled = False
-        self._telling = threading.Lock()  # whoever takes it, this watch or the main thread, ends the process
-        start_guard("host_lists", self._keep_comparing)
+        self._ending = threading.Lock()  # whoever takes it, this watch or the main thread, ends the process
+        start_guard("host_lists", self._watch)
 
-    def tell_others(self, message: str) -> None:
-        """Tell the others what is wrong with this task."""
-        self._tell(f"{self._task} has ended: {message}", TELLING_SECS)
+    def _watch(self) -> None:
+        """Look at one board after the other until the cluster trains."""
+        unseen = set(self._boards)
+        for board in itertools.cycle(self._boards):
+            if found := board.read():
+                unseen.discard(board)
+                self._heed(board, *found)
+            elif board is self._own:
+                self._own.put_given(self._given)
+            if self._is_settled:
+                return self._own.put_given(self._given._replace(is_settled=True))
+            time.sleep(POLL_SECS if unseen else LOOK_SECS)
 
-    def _keep_comparing(self) -> None:
-        while True:
-            try:
-                return self._compare()
-            except tf.errors.OpError as error:  # the server of this task is slow, on a machine that has much to do
-                logging.info("%s: its own server did not answer (%s): asking again", self._task, reason(error))
-                time.sleep(POLL_SECS)
+    def _heed(self, board: Board, theirs: HostLists, verdict: str) -> None:
+        if difference := self._given.describe_difference(board.owner, theirs):
+            self.tell(difference)
+            end_process(UNUSABLE_STATUS, difference)
+        self._is_settled = theirs.is_settled
+        if verdict and not theirs.is_settled:
+            if board is self._own:  # who put it there may have reached no other board
+                self.tell(verdict)
+            else:
+                self._ending.acquire()
+            end_process(UNUSABLE_STATUS, verdict)
 
-    def _compare(self) -> None:
-        """Look at the boards of this task and of those that it needs until the cluster trains."""
-        unseen = set(self._task.needed)
-        with Board(self._target) as own:
-            if not self._is_up:  # putting them up takes down what others have told
-                own.put_given(self._given)
-                self._is_up = True
-            for peer in itertools.cycle(self._task.needed):
-                on_own = own.read()
-                if on_own and on_own.verdict:
-                    self._end(on_own.verdict, telling_secs=0)
-                found = read_board(peer)
-                if found:
-                    self._judge(peer, found)
-                    unseen.discard(peer)
-                self._is_settled = any(notice and notice.lists.is_settled for notice in (on_own, found))
-                if self._is_settled:
-                    return own.put_given(self._given._replace(is_settled=True))
-                time.sleep(POLL_SECS if unseen else LOOK_SECS)
-
-    def _judge(self, peer: Peer, notice: Notice) -> None:
-        """End this process if it cannot go on with what the board of a task says that it needs."""
-        theirs = notice.lists
-        if self._given.is_stranger_to(theirs):
-            self._end(
-                f"{self._task} expects {peer}, but that address is used by another cluster, in which {theirs.task} was"
-                f" given --ps_hosts={','.join(theirs.ps_hosts)} and --worker_hosts={','.join(theirs.worker_hosts)}:"
-                " give one of the two clusters another port, or all tasks of one the same host lists",
-                TELLING_SECS,
-            )
-        if difference := self._given.describe_difference(theirs):
-            self._end(difference, TELLING_SECS)
-        if notice.verdict and not _is_of(notice.verdict, self._task):  # that of its last process may still be there
-            self._end(notice.verdict, telling_secs=0)
-
-    def _end(self, verdict: str, telling_secs: float) -> None:
-        self._tell(verdict, telling_secs)
-        end_process(UNUSABLE_STATUS, verdict)
-
-    def _tell(self, verdict: str, telling_secs: float) -> None:
-        """Tell the other tasks, unless one says that the cluster trains, those too that come within `telling_secs`."""
-        self._telling.acquire()
+    def tell(self, verdict: str) -> None:
+        """Put a verdict on the boards of this cluster for `TELLING_SECS`, unless one says that the cluster trains."""
+        self._ending.acquire()
         if self._is_settled:
             return
-        logging.info("%s: telling the other tasks: %s", self._task, verdict)
-        deadline = time.monotonic() + telling_secs
-        untold = {peer for job in self._task.jobs for peer in self._task.others(job) if not _is_of(verdict, peer)}
+        logging.info("%s: telling the other tasks: %s", self.task, verdict)
+        deadline = time.monotonic() + TELLING_SECS
         while True:
-            notices = read_boards(untold)
-            untold -= notices.keys()
-            members = {peer: notice for peer, notice in notices.items() if self._has_member(notice)}
-            if any(notice.lists.is_settled for notice in members.values()):
+            found = probes.ask_all(self._boards, Board.read)
+            mine = {board: on for board, on in found.items() if on and not self._given.is_stranger_to(on[0])}
+            if any(lists.is_settled for lists, _ in mine.values()):
                 return
-            for peer, notice in members.items():
-                if not notice.verdict:
-                    tell(peer, verdict)
-            if not untold or time.monotonic() > deadline:
+            for board, (_, earlier_verdict) in mine.items():
+                if not earlier_verdict:
+                    board.put_verdict(verdict)
+            if time.monotonic() > deadline:
                 return
             time.sleep(POLL_SECS)
 
-    def _has_member(self, notice: Notice) -> bool:
-        """Return whether a board is that of a task of this cluster that understands a verdict."""
-        return notice.lists.protocol != UNKNOWN_PROTOCOL and not self._given.is_stranger_to(notice.lists)
+
+_watch: HostListsWatch | None = None  # of this process, once its server is up
 
 
-def _is_of(verdict: str, task: Task | Peer) -> bool:
-    """Return whether this task has found out what a verdict says: its name stands first."""
-    return verdict.startswith(f"{task.job_name} {task.index} ")
+def start_watch(task: Task) -> None:
+    """Start the `HostListsWatch` of this process, which is `task`."""
+    global _watch
+    _watch = HostListsWatch(task)
+
+
+def tell_others(message: str) -> None:
+    """Let the other tasks end too, with status 2, unless they train: this one has found its input unusable."""
+    if _watch:
+        _watch.tell(f"{_watch.task} has ended: {message}")

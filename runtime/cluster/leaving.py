@@ -29,7 +29,6 @@ class Departure:
         """Start to listen, to the workers and for signals."""
         self._task, self._connection = task, connection
         self._received: signal.Signals | None = None
-        self._last_words = [Word("", "")] * task.num_clients
         signals.listen(self._note_signal)
         logging.info("%s: serving at %s", task, task.address)
         events.record("serving")
@@ -40,37 +39,30 @@ class Departure:
         self._received = number
         return signals.STOP_SECS + 2  # the workers need theirs
 
-    @property
-    def _is_dismissed(self) -> bool:
-        return self._last_words[0].text == EVALUATED
-
     def _watch_and_leave(self) -> None:
         """Log what each client says whenever that changes, until none needs this task any more; then leave."""
         with tf.Graph().as_default() as graph:
             roll_call = RollCall(self._task)
+        words = [Word("", "")] * self._task.num_clients
         with self._connection.session(graph) as session:
-            while not self._is_dismissed and (not self._received or self._is_needed()):
+            while words[0].text != EVALUATED and not (self._received and self._is_free(words)):
                 time.sleep(POLL_SECS)
-                self._hear(roll_call.listen(session))
-        number = None if self._is_dismissed else self._received
-        unfinished = [f"worker {worker}" for worker, word in enumerate(self._last_words) if word.text in ("", TRAINING)]
+                last_words, words = words, roll_call.listen(session)
+                for worker, word in enumerate(words):
+                    if word != last_words[worker]:
+                        logging.info("%s: worker %d: %s", self._task, worker, word.text)
+                        events.record("heard", worker=worker, text=word.text)
+        number = None if words[0].text == EVALUATED else self._received
+        unfinished = [f"worker {worker}" for worker, word in enumerate(words) if word.text in ("", TRAINING)]
         without = f", without the last word of {', '.join(unfinished)}" if unfinished else ""
         reason = f"{number.name}, and nobody trains" if number else "the chief has evaluated"
         logging.info("%s: %s: leaving%s", self._task, reason, without)
         time.sleep(LINGER_SECS)
         end_process(128 + number if number else 0)
 
-    def _hear(self, words: list[Word]) -> None:
-        for worker, word in enumerate(words):
-            if word != self._last_words[worker]:
-                logging.info("%s: worker %d: %s", self._task, worker, word.text)
-                events.record("heard", worker=worker, text=word.text)
-        self._last_words = words
-
-    def _is_needed(self) -> bool:
-        """Return whether a client that answers trains, or the chief has yet to evaluate."""
-        words = self._last_words
-        workers = [worker for worker in self._task.clients if words[worker.index].text == TRAINING]
-        if words[0].text in (REACHED, TRAINED):
-            workers.append(self._task.clients[0])
-        return len(probes.unreachable(workers)) < len(workers)
+    def _is_free(self, words: list[Word]) -> bool:
+        """Return whether every client has trained, and the chief has evaluated, but for those that do not answer."""
+        awaited = [worker for worker in self._task.clients if words[worker.index].text in (TRAINING, REACHED)]
+        if words[0].text == TRAINED:
+            awaited.append(self._task.clients[0])
+        return len(probes.unreachable(awaited)) == len(awaited)

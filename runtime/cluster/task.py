@@ -61,10 +61,6 @@ class Task:
                 f" the index must be below that"
             )
 
-    def with_replication(self, replication: str) -> "Task":
-        """Return this task in a cluster that is replicated like that."""
-        return dataclasses.replace(self, replication=replication)
-
     @property
     def jobs(self) -> dict[str, tuple[str, ...]]:
         """The addresses of each job, as `tf.train.ClusterSpec` takes them."""

@@ -11,7 +11,7 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster import probes
-from runtime.cluster.lives import life_of
+from runtime.cluster.connection import life_of
 from runtime.cluster.task import Peer, Task
 from runtime.process import end_process
 from runtime.threads import start_guard
@@ -57,13 +57,15 @@ def wait_until_nothing_is_missing(
 
 @dataclasses.dataclass
 class _Sighting:
-    """What the watch last saw of a task."""
+    """What a watch knows of a task."""
 
+    line: probes.Line
     missed_since: float | None
+    reason: str = ""  # why it did not answer at the last look
     was_there: bool = False
     is_lost: bool = False
-    num_connections: int = 0  # to it, so far
-    life: str = ""  # of a server: which process it was
+    life: str = ""  # which process it was, unless that was seen to have ended
+    end: tuple[float, str] = (-math.inf, "")  # when and how a process was last seen to have ended
 
 
 class Watch:
@@ -77,11 +79,8 @@ class Watch:
         """Start to watch over the tasks that `task` needs, in a thread."""
         self.timeouts = timeouts
         self._task = task
-        self._sightings = {peer: _Sighting(missed_since=time.monotonic()) for peer in task.needed}
-        self._lines = {peer: probes.Line(peer.address) for peer in task.needed}
-        self._unreachable: dict[Peer, str] = {}
-        # When a process that runs a part of this task's graph was last seen to have ended, and how that was seen.
-        self._ends = dict.fromkeys([] if task.only_serves else task.servers, (-math.inf, ""))
+        self._sightings = {peer: _Sighting(probes.Line(peer.address), time.monotonic()) for peer in task.needed}
+        self._servers = [] if task.only_serves else task.servers  # whose processes run a part of this task's graph
         self._is_over = threading.Event()
         start_guard("watch", self._watch)
 
@@ -91,53 +90,53 @@ class Watch:
 
     def ended_servers(self, since: float) -> str:
         """Return each server whose process has ended after `since`, as of the last look; what it held is gone."""
-        return probes.describe({server: reason for server, (at, reason) in self._ends.items() if at > since})
+        ends = {server: self._sightings[server].end for server in self._servers}
+        return probes.describe({peer: how for peer, (at, how) in ends.items() if at > since})
 
     def _watch(self) -> None:
         secs = 0.0
         while not self._is_over.wait(secs):
-            unreachable = probes.ask(self._lines)
+            unreachable = probes.ask({peer: seen.line for peer, seen in self._sightings.items()})
             if self._is_over.is_set():  # they may have left meanwhile
                 break
-            self._unreachable = unreachable
-            for peer in self._lines:
-                self._update(peer, time.monotonic())
+            for peer in self._sightings:
+                self._update(peer, unreachable.get(peer, ""), time.monotonic())
             # Look more often while somebody has not come yet, so that nobody comes and goes unseen.
             secs = LOOK_SECS if all(seen.was_there for seen in self._sightings.values()) else POLL_SECS
 
-    def _update(self, peer: Peer, now: float) -> None:
-        seen, num_connections = self._sightings[peer], self._lines[peer].num_connections
-        life = seen.life
-        if peer in self._ends and peer not in self._unreachable and num_connections > seen.num_connections:
+    def _update(self, peer: Peer, reason: str, now: float) -> None:
+        seen = self._sightings[peer]
+        if not reason and seen.line.is_new:
             # However short it was away, another process may answer now, perhaps on another host.
-            is_known = seen.missed_since is not None and self._ends[peer][0] >= seen.missed_since
-            if not (life := life_of(peer)):
-                self._unreachable[peer] = probes.NO_ANSWER
-            elif seen.was_there and life != seen.life and not is_known:
-                self._ends[peer] = (now, "another process answers there")
-        if peer in self._ends and self._unreachable.get(peer) == probes.REFUSED:
-            self._ends[peer] = (now, probes.REFUSED)
-        if peer not in self._unreachable:
+            if life := life_of(peer):
+                if seen.life not in ("", life):
+                    seen.end = (now, "another process answers there")
+                seen.line.is_new, seen.life = False, life
+            else:
+                reason = probes.NO_ANSWER
+        if reason == probes.REFUSED:
+            seen.end, seen.life = (now, probes.REFUSED), ""
+        seen.reason = reason
+        if not reason:
             if seen.is_lost:
                 logging.info("%s: %s is back", self._task, peer)
                 events.record("back", task=f"{peer.job_name} {peer.index}")
-            self._sightings[peer] = _Sighting(None, True, False, num_connections, life)
+            seen.missed_since, seen.was_there, seen.is_lost = None, True, False
         elif seen.missed_since is None:
             seen.missed_since = now  # lost if it is still away at the next look: at the end all tasks leave together
         else:
             if seen.was_there and not seen.is_lost:
-                logging.warning("%s: lost %s (%s)", self._task, peer, self._unreachable[peer])
-                events.record("lost", task=f"{peer.job_name} {peer.index}", reason=self._unreachable[peer])
+                logging.warning("%s: lost %s (%s)", self._task, peer, reason)
+                events.record("lost", task=f"{peer.job_name} {peer.index}", reason=reason)
                 seen.is_lost = True
             secs = now - seen.missed_since
             if secs > (self.timeouts.recovery_secs if seen.was_there else self.timeouts.startup_secs):
                 self._give_up(secs)
 
     def _give_up(self, secs: float) -> None:
-        # Others may have given up just now, for the same reason.
-        now = time.monotonic()
-        long_away = {peer for peer, seen in self._sightings.items() if now - (seen.missed_since or now) > secs / 2}
-        missing = probes.describe({peer: why for peer, why in self._unreachable.items() if peer in long_away})
+        latest = time.monotonic() - secs / 2  # others may have given up just now, for the same reason
+        away = {peer: seen for peer, seen in self._sightings.items() if (seen.missed_since or math.inf) < latest}
+        missing = probes.describe({peer: seen.reason for peer, seen in away.items()})
         remedy = "start what is missing, or correct --ps_hosts and --worker_hosts"
         # The main thread may be inside TensorFlow, where nothing interrupts it.
         end_process(1, f"{self._task} waited {secs:.0f} s for {missing}: {remedy}")

@@ -161,7 +161,7 @@ class EvaluationHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
-        last_word = self._roll_call.listen_to_chief(session).text  # of this task in its last life
+        last_word = self._roll_call.listen(session)[0].text  # of this task in its last life
         if self._stop_at_accuracy is not None and last_word in (REACHED, TRAINED):
             self._has_reached = True  # the others have stopped
             coord.request_stop()

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster import probes
-from runtime.cluster.lives import life_of
+from runtime.cluster.connection import life_of
 from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, Word
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing

@@ -90,7 +90,7 @@ class StopWithChiefHook(tf.train.SessionRunHook):
         start_guard("stop_with_chief", self._listen, session, coord)
 
     def _has_chief_stopped(self, session: tf.Session) -> bool:
-        if self._roll_call.listen_to_chief(session).text not in (REACHED, TRAINED):
+        if self._roll_call.listen(session)[0].text not in (REACHED, TRAINED):
             return False
         logging.info("%s: the chief says that the model is good enough", self._task)
         return True

@@ -71,8 +71,9 @@ def read(train_dir: str) -> Trace:
         except (OSError, ValueError, DecodeError) as error:
             logging.error("the trace goes without %s, which cannot be read: %s", path, error)
         else:
-            for all_runs, of_run in zip(trace, run, strict=True):
-                all_runs.extend(of_run)
+            trace.spans.extend(run.spans)
+            trace.messages.extend(run.messages)
+            trace.unread.extend(run.unread)
     if trace.unread:
         logging.warning(
             "the trace lacks what TensorFlow says in %d labels, such as %r, which have another form than those of 2.21:"
