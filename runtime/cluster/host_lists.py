@@ -46,8 +46,9 @@ class HostLists(NamedTuple):
         """Read what is on a board; what no version has written counts as lists of `task` in an unknown protocol."""
         try:
             values = json.loads(text)
-            hosts = (tuple(map(str, values[name])) for name in ("ps_hosts", "worker_hosts"))
-            return cls(values["task"], *hosts, values["replication"], values["is_settled"], values["protocol"])
+            ps_hosts, worker_hosts = (tuple(map(str, values[name])) for name in ("ps_hosts", "worker_hosts"))
+            settings = values["replication"], values["is_settled"], values["protocol"]
+            return cls(values["task"], ps_hosts, worker_hosts, *settings)
         except (ValueError, TypeError, KeyError, RecursionError):
             return cls(task, (), (), protocol=UNKNOWN_PROTOCOL)
 
