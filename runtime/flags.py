@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from runtime.data import download
-from runtime.data.sharding import SHARDINGS
+from runtime.data.streams import SHARDINGS
 from runtime.machine import gpus
 from runtime.session import profiling
 from runtime.updates import placement
