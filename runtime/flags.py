@@ -55,11 +55,7 @@ def _define_folders() -> None:
     flags.DEFINE_string("export_dir", "", "folder for the finished model as a SavedModel; empty: it is not exported")
     flags.register_validator("data_dir", bool, "it must name a folder")
     for name in ("data_dir", "train_dir", "export_dir"):
-        flags.register_validator(
-            name,
-            lambda folder: not folder.startswith("~"),
-            "~ is only understood by a shell, and only at the start of a word: write $HOME",
-        )
+        flags.register_validator(name, lambda folder: not folder.startswith("~"), download.TILDE)
         flags.register_validator(name, _is_text, "it must be UTF-8, as TensorFlow expects of every path")
 
 

