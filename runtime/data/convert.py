@@ -1,18 +1,17 @@
 """Converts a data set into TFRecord files. The result appears whole, by a rename, or not at all."""
 
 import argparse
-import contextlib
-import fcntl
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 
-from runtime.data import download, tfrecords
+from runtime.data import download
 from runtime.data.streams import Columns
+from runtime.data.tfrecords import UNFINISHED, name_of
 from runtime.errors import UNUSABLE_STATUS, UnusableError, refuse_url
 
 NUM_TEST_SHARDS = 1  # who tests reads all test examples into memory
@@ -31,44 +30,22 @@ def convert(load: Load, data_dir: str, output_dir: str, num_shards: int) -> None
     """
     refuse_url("output_dir", output_dir)
     output_dir = os.path.abspath(output_dir)
+    unfinished = output_dir + UNFINISHED
     if os.path.exists(output_dir):
         raise UnusableError(f"{output_dir} is there already: remove it, or give another --output_dir")
     try:
-        with _make_unfinished(output_dir) as folder:
+        os.makedirs(unfinished)
+        try:
             for split, count in (("train", num_shards), ("t10k", NUM_TEST_SHARDS)):
-                _write(load(data_dir, split), folder, split, count)
-            os.rename(folder, output_dir)
+                _write(load(data_dir, split), unfinished, split, count)
+            os.rename(unfinished, output_dir)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    except FileExistsError as error:
+        raise UnusableError(f"{unfinished} is there: another process converts, or was killed: remove it") from error
     except (OSError, tf.errors.OpError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.message
         raise UnusableError(f"{output_dir} cannot be written: {reason}") from error
-
-
-@contextlib.contextmanager
-def _make_unfinished(output_dir: str) -> Iterator[str]:
-    """Make an empty folder beside `output_dir`, for this process alone; it goes away if it is not renamed.
-
-    A process that is killed leaves its folder behind, and the next one begins it anew.
-    """
-    folder = output_dir + tfrecords.UNFINISHED
-    os.makedirs(folder, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        descriptor = os.open(folder, os.O_RDONLY)
-        stack.callback(os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UnusableError(f"another process converts into {folder}: wait for it, or end it") from error
-        except OSError as error:  # some network file systems know no locks
-            print(f"{folder} cannot be locked ({error.strerror}): let no other process convert there", file=sys.stderr)
-        names = os.listdir(folder)
-        if foreign := [name for name in names if not tfrecords.NAME.fullmatch(name)]:
-            raise UnusableError(
-                f"{folder} has {foreign[0]}, which no conversion has left: move it, or remove the folder"
-            )
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        for name in names:
-            os.remove(os.path.join(folder, name))
-        yield folder
 
 
 def _write(columns: Columns, folder: str, split: str, num_shards: int) -> None:
@@ -77,7 +54,7 @@ def _write(columns: Columns, folder: str, split: str, num_shards: int) -> None:
     if num_examples < num_shards:
         raise UnusableError(f"{num_examples} examples of {split} cannot fill {num_shards} shards: give fewer")
     for index in range(num_shards):
-        path = os.path.join(folder, tfrecords.name_of(split, index, num_shards))
+        path = os.path.join(folder, name_of(split, index, num_shards))
         with tf.io.TFRecordWriter(path) as writer:
             for example in zip(*(column[index::num_shards] for column in columns), strict=True):
                 writer.write(b"".join(part.tobytes() for part in example))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from runtime.errors import UnusableError
 
 SUFFIX = ".tfrecord"
-UNFINISHED = ".unfinished"  # at the end of the name of a folder into which something is being converted
+UNFINISHED = ".unfinished"  # at the end of the name of a folder into which a process converts
 NAME = re.compile(r"(?P<split>\w+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.tfrecord")
 # A record is its length, 8 bytes, the CRC of these, 4 bytes, the example, and the CRC of that, 4 bytes.
 # https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
