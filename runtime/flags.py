@@ -6,7 +6,7 @@ from absl import flags
 
 from runtime.data import download
 from runtime.data.streams import SHARDINGS
-from runtime.machine import gpus
+from runtime.machine.session_config import are_gpus
 from runtime.session import profiling
 from runtime.updates import placement
 from runtime.updates.mode import EXCHANGE_DTYPES, OPTIMIZERS
@@ -38,7 +38,7 @@ def _define_cluster() -> None:
     flags.DEFINE_list("ps_hosts", "localhost:2222", "comma-separated host:port of the ps tasks")
     flags.DEFINE_list("worker_hosts", "localhost:2223,localhost:2224", "comma-separated host:port of the workers")
     flags.DEFINE_string("gpus", "auto", "the GPUs of each host for its workers: auto for all, none, or some, as in 0,2")
-    flags.register_validator("gpus", gpus.is_valid, "it is auto, none, or numbers of GPUs, such as 0,2")
+    flags.register_validator("gpus", are_gpus, "it is auto, none, or numbers of GPUs, such as 0,2")
 
 
 def _define_folders() -> None:
