@@ -17,16 +17,15 @@ set -eu
 
 trap 'exit 131' QUIT # bash would ignore it
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-setup=() # bash 3.2, which macOS has, takes an empty array for an unset variable
+locked=""
 for argument; do
   case "$argument" in
     -h | -help | --h | --help)
       sed -n '3,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
       exit
       ;;
-    -locked | --locked) setup+=(--locked) ;;
+    -locked | --locked) locked=--locked ;;
   esac
 done
-if [[ -t 2 ]]; then setup+=(--progress); fi
-python="$("$here/runtime/launch/venv.sh" ${setup[@]+"${setup[@]}"} requirements.txt)" || exit
+python="$("$here/runtime/launch/venv.sh" ${locked:+"$locked"} requirements.txt)" || exit
 exec "$python" "$here/runtime/launch" "$@"

@@ -9,6 +9,7 @@ has used at most.
 
 import argparse
 import itertools
+import math
 import pathlib
 import re
 import shutil
@@ -16,7 +17,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
 
@@ -24,7 +24,6 @@ from runtime import environment  # noqa: F401  # first: it sets what TensorFlow 
 
 # isort: split
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 import mnist_input
@@ -45,22 +44,22 @@ SHIFTS = sorted(itertools.product(range(-3, 5), repeat=2), key=lambda shift: max
 LAST_LINE = r"test accuracy (\d\.\d+) .* in \d+\.\d s, (\d+) examples/s\n"
 
 
-def read_shifted(num_examples: int) -> convert.PartReader:
-    """Return what reads MNIST again and again, shifted by some pixels, until it has `num_examples` to train on."""
+def load_shifted(num_examples: int) -> convert.Load:
+    """Return what loads MNIST again and again, shifted by some pixels, until it has `num_examples` to train on."""
 
-    def read(data_dir: str, split: str) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
+    def load(data_dir: str, split: str) -> mnist_input.Examples:
+        examples = mnist_input.load(data_dir, split)
         if split != "train":
-            yield from mnist_input.read_records(data_dir, split)
-            return
-        examples, num_missing = mnist_input.load(data_dir, split), num_examples
-        images = examples.images.reshape(-1, *mnist_input.IMAGE_SHAPE)
-        for shift in SHIFTS:
-            shifted = np.roll(images, shift, axis=(1, 2)).reshape(-1, mnist_input.NUM_PIXELS)[:num_missing]
-            if len(shifted):
-                yield np.concatenate([shifted, examples.labels[: len(shifted), None]], axis=1), num_examples
-            num_missing -= len(shifted)
+            return examples
+        shifts = SHIFTS[: math.ceil(num_examples / len(examples.images))]
+        images = np.empty([len(shifts), *examples.images.shape], np.uint8)
+        for copy, shift in zip(images, shifts, strict=True):
+            shifted = np.roll(examples.images.reshape(-1, *mnist_input.IMAGE_SHAPE), shift, axis=(1, 2))
+            copy[:] = shifted.reshape(copy.shape)
+        labels = np.tile(examples.labels, len(shifts))
+        return mnist_input.Examples(images.reshape(-1, mnist_input.NUM_PIXELS)[:num_examples], labels[:num_examples])
 
-    return read
+    return load
 
 
 def train(data_dir: str, sharding: str, train_steps: int) -> tuple[float, float, float]:
@@ -126,7 +125,7 @@ def main() -> None:
     folder = tempfile.mkdtemp()
     try:
         files = f"{folder}/shards"
-        convert.convert(read_shifted(arguments.examples), data_dir, files, NUM_SHARDS)
+        convert.convert(load_shifted(arguments.examples), data_dir, files, NUM_SHARDS)
         in_blocks, one_by_one = time_reading(files)
         of_files = f"{arguments.examples:,} in {NUM_SHARDS} files".replace(",", " ")
         kinds = [

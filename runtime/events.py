@@ -102,16 +102,12 @@ class _Recorder:
 
 def read_lines(path: str) -> list[dict[str, Any]]:
     """Return the JSON lines of a file that tasks write, by time, without what is no such line, as half of one."""
-    entries = []
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(entry, dict) and isinstance(entry.get("unix_secs"), float | int):
-                    entries.append(entry)
-    except FileNotFoundError:
-        pass
+    entries, lines = [], list[str]()
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
+        lines = file.readlines()
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and isinstance(entry.get("unix_secs"), float | int):
+                entries.append(entry)
     return sorted(entries, key=lambda entry: entry["unix_secs"])

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from absl import flags
 
 from runtime.data import download
-from runtime.data.sharding import SHARDINGS
-from runtime.machine import gpus
+from runtime.data.streams import SHARDINGS
+from runtime.machine.session_config import are_gpus
 from runtime.monitoring import profiling
 from runtime.updates import placement
 from runtime.updates.mode import EXCHANGE_DTYPES, OPTIMIZERS
@@ -38,7 +38,7 @@ def _define_cluster() -> None:
     flags.DEFINE_list("ps_hosts", "localhost:2222", "comma-separated host:port of the ps tasks")
     flags.DEFINE_list("worker_hosts", "localhost:2223,localhost:2224", "comma-separated host:port of the workers")
     flags.DEFINE_string("gpus", "auto", "the GPUs of each host for its workers: auto for all, none, or some, as in 0,2")
-    flags.register_validator("gpus", gpus.is_valid, "it is auto, none, or numbers of GPUs, such as 0,2")
+    flags.register_validator("gpus", are_gpus, "it is auto, none, or numbers of GPUs, such as 0,2")
 
 
 def _define_folders() -> None:
@@ -55,11 +55,7 @@ def _define_folders() -> None:
     flags.DEFINE_string("export_dir", "", "folder for the finished model as a SavedModel; empty: it is not exported")
     flags.register_validator("data_dir", bool, "it must name a folder")
     for name in ("data_dir", "train_dir", "export_dir"):
-        flags.register_validator(
-            name,
-            lambda folder: not folder.startswith("~"),
-            "~ is only understood by a shell, and only at the start of a word: write $HOME",
-        )
+        flags.register_validator(name, lambda folder: not folder.startswith("~"), download.TILDE)
         flags.register_validator(name, _is_text, "it must be UTF-8, as TensorFlow expects of every path")
 
 
@@ -97,11 +93,7 @@ def _define_training(models: Sequence[str]) -> None:
         lambda values: (values["warmup_steps"] or 0) < values["train_steps"],
         "it must be below --train_steps",
     )
-    flags.register_multi_flags_validator(
-        ["replicas_to_aggregate", "sync_replicas"],
-        lambda values: values["replicas_to_aggregate"] is None or values["sync_replicas"],
-        "it needs --sync_replicas",
-    )
+    _refuse_without("replicas_to_aggregate", "sync_replicas")
     flags.register_multi_flags_validator(
         ["replication", "sync_replicas", "local_steps"],
         lambda values: (
@@ -128,10 +120,13 @@ def _define_evaluation() -> None:
     """Define evaluation while the workers train."""
     flags.DEFINE_float("eval_every_secs", None, "period of the chief's evaluations; default: only at the end", 0.1)
     flags.DEFINE_float("stop_at_accuracy", None, "end training when an evaluation reaches this test accuracy", 0, 1)
+    _refuse_without("stop_at_accuracy", "eval_every_secs")
+
+
+def _refuse_without(name: str, other: str) -> None:
+    """Let one flag be given only with another."""
     flags.register_multi_flags_validator(
-        ["stop_at_accuracy", "eval_every_secs"],
-        lambda values: values["stop_at_accuracy"] is None or values["eval_every_secs"] is not None,
-        "it needs --eval_every_secs",
+        [name, other], lambda values: values[name] is None or values[other], f"it needs --{other}"
     )
 
 

@@ -61,7 +61,7 @@ class _Writer:
         for file in (1, STDERR):
             with contextlib.suppress(OSError):  # it is closed
                 self._ways[file] = _keep_from_waiting(file)
-        self._lines: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._lines: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=MAX_LINES)
         self._num_lost = 0
         self._is_writing = self._is_cut = False  # cut: the last line has no end
         self._changed = threading.Condition()
@@ -69,9 +69,7 @@ class _Writer:
 
     def add(self, file: int, line: bytes) -> None:
         with self._changed:
-            if len(self._lines) == MAX_LINES:
-                self._lines.popleft()
-                self._num_lost += 1
+            self._num_lost += len(self._lines) == MAX_LINES
             self._lines.append((file, line))
             self._changed.notify_all()
 
@@ -81,7 +79,13 @@ class _Writer:
 
     def _keep_writing(self) -> None:
         while True:
-            file, line, num_lost = self._take()
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._lines)
+                self._is_writing = True
+                num_lost, self._num_lost = self._num_lost, 0
+                file, line = self._lines.popleft()
             lost = f"{num_lost} lines are missing here: nobody read, or there was no room\n"
             if num_lost and not self._write(STDERR, lost.encode()):
                 num_lost = 0
@@ -90,16 +94,6 @@ class _Writer:
                 self.add(STDERR, f"standard output cannot be written ({error.strerror}): ".encode() + line)
             with self._changed:
                 self._num_lost += num_lost + bool(error and file == STDERR)
-
-    def _take(self) -> tuple[int, bytes, int]:
-        """Wait for a line, and return its file, the line, and how many were lost before it."""
-        with self._changed:
-            self._is_writing = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._lines)
-            self._is_writing = True
-            num_lost, self._num_lost = self._num_lost, 0
-            return *self._lines.popleft(), num_lost
 
     def _write(self, file: int, line: bytes) -> OSError | None:
         """Write a line, below one that was cut, and return what prevents that."""

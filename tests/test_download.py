@@ -58,12 +58,13 @@ def test_missing_files_are_fetched(tmp_path, monkeypatch, mirror):
     assert read_all(tmp_path / "new" / "data") == CONTENTS
 
 
-@pytest.mark.parametrize("show_progress", [True, False])
-def test_the_bytes_are_shown_on_request(tmp_path, monkeypatch, mirror, capsys, show_progress):
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_bytes_are_shown_on_a_terminal(tmp_path, monkeypatch, mirror, capsys, is_terminal):
     monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
-    download.fetch(str(tmp_path / "data"), show_progress)
+    monkeypatch.setattr(os, "isatty", lambda _: is_terminal)
+    download.fetch(str(tmp_path / "data"))
     lines = [line for line in capsys.readouterr().err.split("\n") if " MB" in line]
-    assert lines == ([f"\r{name}: 0.0 of 0.0 MB" for name in CONTENTS] if show_progress else [])
+    assert lines == ([f"\r{name}: 0.0 of 0.0 MB" for name in CONTENTS] if is_terminal else [])
 
 
 def test_files_that_are_there_are_not_touched(tmp_path, monkeypatch, mirror):

@@ -9,12 +9,12 @@ import pytest
 
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
+from runtime.launch.ports import choose_ports
 from runtime.machine import session_config
-from runtime.machine.gpus import choose_gpus
 from runtime.machine.memory import release_free_memory
-from runtime.machine.port import check_port_is_free, warn_if_reachable
+from runtime.machine.port import check_address
 from runtime.machine.priority import lower_priority
-from runtime.machine.session_config import make_session_config
+from runtime.machine.session_config import choose_gpus, make_session_config
 
 PS = ("a:1", "b:2")
 WORKERS = ("c:3", "d:4", "e:5")
@@ -38,21 +38,22 @@ def test_a_task_waits_only_for_tasks_that_it_talks_to():
         ("3,1,0", 4, [[3], [1], [0], [3, 1, 0]]),
     ],
 )
-def test_the_workers_of_a_host_share_out_its_gpus_by_their_order(gpus, num_gpus, shares):
+def test_the_workers_of_a_host_share_out_its_gpus_by_their_order(monkeypatch, gpus, num_gpus, shares):
+    monkeypatch.setattr(session_config, "count_gpus", lambda: num_gpus)
     workers = ("h:1", "h:2", "h:3", "other:1")
-    chosen = [choose_gpus(Task("worker", i, PS, workers), gpus, lambda: num_gpus) for i in range(len(workers))]
+    chosen = [choose_gpus(Task("worker", i, PS, workers), gpus) for i in range(len(workers))]
     assert chosen == shares
 
 
-def test_a_ps_takes_no_gpu_and_does_not_even_look_for_one():
-    ps = Task("ps", 0, PS, WORKERS)
-    assert choose_gpus(ps, "auto", lambda: pytest.fail("it looks")) == []
-    assert make_session_config(ps).device_count == {"GPU": 0}
+def test_a_ps_takes_no_gpu_and_does_not_even_look_for_one(monkeypatch):
+    monkeypatch.setattr(session_config, "count_gpus", lambda: pytest.fail("it looks"))
+    assert make_session_config(Task("ps", 0, PS, WORKERS), "auto").device_count == {"GPU": 0}
 
 
-def test_a_gpu_that_the_host_lacks_is_named():
+def test_a_gpu_that_the_host_lacks_is_named(monkeypatch):
+    monkeypatch.setattr(session_config, "count_gpus", lambda: 2)
     with pytest.raises(UnusableError, match=r"--gpus=0,2, but worker 1 finds 2 GPUs on its host: there is no GPU 2"):
-        choose_gpus(Task("worker", 1, PS, WORKERS), "0,2", lambda: 2)
+        choose_gpus(Task("worker", 1, PS, WORKERS), "0,2")
 
 
 def test_a_worker_uses_its_gpus_and_as_much_of_their_memory_as_it_needs(monkeypatch):
@@ -68,11 +69,11 @@ def test_a_port_in_use_is_named_and_so_is_the_process():
         port = server.getsockname()[1]
         task = Task("ps", 0, (f"localhost:{port}",), WORKERS)
         with pytest.raises(UnusableError) as error:
-            check_port_is_free(task)
+            check_address(task)
         this = f"process {os.getpid()}, {shlex.join(psutil.Process().cmdline())}"
         in_use = f"ps 0 cannot listen on port {port} of localhost:{port}: Address already in use ({this});"
         assert str(error.value).startswith(in_use)
-    check_port_is_free(task)
+    check_address(task)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,9 @@ def test_a_port_in_use_is_named_and_so_is_the_process():
     [("localhost", False), ("127.0.0.1", False), ("[::1]", False), ("10.1.2.3", True), ("no.such.host.invalid", True)],
 )
 def test_a_task_that_others_can_reach_says_so(caplog, host, warns):
-    warn_if_reachable(Task("ps", 0, (f"{host}:2222",), WORKERS))
-    line = f"ps 0: whoever can reach {host}:2222, by any interface, can read and change everything"
+    (port,) = choose_ports(1)
+    check_address(Task("ps", 0, (f"{host}:{port}",), WORKERS))
+    line = f"ps 0: whoever can reach {host}:{port}, by any interface, can read and change everything"
     assert (line in caplog.text) == warns
 
 

@@ -87,22 +87,10 @@ def rewrite(change):
 )
 def test_an_unusable_file_is_refused(tmp_path, data_dir, name, damage, message):
     damage(tmp_path / name)
-    for read in (mnist_input.load, lambda *split: list(mnist_input.read_records(*split))):
-        with pytest.raises(mnist_input.DataError) as error:
-            read(data_dir, "train")
-        assert f"{tmp_path}/{name}" in str(error.value)
-        assert message in str(error.value)
-
-
-@pytest.mark.parametrize("part_size", [1, 2, 3, 4])
-def test_records_come_in_parts(data_dir, monkeypatch, part_size):
-    monkeypatch.setattr(mnist_input, "PART_SIZE", part_size)
-    parts = list(mnist_input.read_records(data_dir, "train"))
-    assert {num_examples for _, num_examples in parts} == {3}
-    assert max(len(records) for records, _ in parts) == min(part_size, 3)
-    read = mnist_input.split_records(np.concatenate([records for records, _ in parts]))
-    for column, expected in zip(read, mnist_input.load(data_dir, "train"), strict=True):
-        np.testing.assert_array_equal(column, expected)
+    with pytest.raises(mnist_input.DataError) as error:
+        mnist_input.load(data_dir, "train")
+    assert f"{tmp_path}/{name}" in str(error.value)
+    assert message in str(error.value)
 
 
 def test_pixels_become_floats_from_0_to_1():

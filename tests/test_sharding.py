@@ -18,14 +18,13 @@ NUM_EXAMPLES, BATCH_SIZE = 400, 5
 IMAGES = np.zeros((NUM_EXAMPLES, 784), np.uint8)
 IMAGES[:, 0], IMAGES[:, 1] = np.divmod(np.arange(NUM_EXAMPLES), 256)
 EXAMPLES = mnist_input.Examples(IMAGES, np.zeros(NUM_EXAMPLES, np.uint8))
-RECORDS = np.concatenate([IMAGES, EXAMPLES.labels[:, None]], axis=1)
 
 
 @pytest.fixture
 def sources(tmp_path):
     """The same examples in memory and in files."""
     folder = str(tmp_path / "shards")
-    convert.convert(lambda *_: iter([(RECORDS, NUM_EXAMPLES)]), "", folder, 3)
+    convert.convert(lambda *_: EXAMPLES, "", folder, 3)
     return {"memory": MemorySource(EXAMPLES), "files": open_source(folder, "train", mnist_input)}
 
 

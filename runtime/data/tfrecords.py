@@ -1,6 +1,5 @@
 """TFRecord files whose records have one length: their names, what frames a record, and a first look at each file."""
 
-import functools
 import os
 import re
 import struct
@@ -10,12 +9,16 @@ from typing import NamedTuple
 from runtime.errors import UnusableError
 
 SUFFIX = ".tfrecord"
-UNFINISHED = ".unfinished"  # at the end of the name of a folder into which something is being converted
+UNFINISHED = ".unfinished"  # at the end of the name of a folder into which a process converts
 NAME = re.compile(r"(?P<split>\w+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.tfrecord")
 # A record is its length, 8 bytes, the CRC of these, 4 bytes, the example, and the CRC of that, 4 bytes.
 # https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
 HEADER_BYTES, FOOTER_BYTES = 12, 4
 REMEDY = "convert again, or copy it again"
+
+_CRC_TABLE = list(range(256))  # becomes the CRC-32C (Castagnoli) of each byte
+for _ in range(8):
+    _CRC_TABLE = [(crc >> 1) ^ (0x82F63B78 if crc & 1 else 0) for crc in _CRC_TABLE]
 
 
 class Shard(NamedTuple):
@@ -81,33 +84,24 @@ def _look_at(path: str, record_bytes: int) -> Shard:
             last = file.read(framed_bytes)
     except OSError as error:
         raise UnusableError(f"{path} cannot be read: {error.strerror}") from error
-    if first[:HEADER_BYTES] != make_header(record_bytes):
+    header = make_header(record_bytes)
+    if first[:HEADER_BYTES] != header:
         raise UnusableError(f"{path} does not begin with a record of {record_bytes} bytes: {REMEDY}")
     if num_bytes % framed_bytes:
         raise UnusableError(
             f"{path} has {num_bytes} bytes, expected a multiple of {framed_bytes}, which a record takes: {REMEDY}"
         )
     for which, framed in (("first", first), ("last", last)):
-        is_whole = framed[:HEADER_BYTES] == make_header(record_bytes)
-        if not is_whole or framed[-FOOTER_BYTES:] != _masked_crc(framed[HEADER_BYTES:-FOOTER_BYTES]):
+        if framed != header + framed[HEADER_BYTES:-FOOTER_BYTES] + _masked_crc(framed[HEADER_BYTES:-FOOTER_BYTES]):
             raise UnusableError(f"{path}: the {which} record is damaged: {REMEDY}")
     sample = f"{os.path.basename(path)} {num_bytes}".encode() + first + last
     return Shard(path, num_bytes // framed_bytes, zlib.crc32(sample))
 
 
-@functools.cache
-def _crc_table() -> list[int]:
-    """Return the CRC-32C (Castagnoli) of each byte."""
-    table = list(range(256))
-    for _ in range(8):
-        table = [(crc >> 1) ^ (0x82F63B78 if crc & 1 else 0) for crc in table]
-    return table
-
-
 def _masked_crc(content: bytes) -> bytes:
     """Return the masked CRC-32C of a TFRecord."""
-    table, crc = _crc_table(), 0xFFFFFFFF
+    crc = 0xFFFFFFFF
     for byte in content:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     crc ^= 0xFFFFFFFF
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,68 +1,78 @@
-"""The first half of the launcher: get this machine ready, and become the second half, which runs the cluster.
+"""`python runtime/launch ARGUMENT...`, as `run_local_cluster.sh` calls it, runs a cluster on this machine.
 
-`run_local_cluster.sh` calls it as `python runtime/launch ARGUMENT...`, in a Python that has the packages.
+It gets the machine ready, and starts itself again in a private network. There it imports TensorFlow once, and forks a
+process for each task: so twenty start as soon as one.
 """
 
 import signal
 
-# Ctrl-C ends this process without the traceback of an import.
+# Ctrl-C ends this process at once, without the traceback of an import, until there is something to end in order.
 is_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell may ignore it
 if is_interruptible:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import contextlib
 import datetime
+import fcntl
+import importlib
 import logging
 import os
 import pathlib
 import subprocess
 import sys
+from types import ModuleType
+from typing import NoReturn
 
-PROJECT = pathlib.Path(__file__).parents[2]
+LAUNCH = pathlib.Path(__file__).parent
+PROJECT = LAUNCH.parents[1]
 sys.path[0] = str(PROJECT)
 
 from runtime.data import download
 from runtime.launch.options import HELP, Options, parse, refuse, say
+from runtime.launch.supervisor import Supervisor
+from runtime.launch.tasks import fork
 
+SCRIPT = "distributed"  # the module that each task runs
+READY = "--ready"  # the first argument of the second half
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 
 
 def main() -> None:
-    """Fetch the data, start TensorBoard, make the private network, and run the cluster there."""
-    open_standard_files()
-    options = parse(sys.argv[1:])
-    if any(map(HELP.match, options.flags)):
-        script = str(PROJECT / "distributed.py")
-        subprocess.run([sys.executable, script, *filter(HELP.match, options.flags)])
+    """Get ready, start again in a private network, and run the cluster there."""
+    if sys.argv[1:2] == [READY]:
+        del sys.argv[1]
+        run_cluster(parse(sys.argv[1:]))
+    if is_interruptible:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what is fetched is cleared away
+    try:
+        get_ready(parse(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def get_ready(options: Options) -> None:
+    """Fetch the data, start TensorBoard, and become the second half, in a private network where there can be one."""
+    # No file that is opened may take the place of a standard stream that is closed.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # it takes the lowest number that is free
+        os.set_inheritable(descriptor, True)
+    if asked := list(filter(HELP.match, options.flags)):
+        subprocess.run([sys.executable, str(PROJECT / "distributed.py"), *asked])
         return
-    fetch_data(options.data_dir)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        download.fetch(options.data_dir)
+    except download.DownloadError as error:
+        refuse(str(error))
     arguments, train_dir = sys.argv[1:], options.train_dir
     if not train_dir:
         train_dir = make_run_folder()
         arguments.append(f"--train_dir={train_dir}")
     if options.tensorboard:
         start_tensorboard(train_dir, options)
-    command = [sys.executable, str(PROJECT / "runtime" / "launch" / "cluster.py"), *arguments]
+    command = [sys.executable, str(LAUNCH), READY, *arguments]
     if not options.no_isolation:
         command = isolate(command)
     os.execvp(command[0], command)
-
-
-def open_standard_files() -> None:
-    """Let no file that is opened take the place of a standard stream that is closed."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest number that is free
-
-
-def fetch_data(data_dir: str) -> None:
-    """Fetch MNIST, unless the folder has data."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        download.fetch(data_dir, show_progress=sys.stderr.isatty())
-    except download.DownloadError as error:
-        refuse(str(error))
 
 
 def make_run_folder() -> str:
@@ -80,12 +90,11 @@ def make_run_folder() -> str:
 
 def start_tensorboard(train_dir: str, options: Options) -> None:
     """Start TensorBoard, which only reads files, outside of the cluster's network, where a browser finds it."""
-    arguments = ["--locked"] * options.locked + ["--progress"] * sys.stderr.isatty()
-    install = [str(PROJECT / "runtime" / "launch" / "venv.sh"), *arguments, "runtime/launch/tensorboard.txt"]
+    install = [str(LAUNCH / "venv.sh"), *["--locked"] * options.locked, "runtime/launch/tensorboard.txt"]
     if subprocess.run(install, stdout=subprocess.DEVNULL).returncode:
         say("TensorBoard cannot be installed: this run goes on without")
         return
-    board = [sys.executable, str(PROJECT / "runtime" / "launch" / "board.py"), train_dir, str(os.getpid())]
+    board = [sys.executable, str(LAUNCH / "board.py"), train_dir, str(os.getpid())]
     subprocess.Popen(board, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -95,21 +104,58 @@ def isolate(command: list[str]) -> list[str]:
     A server of TensorFlow listens on every interface and runs whatever it is sent.
     """
     os.environ["PATH"] += ":/usr/sbin:/sbin"  # where ip is, for users other than root
-    try:
-        is_possible = not subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True).returncode
-    except FileNotFoundError:
-        is_possible = False
-    if is_possible:
-        return [*UNSHARE, "sh", "-c", 'ip link set lo up && exec "$0" "$@"', *command]
+    with contextlib.suppress(FileNotFoundError):
+        if not subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
+            return [*UNSHARE, "sh", "-c", 'ip link set lo up && exec "$0" "$@"', *command]
     why = "no private network here (it takes unshare and ip)"
     say(f"{why}: whoever reaches this machine's ports can use the cluster")
     return command
 
 
-if __name__ == "__main__":
-    if is_interruptible:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # what is fetched is cleared away
+def run_cluster(options: Options) -> NoReturn:
+    """Check the flags, make the folder, run the cluster in it, and end this process when all tasks have ended."""
+    options = options._replace(train_dir=os.path.abspath(options.train_dir))
+    say("loading TensorFlow")
+    script = import_quietly(SCRIPT)
+    # The flags of a process can be parsed once, and each task does that itself.
+    check = fork.Process(target=script.program.parse_flags, args=([SCRIPT, *options.task_flags],))
+    check.start()
+    check.join()
+    if check.exitcode:
+        with contextlib.suppress(OSError):  # the folder under runs/ that was made for this run alone
+            os.rmdir(options.train_dir)
+        sys.exit(check.exitcode)
     try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        os.makedirs(options.logs, exist_ok=True)
+    except OSError as error:
+        refuse(f"--train_dir {options.train_dir} cannot be made: {error.strerror}")
+    lock(options)
+    sys.exit(Supervisor(options, script.run).run())
+
+
+def import_quietly(name: str) -> ModuleType:
+    """Import a module, without the lines that TensorFlow's libraries write to standard error while they are loaded."""
+    standard_error = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        return importlib.import_module(name)
+    finally:
+        os.dup2(standard_error, 2)
+        os.close(standard_error)
+
+
+def lock(options: Options) -> None:
+    """Keep other launchers out, as long as this process or one of its tasks lives: logs and events would be mixed."""
+    descriptor = os.open(options.logs, os.O_RDONLY)  # never closed, and inherited by the tasks
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        remedy = "wait until all its processes have ended, or give another folder"
+        refuse(f"--train_dir {options.train_dir} is in use by another run: {remedy}")
+    except OSError:  # some network file systems know no locks
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """What the launcher shows: plain lines or, on a terminal, lines above a picture of how far the run is."""
 
+import contextlib
 import os
 import re
 import sys
@@ -10,9 +11,40 @@ from runtime import output
 from runtime.display.screen import Screen, do_people_look
 from runtime.display.tail import Tail
 from runtime.launch.options import PROGRAM
-from runtime.launch.relay import Relay
 
 LAST_LINES = re.compile(rb"worker 0: finished at global step|^test accuracy ")
+
+
+class Chief:
+    """What the chief says, from a pipe: a log on a full disk must not cost people the result."""
+
+    def __init__(self, log: str):
+        """Append what comes to the file at this path."""
+        self._log, self._half_line = log, b""
+        self.readers: list[int] = []  # what `select` waits for: of each process of the chief that may still write
+
+    def open(self) -> int:
+        """Return the file descriptor into which the next process of the chief shall write."""
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        self.readers.append(reader)
+        return writer
+
+    def read(self) -> list[bytes]:
+        """Return the new lines, with their ends; a line that is not whole comes later."""
+        content = b""
+        for reader in list(self.readers):
+            with contextlib.suppress(BlockingIOError):
+                while chunk := os.read(reader, 1 << 16):
+                    content += chunk
+                os.close(reader)  # nobody writes any more
+                self.readers.remove(reader)
+        if not content:
+            return []
+        with contextlib.suppress(OSError), open(self._log, "ab", buffering=0) as file:  # the disk is full
+            file.write(content)
+        lines, newline, self._half_line = (self._half_line + content).rpartition(b"\n")
+        return (lines + newline).splitlines(keepends=True)
 
 
 class Console:
@@ -21,7 +53,7 @@ class Console:
     def __init__(self, train_dir: str, names: Sequence[str]):
         """Show tasks, such as "worker-0", from what they write into `train_dir` from now on."""
         output.write_in_background()
-        self.chief = Relay(os.path.join(train_dir, "logs", "worker-0.log"))
+        self.chief = Chief(os.path.join(train_dir, "logs", "worker-0.log"))
         self._board = Tail(os.path.join(train_dir, "logs", "tensorboard.log"))
         self._last_lines: list[bytes] = []  # they come below the picture
         self._screen = Screen(train_dir, names) if do_people_look() else None
@@ -59,12 +91,11 @@ class Console:
         if not self._screen or not os.isatty(1):
             _write(sys.stdout, b"".join(lines))
             lines = []
-        for number, line in enumerate(lines):
-            if self._last_lines or LAST_LINES.search(line):
-                self._last_lines += lines[number:]
-                lines = lines[:number]
-                break
-        self._draw(lines)
+        above: list[bytes] = []
+        for line in lines:
+            is_last = self._last_lines or LAST_LINES.search(line)
+            (self._last_lines if is_last else above).append(line)
+        self._draw(above)
 
     def _draw(self, lines: Sequence[bytes], is_last: bool = False) -> None:
         if self._screen:

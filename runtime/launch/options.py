@@ -12,7 +12,7 @@ from runtime.data import download
 
 PROGRAM = "run_local_cluster.sh"
 UNUSABLE_STATUS = 2  # as of the tasks
-CHOSEN = re.compile(r"--?((job_name|task_index|ps_hosts|worker_hosts)(?==|$))")
+CHOSEN = re.compile(r"--?(job_name|task_index|ps_hosts|worker_hosts)(?==|$)")
 HELP = re.compile(r"--?(help(full|short|xml)|version)$")
 
 
@@ -34,6 +34,11 @@ class Options(NamedTuple):
         """The flags that all tasks share."""
         return [f"--train_dir={self.train_dir}", f"--data_dir={self.data_dir}", *self.flags]
 
+    @property
+    def logs(self) -> str:
+        """The folder of what the tasks say."""
+        return os.path.join(self.train_dir, "logs")
+
 
 def parse(arguments: Sequence[str]) -> Options:
     """Return the options that a command line has; end the process with status 2 if the launcher cannot use them."""
@@ -47,21 +52,15 @@ def parse(arguments: Sequence[str]) -> Options:
     for name in ("no_isolation", "locked", "tensorboard"):
         flags.DEFINE_boolean(name, False, "", flag_values=own)
     for name in ("train_dir", "data_dir"):
-        flags.register_validator(
-            name,
-            lambda folder: not folder.startswith("~"),
-            "~ is only understood by a shell, and only at the start of a word: write $HOME",
-            flag_values=own,
-        )
-    flags.register_validator("data_dir", bool, "it must name a folder", flag_values=own)
+        flags.register_validator(name, lambda folder: not folder.startswith("~"), download.TILDE, own)
+    flags.register_validator("data_dir", bool, "it must name a folder", own)
     try:
         _, *others = own([PROGRAM, *arguments], known_only=True)
     except flags.Error as error:
         refuse(str(error))
-    for argument in others:
-        if match := CHOSEN.match(argument):
-            refuse(f"--{match[2]} is for this script to choose: say with --ps and --workers how many tasks there are")
-    values: dict[str, Any] = {name: own[name].value for name in own}
+    for chosen in filter(None, map(CHOSEN.match, others)):
+        refuse(f"--{chosen[1]} is for this script to choose: say with --ps and --workers how many tasks there are")
+    values: dict[str, Any] = own.flag_values_dict()
     return Options(**values, flags=others)
 
 

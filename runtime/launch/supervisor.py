@@ -1,7 +1,5 @@
 """The supervisor: starts the tasks of a cluster, starts again what dies, and ends all of them when one cannot go on."""
 
-import contextlib
-import dataclasses
 import os
 import select
 import shlex
@@ -13,25 +11,12 @@ from collections.abc import Callable
 from runtime.launch.console import Console
 from runtime.launch.options import PROGRAM, UNUSABLE_STATUS, Options
 from runtime.launch.ports import choose_ports
-from runtime.launch.tasks import start_task
+from runtime.launch.tasks import Task
 
 POLL_SECS = 0.2
 LEAVE_SECS = 15.0  # how long tasks may take to end: after the chief has, or when told to
 PATIENCE_SECS = 4.0  # how long the launcher waits for that without a word
-NUM_LAST_LINES = 15  # of a log, that tell why a task could not go on
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclasses.dataclass
-class Task:
-    """A task, and its process."""
-
-    name: str  # such as "worker-0"
-    log: str  # the path of what it says
-    log_start: int  # bytes that earlier runs have left there
-    pid: int = 0
-    status: int | None = None  # None while it runs
-    num_restarts: int = 0
 
 
 class GivenUpError(Exception):
@@ -49,15 +34,12 @@ class Supervisor:
         self._options, self._run_script = options, run
         names = [f"ps-{index}" for index in range(options.ps)]
         names += [f"worker-{index}" for index in range(options.workers)]
-        self._tasks = [self._make_task(name) for name in names]
+        self._tasks = [Task(name, options.logs) for name in names]
+        self._chief = self._tasks[options.ps]
         self._console = Console(options.train_dir, names)
         self._leave_by: float | None = None  # once the chief has ended
         self._received: signal.Signals | None = None
         self._wake = _listen()
-
-    def _make_task(self, name: str) -> Task:
-        log = os.path.join(self._options.train_dir, "logs", f"{name}.log")
-        return Task(name, log, os.path.getsize(log) if os.path.exists(log) else 0)
 
     def run(self) -> int:
         """Run the cluster until every task has ended with 0, or one cannot go on, or a signal stops it.
@@ -66,12 +48,9 @@ class Supervisor:
           The exit status of the launcher.
         """
         addresses = [f"localhost:{port}" for port in choose_ports(len(self._tasks))]
-        ps_hosts, worker_hosts = (
-            ",".join(part) for part in (addresses[: self._options.ps], addresses[self._options.ps :])
-        )
+        ps_hosts, worker_hosts = ",".join(addresses[: self._options.ps]), ",".join(addresses[self._options.ps :])
         self._hosts = [f"--ps_hosts={ps_hosts}", f"--worker_hosts={worker_hosts}"]
-        logs = os.path.join(self._options.train_dir, "logs")
-        self._console.say(f"ps at {ps_hosts}, workers at {worker_hosts}, logs in {logs}")
+        self._console.say(f"ps at {ps_hosts}, workers at {worker_hosts}, logs in {self._options.logs}")
         try:
             for task in self._tasks:
                 self._start(task)
@@ -80,7 +59,7 @@ class Supervisor:
                 self._supervise()
         except GivenUpError as error:
             self._end_all()
-            self._console.close(f"error: {error}. The end of {error.task.log}:\n{_read_end(error.task)}")
+            self._console.close(f"error: {error}. The end of {error.task.log}:\n{error.task.last_lines()}")
             return error.status
         if self._received:
             self._stop()
@@ -91,11 +70,9 @@ class Supervisor:
     def _start(self, task: Task) -> None:
         job_name, _, index = task.name.partition("-")
         role = [f"--job_name={job_name}", f"--task_index={index}"]
-        arguments = ["distributed.py", *role, *self._hosts, *self._options.task_flags]
-        task.status = None
         appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        output = self._console.chief.open() if task.name == "worker-0" else os.open(task.log, appending, 0o666)
-        task.pid = start_task(arguments, output, self._run_script)
+        output = self._console.chief.open() if task == self._chief else os.open(task.log, appending, 0o666)
+        task.start(["distributed.py", *role, *self._hosts, *self._options.task_flags], output, self._run_script)
 
     def _running(self) -> list[Task]:
         return [task for task in self._tasks if task.status is None]
@@ -108,13 +85,10 @@ class Supervisor:
         self._received = self._received or next((n for n in STOP_SIGNALS if n in numbers), None)
         if signal.SIGQUIT in numbers:
             self._console.say("ending every task at once")
-            self._signal(signal.SIGKILL)
+            self._send(signal.SIGKILL)
             self._received = signal.SIGQUIT
-        for task in self._running():
-            pid, status = os.waitpid(task.pid, os.WNOHANG)
-            if pid:
-                code = os.waitstatus_to_exitcode(status)
-                task.status = code if code >= 0 else 128 - code
+        for task in self._tasks:
+            if task.has_just_ended():
                 self._console.note(task.name, "ended", status=task.status)
         self._console.refresh()
 
@@ -124,10 +98,10 @@ class Supervisor:
         Raises:
           GivenUpError: a task cannot go on, or stays when the chief has ended.
         """
+        if self._chief.status == 0:
+            self._leave_by = self._leave_by or time.monotonic() + LEAVE_SECS
         for task in self._tasks:
-            if task.status == 0 and task.name == "worker-0":
-                self._leave_by = self._leave_by or time.monotonic() + LEAVE_SECS
-            elif task.status:
+            if task.status:
                 self._restart(task)
             elif task.status is None and self._leave_by and time.monotonic() > self._leave_by:
                 raise GivenUpError(task, f"did not end within {LEAVE_SECS:g} s of the chief", 1)
@@ -151,7 +125,7 @@ class Supervisor:
         if all(task.status == 0 for task in self._tasks):
             self._received = None  # it came when the run had ended
             return
-        if self._tasks[self._options.ps].status == 128 + signal.SIGKILL:
+        if self._chief.status == 128 + signal.SIGKILL:
             self._console.say("the chief was killed before it could save: the steps since the last checkpoint are lost")
         command = shlex.join([f"./{PROGRAM}", *sys.argv[1:]])  # it names the folder
         has_saved = os.path.exists(os.path.join(self._options.train_dir, "checkpoint"))
@@ -160,7 +134,7 @@ class Supervisor:
 
     def _end_all(self) -> None:
         """Stop the tasks that still run, which they do in their order, and kill what is left after that."""
-        self._signal(signal.SIGTERM)
+        self._send(signal.SIGTERM)
         start, is_told = time.monotonic(), False
         while self._running() and time.monotonic() < start + LEAVE_SECS:
             self._wait()
@@ -168,14 +142,13 @@ class Supervisor:
                 names = ", ".join(task.name for task in self._running())
                 self._console.say(f"waiting for {names}, for {LEAVE_SECS:g} s before they are killed")
                 is_told = True
-        self._signal(signal.SIGKILL)
+        self._send(signal.SIGKILL)
         while self._running():
             self._wait()
 
-    def _signal(self, number: signal.Signals) -> None:
-        for task in self._running():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(task.pid, number)
+    def _send(self, number: signal.Signals) -> None:
+        for task in self._tasks:
+            task.send(number)
 
 
 def _listen() -> int:
@@ -187,11 +160,3 @@ def _listen() -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     return reader
-
-
-def _read_end(task: Task) -> str:
-    """Return the last lines of what a task has said in this run."""
-    with contextlib.suppress(OSError), open(task.log, "rb") as file:
-        file.seek(task.log_start)
-        return b"".join(file.read().splitlines(keepends=True)[-NUM_LAST_LINES:]).decode(errors="surrogateescape")
-    return ""

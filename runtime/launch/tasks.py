@@ -1,61 +1,73 @@
-"""The processes of the tasks: forked from one that has imported TensorFlow."""
+"""The tasks of a cluster: each is a process that is forked from one which has imported TensorFlow."""
 
+import contextlib
+import multiprocessing
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # a terminal sends them to all: the launcher decides
 DEFAULT = (signal.SIGTERM, signal.SIGCHLD)
+NUM_LAST_LINES = 15  # of a log, that tell why a task could not go on
+
+fork = multiprocessing.get_context("fork")
 
 
-def run_in_child(run: Callable[[], None]) -> int:
-    """Run something in a process of its own, and return its number; the status is that of a program that runs it."""
-    if pid := os.fork():
-        return pid
-    _run(run)
+class Task:
+    """A task, and its process."""
 
+    def __init__(self, name: str, logs: str):
+        """Make the task of a name such as "worker-0", which logs into the folder `logs`."""
+        self.name, self.log = name, os.path.join(logs, f"{name}.log")
+        self._log_start = os.path.getsize(self.log) if os.path.exists(self.log) else 0  # earlier runs have left that
+        self.status: int | None = None  # None while it runs
+        self.num_restarts = 0
 
-def _run(run: Callable[[], None]) -> NoReturn:
-    status = 1
-    try:
-        run()
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        os.write(2, traceback.format_exc().encode(errors="replace"))
-    finally:
-        os._exit(status)
+    def start(self, arguments: Sequence[str], output: int, run: Callable[[], None]) -> None:
+        """Start a process.
 
+        Args:
+          arguments: its command line, which begins with the script.
+          output: a file descriptor for what it says, which this process does not keep.
+          run: does what the script does.
+        """
 
-def start_task(arguments: Sequence[str], output: int, run: Callable[[], None]) -> int:
-    """Start a task, and return the number of its process.
+        def become_task() -> None:
+            signal.set_wakeup_fd(-1)
+            for number in (*IGNORED, *DEFAULT):
+                signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            for source, descriptor in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
+                os.dup2(source, descriptor)
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # the launcher's have a thread, which is not here
+            sys.argv = list(arguments)
+            run()
 
-    Args:
-      arguments: its command line, which begins with the script.
-      output: a file descriptor for what it says, which this process does not keep.
-      run: does what the script does.
-    """
-
-    def become_task() -> None:
-        signal.set_wakeup_fd(-1)
-        for number in (*IGNORED, *DEFAULT):
-            signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
+        self.status = None
+        self._process = fork.Process(target=become_task)
+        # A signal that comes too early would be taken for one of this process.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*IGNORED, *DEFAULT))
+        self._process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for source, descriptor in ((nothing, 0), (output, 1), (output, 2)):
-            os.dup2(source, descriptor)
-        os.close(nothing)
         os.close(output)
-        sys.argv = list(arguments)
-        run()
 
-    # A signal that comes too early would be taken for one of this process.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*IGNORED, *DEFAULT))
-    pid = run_in_child(become_task)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.close(output)
-    return pid
+    def has_just_ended(self) -> bool:
+        """Return whether it has ended since this was asked last, and keep its status."""
+        if self.status is not None or self._process.exitcode is None:
+            return False
+        code = self._process.exitcode
+        self.status = code if code >= 0 else 128 - code
+        return True
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to its process, if that runs."""
+        if self.status is None and self._process.pid:
+            os.kill(self._process.pid, number)
+
+    def last_lines(self) -> str:
+        """Return the last lines of what it has said in this run."""
+        with contextlib.suppress(OSError), open(self.log, "rb") as file:
+            file.seek(self._log_start)
+            return b"".join(file.read().splitlines(keepends=True)[-NUM_LAST_LINES:]).decode(errors="surrogateescape")
+        return ""

@@ -2,10 +2,9 @@
 #
 # Make sure that .venv has what the given requirements files ask for, and print the path of its Python:
 #
-#   runtime/launch/venv.sh [--progress] [--locked] requirements.txt [more/requirements.txt ...]
+#   runtime/launch/venv.sh [--locked] requirements.txt [more/requirements.txt ...]
 #
 # With --locked, install exactly the versions in the lock file beside each requirements file, such as requirements.lock.
-# With --progress, let pip show its progress on the terminal that is standard error.
 # PYTHON names the interpreter to make .venv with; by default the first suitable one of python3, python3.13 ...
 # python3.10.
 
@@ -15,7 +14,10 @@ project="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 readonly project
 readonly venv="$project/.venv"
 locked=""
-quiet="--quiet"
+if [[ "${1:-}" == --locked ]]; then
+  locked=1
+  shift
+fi
 
 # Ctrl-C and Ctrl-\ end this script, and not only the command that it has just started.
 trap 'exit 130' INT
@@ -49,16 +51,13 @@ find_python() {
 
 # install FILE: install what a requirements file or a lock file lists.
 install() {
-  local pip=("$venv/bin/python" -m pip install ${quiet:+"$quiet"} --disable-pip-version-check)
+  local pip=("$venv/bin/python" -m pip install --disable-pip-version-check)
+  if [[ ! -t 2 ]]; then pip+=(--quiet); fi # a terminal shows its progress
   if [[ -n "$locked" ]]; then pip+=(--require-hashes); fi
   echo "installing $1 into $venv; TensorFlow, the first time, is a download of 600 MB" >&2
   "${pip[@]}" -r "$project/$1" >&2
 }
 
-while [[ "${1:-}" == --* ]]; do
-  if [[ "$1" == --locked ]]; then locked=1; else quiet=""; fi
-  shift
-done
 # PYTHON asks for a certain version; another one's .venv is of no use then.
 if [[ -e "$venv/unfinished" ]] || ! is_suitable "$venv/bin/python" ||
   [[ -n "${PYTHON:-}" && "$(version_of "$PYTHON")" != "$(version_of "$venv/bin/python")" ]]; then

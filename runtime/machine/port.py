@@ -15,17 +15,9 @@ from runtime.errors import UnusableError
 
 
 def check_address(task: Task) -> None:
-    """Check that the server of `task` can listen at its port, and warn if others can reach it.
+    """Check that the server of `task` can listen at its port, which TensorFlow's own message does not name.
 
-    Raises:
-      UnusableError: the port is in use, or this user may not use it.
-    """
-    check_port_is_free(task)
-    warn_if_reachable(task)
-
-
-def check_port_is_free(task: Task) -> None:
-    """Check that the server of `task` can listen, since TensorFlow's own message does not name the port.
+    If its address is not on the loopback interface, a warning says that others can reach it.
 
     Raises:
       UnusableError: the port is in use, or this user may not use it.
@@ -40,6 +32,16 @@ def check_port_is_free(task: Task) -> None:
                 f"{task} cannot listen on port {port} of {task.address}: {error.strerror}{_describe_listeners(port)};"
                 " end the process that does, or change the port in the host lists of every task"
             ) from error
+    try:
+        resolved = socket.getaddrinfo(host_of(task.address), None)
+    except socket.gaierror:
+        resolved = []
+    if not resolved or not all(ipaddress.ip_address(info[4][0]).is_loopback for info in resolved):
+        logging.warning(
+            "%s: whoever can reach %s, by any interface, can read and change everything: see docs/security.md",
+            task,
+            task.address,
+        )
 
 
 def _describe_listeners(port: int) -> str:
@@ -72,17 +74,3 @@ def wait_until_address_leads_here(task: Task, timeout_secs: float) -> None:
 
     remedy = "run each task once, on the host of its address, or correct --task_index or the host lists"
     wait_until_nothing_is_missing(task, describe_elsewhere, timeout_secs, remedy)
-
-
-def warn_if_reachable(task: Task) -> None:
-    """Log a warning that others may reach the server of `task`, unless its address is on the loopback interface."""
-    try:
-        resolved = socket.getaddrinfo(host_of(task.address), None)
-    except socket.gaierror:
-        resolved = []
-    if not resolved or not all(ipaddress.ip_address(info[4][0]).is_loopback for info in resolved):
-        logging.warning(
-            "%s: whoever can reach %s, by any interface, can read and change everything: see docs/security.md",
-            task,
-            task.address,
-        )

@@ -20,11 +20,10 @@ def lower_priority(task: Task) -> None:
     if sys.platform != "linux" or task.num_tasks_on_host == 1:
         return
     niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
-    is_complete = False
-    while not is_complete:  # a thread may start another one before its own turn comes
-        is_complete = True
-        for thread in psutil.Process().threads():
+    lowered: set[int] = set()
+    # A thread may start another one before its own turn comes.
+    while waiting := {thread.id for thread in psutil.Process().threads()} - lowered:
+        for thread in waiting:
             with contextlib.suppress(ProcessLookupError):  # it has ended
-                if os.getpriority(os.PRIO_PROCESS, thread.id) < niceness:
-                    os.setpriority(os.PRIO_PROCESS, thread.id, niceness)
-                    is_complete = False
+                os.setpriority(os.PRIO_PROCESS, thread, niceness)
+        lowered |= waiting

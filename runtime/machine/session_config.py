@@ -1,11 +1,54 @@
-"""How many threads, which devices and which peers a task's server and sessions use."""
+"""How many threads, which GPUs and which peers a task's server and sessions use."""
 
 import os
+import re
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
-from runtime.cluster.task import Task
-from runtime.machine.gpus import choose_gpus
+from runtime.cluster.task import Task, host_of
+from runtime.errors import UnusableError
+
+
+def are_gpus(gpus: str) -> bool:
+    """Return whether this is "auto", "none", or different numbers with commas between them."""
+    numbers = gpus.split(",")
+    is_list = all(re.fullmatch("0|[1-9][0-9]*", number) for number in numbers) and len(set(numbers)) == len(numbers)
+    return is_list or gpus in ("auto", "none")
+
+
+def count_gpus() -> int:
+    """Return how many GPUs TensorFlow sees, as `CUDA_VISIBLE_DEVICES` allows; this takes no memory on them."""
+    return len(tf.config.list_physical_devices("GPU"))
+
+
+def choose_gpus(task: Task, gpus: str) -> list[int]:
+    """Return the numbers of the GPUs that a task uses: none for a ps, and for a worker its share of those of its host.
+
+    The workers of a host take turns, in the order of their indices. If they are more than its GPUs, some share one.
+
+    Args:
+      task: the task.
+      gpus: "auto" for all, "none", or the numbers of those that the workers of a host may use, such as "0,2".
+
+    Raises:
+      UnusableError: the host lacks one of `gpus`.
+    """
+    if task.job_name == "ps" or gpus == "none":
+        return []
+    num_gpus = count_gpus()
+    usable = list(range(num_gpus)) if gpus == "auto" else [int(number) for number in gpus.split(",")]
+    if missing := [number for number in usable if number >= num_gpus]:
+        raise UnusableError(
+            f"--gpus={gpus}, but {task} finds {num_gpus} GPUs on its host: there is no GPU {missing[0]}"
+        )
+    if not usable:
+        return []
+    hosts = [host_of(address) for address in task.worker_hosts]
+    place, num_workers = hosts[: task.index].count(hosts[task.index]), hosts.count(hosts[task.index])
+    share = usable[place::num_workers] or [usable[place % len(usable)]]
+    logging.info("%s: using GPU %s of %d", task, ", ".join(map(str, share)), num_gpus)
+    return share
 
 
 def make_session_config(task: Task, gpus: str = "none") -> tf.ConfigProto:

@@ -43,7 +43,7 @@ class Slowed:
 def shards(tmp_path_factory, mnist_dir):
     """MNIST in TFRecord files, fewer than there are workers."""
     folder = tmp_path_factory.mktemp("data") / "shards"
-    convert.convert(mnist_input.read_records, mnist_dir, str(folder), 2)
+    convert.convert(mnist_input.load, mnist_dir, str(folder), 2)
     return folder
 
 
