@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from runtime.files import append_lines
+from runtime.folder import RunFolder
 
-EVENTS_FOLDER = "events"
 MAX_MEMORY_SECS = 60.0  # of an NFS client, by default, for a name that was not there
 WRITING_SECS = 1.0  # how long to wait at most until an event is written, where that matters
 MAX_PENDING = 1000  # events that wait for a folder, or for room on its disk
@@ -23,27 +23,22 @@ MAX_PENDING = 1000  # events that wait for a folder, or for room on its disk
 _recorder: "_Recorder | None" = None  # of this task; None: nothing is recorded
 
 
-def start_recording(task: object, train_dir: str) -> None:
-    """Let `record()` write from now on, unless `train_dir` is empty; the first event is the start of this process.
+def start_recording(task: object, folder: RunFolder) -> None:
+    """Let `record()` write from now on, if `folder` is given; the first event is the start of this process.
 
-    Each task writes what it knows itself. The chief makes `train_dir`; a task that does not see it writes nothing. On a
+    Each task writes what it knows itself. The chief makes the folder; a task that does not see it writes nothing. On a
     full disk, up to `MAX_PENDING` events wait for room.
     """
     global _recorder
-    if not train_dir:
+    if not folder.is_given:
         return
-    _recorder = _Recorder(path_of(task, train_dir))
+    _recorder = _Recorder(folder.events_of(task))
     versions: dict[str, str] = {
         name: sys.modules[name].__version__ for name in ("tensorflow", "numpy") if name in sys.modules
     }
     versions |= {"Python": platform.python_version(), "system": platform.platform()}
     started_at = psutil.Process().create_time()
     record("starting", started_at, command=[sys.executable, *sys.argv], host=platform.node(), versions=versions)
-
-
-def path_of(task: object, train_dir: str) -> str:
-    """Return the path of the file of a task, such as "worker 0"."""
-    return os.path.join(train_dir, EVENTS_FOLDER, f"{str(task).replace(' ', '-')}.jsonl")
 
 
 def record(event: str, unix_secs: float | None = None, **values: object) -> threading.Event:

@@ -58,7 +58,7 @@ class Member:
         check_address(task)
         folder = open_train_dir(task, values.train_dir)
         check_export_dir(task, values.export_dir)
-        events.start_recording(task, folder.path)
+        events.start_recording(task, folder)
         return cls(values, task, folder, make_session_config(task, values.gpus))
 
     @property

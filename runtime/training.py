@@ -107,4 +107,4 @@ class Training:
             session.close()
         dismiss_servers(me.task, me.watch)
         record_test(measures, me.folder)
-        report.write(me.folder.path)
+        report.write(me.folder)

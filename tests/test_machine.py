@@ -11,7 +11,7 @@ from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 from runtime.launch.ports import choose_ports
 from runtime.machine import session_config
-from runtime.machine.memory import release_free_memory
+from runtime.machine.heap import release_free_memory
 from runtime.machine.port import check_address
 from runtime.machine.priority import lower_priority
 from runtime.machine.session_config import choose_gpus, make_session_config

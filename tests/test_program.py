@@ -72,7 +72,8 @@ def test_a_task_ends_though_its_events_cannot_be_written(tmp_path):
     """A reader that never comes stands for a file server that does not answer."""
     (tmp_path / "events").mkdir()
     os.mkfifo(tmp_path / "events" / "ps-0.jsonl")
-    code = "import sys; from runtime import events, process; events.start_recording('ps 0', sys.argv[1]);"
+    code = "import sys; from runtime import events, folder, process;"
+    code += " events.start_recording('ps 0', folder.RunFolder(sys.argv[1]));"
     code += " events.record('lost'); process.end_process(3)"
     assert forked.run("-c", code, tmp_path).returncode == 3
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from runtime import events, report
+from runtime.folder import RunFolder
 from runtime.monitoring.mistakes import find_mistakes
 from runtime.report import charts, history
 from runtime.report.history import Entry
@@ -79,7 +80,7 @@ def spans(run, task):
 
 
 def test_the_spans_of_a_task_follow_each_other_and_show_when_it_was_gone(train_dir):
-    run = history.read(str(train_dir))
+    run = history.read(RunFolder(train_dir))
     assert run.tasks == ["ps 0", "worker 0", "worker 1"]
     assert spans(run, "ps 0") == [
         Entry(0, 1, "starting", "starting"),
@@ -105,7 +106,7 @@ def test_the_spans_of_a_task_follow_each_other_and_show_when_it_was_gone(train_d
 
 
 def test_what_went_wrong_and_was_mended_is_told(train_dir):
-    run = history.read(str(train_dir))
+    run = history.read(RunFolder(train_dir))
     told = {task: [(e.start, e.text) for e in history.tell(run, task) if e.kind == "trouble"] for task in run.tasks}
     assert told == {
         "ps 0": [(6, "ended with status unknown: killed, it seems")],
@@ -121,7 +122,7 @@ def test_what_went_wrong_and_was_mended_is_told(train_dir):
 
 def test_a_process_that_died_and_was_missed_by_nobody_ended_before_the_next(tmp_path):
     write(tmp_path, {"ps-0": EVENTS["ps-0"]})
-    assert [entry[:3] for entry in history.tell(history.read(str(tmp_path)), "ps 0")] == [
+    assert [entry[:3] for entry in history.tell(history.read(RunFolder(tmp_path)), "ps 0")] == [
         (0, 1, "starting"), (1, 8, "serving"), (8, 9, "starting"), (9, 30, "serving"),
         (8, 8, "trouble"), (30, 30, "event"),
     ]  # fmt: skip
@@ -132,7 +133,7 @@ def test_only_the_last_run_in_a_folder_is_told(train_dir):
         "worker-0": [(0, "starting", START), (3, "training", {"batch_size": 1, "global_step": 300, "local_step": 0})]
     }
     write(train_dir, later, began_at=2e9)
-    run = history.read(str(train_dir))
+    run = history.read(RunFolder(train_dir))
     assert run.tasks == ["worker 0"]
     assert run.secs == 3
 
@@ -141,28 +142,28 @@ def test_a_run_that_slept_with_its_machine_is_one_run(tmp_path):
     for after_sleep, began_at in ((False, 1e9), (True, 1e9 + 3600)):
         of_part = {task: [e for e in of_task if (e[0] >= 20) == after_sleep] for task, of_task in EVENTS.items()}
         write(tmp_path, of_part, began_at)
-    run = history.read(str(tmp_path))
+    run = history.read(RunFolder(tmp_path))
     assert (run.secs, run.tasks) == (3630, ["ps 0", "worker 0", "worker 1"])
-    assert report.write(str(tmp_path))
+    assert report.write(RunFolder(tmp_path))
 
 
 def test_events_without_the_beginning_of_a_run_have_a_report(tmp_path):
     write(tmp_path, {"worker-0": EVENTS["worker-0"][-3:]})
-    assert report.write(str(tmp_path))
+    assert report.write(RunFolder(tmp_path))
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_run_that_diverged_has_a_report(train_dir, loss):
     write(train_dir, {"worker-1": [(10, "progress", {**progress(200, 100), "loss": loss})]})
     (train_dir / "result.json").write_text(json.dumps({**RESULT, "test_loss": loss}))
-    assert report.write(str(train_dir))
+    assert report.write(RunFolder(train_dir))
     assert str(loss) in (train_dir / "report.html").read_text()
 
 
 @pytest.mark.parametrize("mistakes", [[], [{**MISTAKE, "pixels": base64.b64encode(bytes(4 * 4 * 3)).decode()}]])
 def test_a_perfect_model_and_images_that_are_no_grey_squares_have_a_report(train_dir, mistakes):
     write(train_dir, {"worker-0": [(27, "tested", {**TESTED, "mistakes": mistakes})]})
-    assert report.write(str(train_dir))
+    assert report.write(RunFolder(train_dir))
     assert ("The model made no mistake." in (train_dir / "report.html").read_text()) == (not mistakes)
 
 
@@ -183,14 +184,14 @@ def test_a_folder_without_a_run_has_no_report(tmp_path):
 
 def test_an_old_folder_with_nothing_but_a_result_has_a_report(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps(RESULT))
-    assert report.write(str(tmp_path))
+    assert report.write(RunFolder(tmp_path))
     assert "<dt>test accuracy</dt><dd>0.75</dd>" in (tmp_path / "report.html").read_text()
 
 
 def test_evaluations_become_the_line_of_the_accuracy(train_dir):
     lines = [{"unix_secs": 1e9 + at, "global_step": at, "test_accuracy": at / 100, "test_loss": 1.0} for at in (5, 10)]
     (train_dir / "eval.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    evaluations = history.read(str(train_dir)).evaluations
+    evaluations = history.read(RunFolder(train_dir)).evaluations
     assert [(e["secs"], e["test_accuracy"]) for e in evaluations] == [(5, 0.05), (10, 0.1), (26, 0.75)]
 
 
@@ -202,7 +203,7 @@ def recording(monkeypatch):
 
 def test_events_are_recorded_in_a_file_of_the_task(tmp_path, recording):
     events.record("too early")
-    events.start_recording("worker 3", str(tmp_path / "train"))
+    events.start_recording("worker 3", RunFolder(tmp_path / "train"))
     assert events.record("serving").wait(60)
     assert list(tmp_path.iterdir()) == [], "the chief makes the folder"
     (tmp_path / "train").mkdir()
@@ -220,7 +221,7 @@ def test_a_folder_is_not_looked_for_by_its_name_before_it_is_there(tmp_path, rec
     looked_for = []
     isdir = os.path.isdir
     monkeypatch.setattr(events.os.path, "isdir", lambda path: looked_for.append(path) or isdir(path))
-    events.start_recording("ps 0", str(tmp_path / "runs" / "new"))
+    events.start_recording("ps 0", RunFolder(tmp_path / "runs" / "new"))
     assert events.record("serving").wait(60)
     for folder in (tmp_path / "runs", tmp_path / "runs" / "new"):
         assert str(folder) not in looked_for
@@ -230,7 +231,7 @@ def test_a_folder_is_not_looked_for_by_its_name_before_it_is_there(tmp_path, rec
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_events(recording):
-    events.start_recording("ps 0", "/dev/null/train")
+    events.start_recording("ps 0", RunFolder("/dev/null/train"))
     assert events.record("serving").wait(60)
 
 
@@ -238,7 +239,8 @@ def test_events_that_found_no_room_are_recorded_once_there_is_some(tmp_path):
     script = """
 import resource, sys
 from runtime import events
-events.start_recording("ps 0", sys.argv[1])
+from runtime.folder import RunFolder
+events.start_recording("ps 0", RunFolder(sys.argv[1]))
 hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 for number in range(100):
     resource.setrlimit(resource.RLIMIT_FSIZE, ((1000, 1500, 2000, hard_limit)[number // 25], hard_limit))
@@ -246,7 +248,7 @@ for number in range(100):
 """
     done = forked.run("-c", script, tmp_path)
     assert done.returncode == 0, done.stderr
-    recorded = events.read_lines(events.path_of("ps 0", str(tmp_path)))
+    recorded = events.read_lines(RunFolder(tmp_path).events_of("ps 0"))
     assert [event.get("number") for event in recorded] == [None, *range(100)]
 
 
@@ -273,7 +275,7 @@ needs_browser = pytest.mark.skipif(browser.IS_MISSING, reason="needs chromium (D
 
 @needs_browser
 def test_a_browser_shows_the_page_without_complaint_and_fetches_nothing(train_dir):
-    path, net_log = report.write(str(train_dir)), train_dir / "net.json"
+    path, net_log = report.write(RunFolder(train_dir)), train_dir / "net.json"
     shown = browser.browse(path, f"--log-net-log={net_log}", "--enable-logging=stderr", "--dump-dom")
     assert re.findall(r".*CONSOLE.*", shown.stderr) == []
     # What the browser itself would like to have, such as an update, has no origin.
@@ -288,7 +290,7 @@ def test_a_browser_shows_the_page_without_complaint_and_fetches_nothing(train_di
 @pytest.mark.parametrize("name", browser.SCREENS)
 def test_a_page_suits_the_screen(train_dir, name):
     screen = browser.SCREENS[name]
-    picture = browser.take_picture(report.write(str(train_dir)), screen, train_dir / f"{name}.png")
+    picture = browser.take_picture(report.write(RunFolder(train_dir)), screen, train_dir / f"{name}.png")
     assert picture.size == (screen.width, screen.height)
     back, colors = picture.getpixel((0, 0)), picture.getcolors(picture.width * picture.height)
     assert (max(back) < 64) if screen.is_dark else (min(back) > 192)

@@ -99,7 +99,7 @@ ALL_WAYS = {
 @pytest.mark.parametrize("secs", [{}, {"ps 1": 3600, "worker 0": -7.5}, {"worker 1": -900}])
 def test_each_task_is_there_once_and_messages_are_arrows_forward_in_time(train_dir, secs):
     change_clocks(train_dir, secs)
-    result = Trace.read(trace.write(train_dir))
+    result = Trace.read(trace.write(RunFolder(train_dir)))
     assert sorted(result.tasks.values()) == ["ps 0", "ps 1", "worker 0", "worker 1"]
     assert all(start["ts"] <= end["ts"] for start, end in result.arrows)
     assert {(result.tasks[start["pid"]], result.tasks[end["pid"]]) for start, end in result.arrows} >= ALL_WAYS
@@ -118,14 +118,14 @@ def test_parts_that_are_broken_are_named_and_left_out(train_dir, caplog):
     cut.write_bytes(cut.read_bytes()[:-100])
     (cut.parent / "step-7.pb").touch()
     (cut.parent / "step-8.pb").mkdir()
-    result = Trace.read(trace.write(train_dir))
+    result = Trace.read(trace.write(RunFolder(train_dir)))
     assert set(result.tasks.values()) == {"ps 0", "ps 1", "worker 0", "worker 1"}
     for name in (cut.name, "step-7.pb", "step-8.pb"):
         assert f"worker-0/{name}, which cannot be read" in caplog.text
 
 
 def test_labels_in_another_form_than_those_of_this_tensorflow_are_said(train_dir, caplog):
-    trace.write(train_dir)
+    trace.write(RunFolder(train_dir))
     assert not caplog.records
     for path in pathlib.Path(train_dir).glob("profile/*/*.pb"):
         metadata = tf.RunMetadata.FromString(path.read_bytes())
@@ -133,13 +133,13 @@ def test_labels_in_another_form_than_those_of_this_tensorflow_are_said(train_dir
             for stats in device.node_stats:
                 stats.timeline_label = f"op {stats.timeline_label}"
         path.write_bytes(metadata.SerializeToString())
-    assert not Trace.read(trace.write(train_dir)).arrows
+    assert not Trace.read(trace.write(RunFolder(train_dir))).arrows
     assert re.search(r"lacks what TensorFlow says in \d+ labels, such as 'op .*', which have another form", caplog.text)
 
 
 def test_only_the_last_job_in_a_folder_is_shown(train_dir):
     change_clocks(train_dir, {"ps 0": -3600, "ps 1": -3600, "worker 1": -3600}, "worker-1")
-    assert set(Trace.read(trace.write(train_dir)).tasks.values()) == {"ps 0", "ps 1", "worker 0"}
+    assert set(Trace.read(trace.write(RunFolder(train_dir))).tasks.values()) == {"ps 0", "ps 1", "worker 0"}
 
 
 def test_by_hand(train_dir):

@@ -15,7 +15,7 @@ from rich.text import Text
 from runtime.display.picture import make_picture
 from runtime.display.status import Event, RunStatus
 from runtime.display.tail import Tail
-from runtime.events import EVENTS_FOLDER
+from runtime.folder import RunFolder
 
 REDRAW_SECS = 1.0  # without news, for the clock
 
@@ -51,13 +51,12 @@ class Screen:
     The cursor stays below the picture, at the start of a line. So the terminal is clean whenever the launcher ends.
     """
 
-    def __init__(self, train_dir: str, names: Sequence[str]):
-        """Show tasks, such as "worker-0", from what they write into `train_dir` from now on."""
+    def __init__(self, folder: RunFolder, names: Sequence[str]):
+        """Show tasks, such as "worker-0", from what they write into `folder` from now on."""
         self._run = RunStatus(names)
         self._console = Console(stderr=True, highlight=False)
         self._height, self._drawn_at = 0, 0.0  # of the last picture
-        files = {os.path.join(EVENTS_FOLDER, f"{name}.jsonl"): name for name in names} | {"eval.jsonl": "worker-0"}
-        self._tails = {Tail(os.path.join(train_dir, file)): name for file, name in files.items()}
+        self._tails = {Tail(folder.events_of(name)): name for name in names} | {Tail(folder.evaluations): "worker-0"}
 
     def is_ours(self) -> bool:
         """Return whether nothing else, such as a shell, uses the terminal."""

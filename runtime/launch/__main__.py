@@ -94,7 +94,7 @@ def start_tensorboard(train_dir: str, options: Options) -> None:
     if subprocess.run(install, stdout=subprocess.DEVNULL).returncode:
         say("TensorBoard cannot be installed: this run goes on without")
         return
-    board = [sys.executable, str(LAUNCH / "board.py"), train_dir, str(os.getpid())]
+    board = [sys.executable, str(LAUNCH / "show_tensorboard.py"), train_dir, str(os.getpid())]
     subprocess.Popen(board, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -126,7 +126,7 @@ def run_cluster(options: Options) -> NoReturn:
             os.rmdir(options.train_dir)
         sys.exit(check.exitcode)
     try:
-        os.makedirs(options.logs, exist_ok=True)
+        os.makedirs(options.folder.logs, exist_ok=True)
     except OSError as error:
         refuse(f"--train_dir {options.train_dir} cannot be made: {error.strerror}")
     lock(options)
@@ -147,7 +147,7 @@ def import_quietly(name: str) -> ModuleType:
 
 def lock(options: Options) -> None:
     """Keep other launchers out, as long as this process or one of its tasks lives: logs and events would be mixed."""
-    descriptor = os.open(options.logs, os.O_RDONLY)  # never closed, and inherited by the tasks
+    descriptor = os.open(options.folder.logs, os.O_RDONLY)  # never closed, and inherited by the tasks
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

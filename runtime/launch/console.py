@@ -10,6 +10,7 @@ from typing import TextIO
 from runtime import output
 from runtime.display.screen import Screen, do_people_look
 from runtime.display.tail import Tail
+from runtime.folder import RunFolder
 from runtime.launch.options import PROGRAM
 
 LAST_LINES = re.compile(rb"worker 0: finished at global step|^test accuracy ")
@@ -50,13 +51,13 @@ class Chief:
 class Console:
     """Shows what the launcher says and the chief logs and, if people look, what each task does."""
 
-    def __init__(self, train_dir: str, names: Sequence[str]):
-        """Show tasks, such as "worker-0", from what they write into `train_dir` from now on."""
+    def __init__(self, folder: RunFolder, names: Sequence[str]):
+        """Show tasks, such as "worker-0", from what they write into `folder` from now on."""
         output.write_in_background()
-        self.chief = Chief(os.path.join(train_dir, "logs", "worker-0.log"))
-        self._board = Tail(os.path.join(train_dir, "logs", "tensorboard.log"))
+        self.chief = Chief(folder.log_of("worker 0"))
+        self._board = Tail(folder.log_of("tensorboard"))
         self._last_lines: list[bytes] = []  # they come below the picture
-        self._screen = Screen(train_dir, names) if do_people_look() else None
+        self._screen = Screen(folder, names) if do_people_look() else None
 
     def say(self, line: str, is_last: bool = False) -> None:
         """Show a line of the launcher itself, below everything if it is the last one."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 from absl import flags
 
 from runtime.data import download
+from runtime.folder import RunFolder
 
 PROGRAM = "run_local_cluster.sh"
 UNUSABLE_STATUS = 2  # as of the tasks
@@ -35,9 +36,9 @@ class Options(NamedTuple):
         return [f"--train_dir={self.train_dir}", f"--data_dir={self.data_dir}", *self.flags]
 
     @property
-    def logs(self) -> str:
-        """The folder of what the tasks say."""
-        return os.path.join(self.train_dir, "logs")
+    def folder(self) -> RunFolder:
+        """What lies where in the train directory."""
+        return RunFolder(self.train_dir)
 
 
 def parse(arguments: Sequence[str]) -> Options:

@@ -34,9 +34,9 @@ class Supervisor:
         self._options, self._run_script = options, run
         names = [f"ps-{index}" for index in range(options.ps)]
         names += [f"worker-{index}" for index in range(options.workers)]
-        self._tasks = [Task(name, options.logs) for name in names]
+        self._tasks = [Task(name, options.folder.log_of(name)) for name in names]
         self._chief = self._tasks[options.ps]
-        self._console = Console(options.train_dir, names)
+        self._console = Console(options.folder, names)
         self._leave_by: float | None = None  # once the chief has ended
         self._received: signal.Signals | None = None
         self._wake = _listen()
@@ -50,7 +50,7 @@ class Supervisor:
         addresses = [f"localhost:{port}" for port in choose_ports(len(self._tasks))]
         ps_hosts, worker_hosts = ",".join(addresses[: self._options.ps]), ",".join(addresses[self._options.ps :])
         self._hosts = [f"--ps_hosts={ps_hosts}", f"--worker_hosts={worker_hosts}"]
-        self._console.say(f"ps at {ps_hosts}, workers at {worker_hosts}, logs in {self._options.logs}")
+        self._console.say(f"ps at {ps_hosts}, workers at {worker_hosts}, logs in {self._options.folder.logs}")
         try:
             for task in self._tasks:
                 self._start(task)
@@ -128,7 +128,7 @@ class Supervisor:
         if self._chief.status == 128 + signal.SIGKILL:
             self._console.say("the chief was killed before it could save: the steps since the last checkpoint are lost")
         command = shlex.join([f"./{PROGRAM}", *sys.argv[1:]])  # it names the folder
-        has_saved = os.path.exists(os.path.join(self._options.train_dir, "checkpoint"))
+        has_saved = os.path.exists(self._options.folder.checkpoint_state)
         what = "go on from the last checkpoint" if has_saved else "begin again"
         self._console.say(f"to {what}: {command}", is_last=True)
 

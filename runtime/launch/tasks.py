@@ -17,9 +17,9 @@ fork = multiprocessing.get_context("fork")
 class Task:
     """A task, and its process."""
 
-    def __init__(self, name: str, logs: str):
-        """Make the task of a name such as "worker-0", which logs into the folder `logs`."""
-        self.name, self.log = name, os.path.join(logs, f"{name}.log")
+    def __init__(self, name: str, log: str):
+        """Make the task of a name such as "worker-0", which logs into the file at the path `log`."""
+        self.name, self.log = name, log
         self._log_start = os.path.getsize(self.log) if os.path.exists(self.log) else 0  # earlier runs have left that
         self.status: int | None = None  # None while it runs
         self.num_restarts = 0

@@ -86,7 +86,7 @@ class ProfileHook(tf.train.SessionRunHook):
 
     def end(self, session: tf.Session) -> None:
         try:
-            if path := self._task.is_chief and trace.write(self._folder.path):
+            if path := self._task.is_chief and trace.write(self._folder):
                 logging.info("the trace of all tasks is in %s", path)
         except (OSError, ValueError) as error:
             logging.error("the trace of all tasks could not be made (%s): make that possible", error)

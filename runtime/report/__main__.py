@@ -4,10 +4,11 @@ import argparse
 import sys
 
 from runtime import report
+from runtime.folder import RunFolder
 
 parser = argparse.ArgumentParser(prog="python -m runtime.report", description="Make the report of a run.")
 parser.add_argument("train_dir", metavar="TRAIN_DIR")
-path = report.write(parser.parse_args().train_dir)
+path = report.write(RunFolder(parser.parse_args().train_dir))
 if not path:
     sys.exit(1)
 print(path)

@@ -8,7 +8,8 @@ import re
 from typing import NamedTuple
 
 from runtime.display.status import Event, TaskStatus
-from runtime.events import EVENTS_FOLDER, read_lines
+from runtime.events import read_lines
+from runtime.folder import RunFolder
 
 GAP_SECS = 600.0  # nothing happens for so long before the next run in one folder starts; the report is of the last
 SILENCE_SECS = 10.0  # a worker that trains says so more often
@@ -59,20 +60,20 @@ class History(NamedTuple):
         return [event for event in self.events if event["event"] == kind and task in ("", event["by"])]
 
 
-def read(train_dir: str) -> History:
+def read(folder: RunFolder) -> History:
     """Read what is there: a task that sees no shared folder has recorded nothing in it.
 
     Raises:
       FileNotFoundError: nothing is there.
     """
     events = []
-    for path in glob.glob(os.path.join(glob.escape(train_dir), EVENTS_FOLDER, "*.jsonl")):
+    for path in glob.glob(f"{glob.escape(folder.events)}/*.jsonl"):
         task = os.path.basename(path).removesuffix(".jsonl").replace("-", " ")
         events += [{**event, "by": task} for event in read_lines(path)]
     events.sort(key=lambda event: event["unix_secs"])
-    result = _read_result(train_dir)
+    result = _read_result(folder)
     if not events and not result:
-        raise FileNotFoundError(2, "no run has recorded anything here", train_dir)
+        raise FileNotFoundError(2, "no run has recorded anything here", folder.path)
     starts = [
         after["unix_secs"]
         for before, after in itertools.pairwise(events)
@@ -85,15 +86,15 @@ def read(train_dir: str) -> History:
         return [{**entry, "secs": entry["unix_secs"] - began_at} for entry in entries if entry["unix_secs"] >= began_at]
 
     events = of_run(events)
-    evaluations = of_run(read_lines(os.path.join(train_dir, "eval.jsonl")))
+    evaluations = of_run(read_lines(folder.evaluations))
     evaluations += [event for event in events if "test_accuracy" in event]
-    name, secs = os.path.basename(os.path.abspath(train_dir)), max(events[-1]["secs"], 1e-3) if events else 0.0
+    name, secs = os.path.basename(os.path.abspath(folder.path)), max(events[-1]["secs"], 1e-3) if events else 0.0
     return History(name, began_at, secs, events, evaluations, result)
 
 
-def _read_result(train_dir: str) -> Event:
+def _read_result(folder: RunFolder) -> Event:
     try:
-        with open(os.path.join(train_dir, "result.json"), encoding="utf-8") as file:
+        with open(folder.result, encoding="utf-8") as file:
             result = json.load(file)
         return result if isinstance(result, dict) else {}
     except (OSError, ValueError):

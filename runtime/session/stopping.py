@@ -14,7 +14,7 @@ from runtime.cluster.roll_call import REACHED, STOPPED, TRAINED, TRAINING, RollC
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch
 from runtime.errors import reason
-from runtime.machine.memory import release_free_memory
+from runtime.machine.heap import release_free_memory
 from runtime.process import end_process
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold

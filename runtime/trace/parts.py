@@ -16,7 +16,8 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 from google.protobuf.message import DecodeError
 
-PARTS = os.path.join("profile", "worker-*", "step-*.pb")  # in a train directory; by the global step after the run
+from runtime.folder import RunFolder
+
 GAP_SECS = 600.0  # nothing is traced for so long between two jobs in one folder
 
 RECEIVE = "RecvTensor"  # the name of all messages, which are recorded where they arrive
@@ -60,10 +61,10 @@ class Trace(NamedTuple):
         return Trace([span for span in self.spans if span.start >= began_at], messages, self.unread)
 
 
-def read(train_dir: str) -> Trace:
-    """Read what the workers have written into `train_dir`; name broken files."""
+def read(folder: RunFolder) -> Trace:
+    """Read what the workers have written; name broken files."""
     trace = Trace([], [], [])
-    for path in glob.glob(os.path.join(glob.escape(train_dir), PARTS)):
+    for path in glob.glob(f"{glob.escape(folder.profile)}/worker-*/step-*.pb"):
         worker = os.path.basename(os.path.dirname(path)).replace("-", " ")
         try:
             with open(path, "rb") as file:

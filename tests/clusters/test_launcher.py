@@ -195,7 +195,9 @@ def test_tensorboard_shows_the_run_and_ends_with_the_launcher(launcher, black_an
     assert (step, accuracy) == (evaluation["global_step"], pytest.approx(evaluation["test_accuracy"]))
     assert ask(f"{scalars}/scalars?run=.&tag=loss")[0][2] > 0
 
-    (line,) = [line for line in running_with(str(launcher.train_dir), columns="pid,command") if "board.py" in line]
+    (line,) = [
+        line for line in running_with(str(launcher.train_dir), columns="pid,command") if "show_tensorboard.py" in line
+    ]
     board = psutil.Process(int(line.split()[0]))
     listening = [
         c for p in (board, *board.children(recursive=True)) for c in p.net_connections() if c.status == "LISTEN"

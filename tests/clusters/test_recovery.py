@@ -12,6 +12,7 @@ from benchmarks.testbed.processes import Cluster, poll_for
 from runtime.cluster.roll_call import dismiss_servers
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
+from runtime.folder import RunFolder
 from runtime.report import history
 from tests import chaos, forked
 from tests.disturbed import PROGRESS, DisturbedCluster
@@ -72,7 +73,7 @@ def test_a_restore_says_how_many_steps_are_lost_and_so_does_the_report(start, tm
             task.kill()
     # A run that was killed has a report all the same, if somebody asks for it.
     assert forked.run("-m", "runtime.report", tmp_path / "train").returncode == 0
-    run = history.read(str(tmp_path / "train"))
+    run = history.read(RunFolder(tmp_path / "train"))
     assert [entry.text for entry in history.tell(run, "ps 0")].count("serving") == 2
     texts = [entry.text for entry in history.tell(run, "worker 0")]
     assert any(text.startswith("restored ") for text in texts)

@@ -15,7 +15,8 @@ import pytest
 
 from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
 from runtime.cluster.probes import probe
-from runtime.events import path_of, read_lines
+from runtime.events import read_lines
+from runtime.folder import RunFolder
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 from tests.test_predict import draw
 from tests.test_trace import Trace
@@ -322,7 +323,7 @@ def test_tasks_that_nobody_reads_train_on_stop_in_order_and_end(tmp_path, black_
     data = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
 
     def step():
-        lines = read_lines(path_of("worker 0", str(tmp_path)))
+        lines = read_lines(RunFolder(tmp_path).events_of("worker 0"))
         return max((line["global_step"] for line in lines if line["event"] == "progress"), default=0)
 
     with Cluster(tmp_path, 1, 1, *flags, *data) as cluster:
