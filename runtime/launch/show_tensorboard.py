@@ -1,4 +1,4 @@
-"""TensorBoard beside a local cluster: `python runtime/launch/show_tensorboard.py TRAIN_DIR PID` shows a run until PID ends.
+"""TensorBoard beside a local cluster: `show_tensorboard.py TRAIN_DIR PID` shows a run until process PID has ended.
 
 It listens on localhost alone, at port 6006 or, if that is taken, at one of the next hundred. What it says goes into
 `tensorboard.log` among the logs of the run, of which the launcher shows the first line.
