@@ -105,7 +105,7 @@ convert.convert(load_slowly, *sys.argv[1:3], 2)
     process.stdout.close()
     assert not output_dir.exists()
     assert os.path.exists(left)
-    with pytest.raises(UnusableError, match=r"is what an unfinished conversion has left: convert again"):
+    with pytest.raises(UnusableError, match=r"is what an unfinished conversion has left: remove it, convert again"):
         open_source(left, "train", mnist_input)
     shutil.rmtree(left)
     convert.convert(mnist_input.load, data_dir, str(output_dir), 2)

@@ -43,7 +43,9 @@ def find_shards(data_dir: str, split: str, record_bytes: int) -> list[Shard]:
       UnusableError: a file is missing, or is not what it should be.
     """
     if os.path.abspath(data_dir).endswith(UNFINISHED):
-        raise UnusableError(f"--data_dir {data_dir} is what an unfinished conversion has left: convert again")
+        raise UnusableError(
+            f"--data_dir {data_dir} is what an unfinished conversion has left: remove it, convert again"
+        )
     matches = [NAME.fullmatch(name) for name in sorted(os.listdir(data_dir)) if name.endswith(SUFFIX)]
     found = [match for match in matches if match and match["split"] == split and int(match["count"])]
     counts = sorted({int(match["count"]) for match in found})
