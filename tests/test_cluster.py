@@ -187,6 +187,20 @@ def test_a_process_that_was_seen_to_end_ends_no_session_with_the_one_that_follow
     assert watch.ended_servers(since=1.5) == "", "that of a session which was made while it was away"
 
 
+def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypatch):
+    """Others give up at the same time, and are away as well."""
+    ends = []
+    monkeypatch.setattr(waiting.threading.Thread, "start", lambda _: None)  # the test looks itself
+    monkeypatch.setattr(waiting, "end_process", lambda *end: ends.append(end))
+    watch = Watch(Task("worker", 1, PS, WORKERS), Timeouts(300, 20))
+    now = time.monotonic()
+    for (peer, seen), secs in zip(watch._sightings.items(), (21.0, 1.0, 0.0), strict=True):
+        seen.was_there, seen.missed_since = True, now - secs
+        watch._update(peer, "no answer", now)
+    missing = "worker 1 waited 21 s for ps 0 at a:1 (no answer)"
+    assert ends == [(1, f"{missing}: start what is missing, or correct --ps_hosts and --worker_hosts")]
+
+
 def test_a_watch_that_is_stopped_looks_no_more():
     watch = Watch(Task("worker", 0, (f"localhost:{choose_ports(1)[0]}",), WORKERS), Timeouts(300, 600))
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "watch")

@@ -111,3 +111,13 @@ def test_a_task_that_takes_its_time_to_stop_is_named(launch):
     run.send(signal.SIGINT)
     assert run.wait(DEADLINE_SECS) == 130
     assert "run_local_cluster.sh: waiting for worker-0, for 15 s before they are killed\n" in run.output()
+
+
+def test_a_chief_that_is_killed_before_it_could_save_is_said_to_be(launch):
+    run = launch("echo worker 0: begins; while :; do sleep 0.05; done")
+    run.wait_for_output("worker 0: begins")
+    run.send(signal.SIGQUIT)
+    assert run.wait(DEADLINE_SECS) == 128 + signal.SIGQUIT
+    lost = "the chief was killed before it could save: the steps since the last checkpoint are lost"
+    assert f"run_local_cluster.sh: {lost}\n" in run.output()
+    assert "starting it again" not in run.output()

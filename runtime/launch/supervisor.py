@@ -56,7 +56,8 @@ class Supervisor:
                 self._start(task)
             while self._running() and not self._received:
                 self._wait()
-                self._supervise()
+                if not self._received:  # else what has died shall stay dead
+                    self._supervise()
         except GivenUpError as error:
             self._end_all()
             self._console.close(f"error: {error}. The end of {error.task.log}:\n{error.task.last_lines()}")
