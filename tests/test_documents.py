@@ -1,7 +1,9 @@
 """Sections of the documents that are written from the code say what the code says."""
 
 import ast
+import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -23,3 +25,17 @@ def test_the_model_and_its_input_import_nothing_of_ours(script):
     body = ast.parse((PROJECT / script).read_text()).body  # without the command that a script may also be
     names = [ast.unparse(node) for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     assert [name for name in names if "runtime" in name] == []
+
+
+def test_the_script_is_as_short_as_contributing_says():
+    script = (PROJECT / "distributed.py").read_text()
+    assert len(script.splitlines()) <= 150
+    assert len(re.findall(r"^from runtime\b", script, re.MULTILINE)) <= 10
+    functions = [node for node in ast.walk(ast.parse(script)) if isinstance(node, ast.FunctionDef)]
+    assert max(node.end_lineno - node.lineno + 1 for node in functions) <= 40
+
+
+def test_the_command_that_counts_lines_works():
+    (command,) = re.findall(r"^git ls-files .*", (PROJECT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    done = subprocess.run(["bash", "-c", command], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 5000

@@ -148,6 +148,9 @@ EXERCISED = {
     "./tests/run --quick": RunBy("--quick"),
     "./tests/run --locked": RunBy("./tests/run --locked"),
     "./tests/run tests/test_updates.py": RunBy('pytest "$@"'),
+    "git ls-files *.py *.sh | grep -Ev ^(tests|benchmarks|examples)/ | xargs cat | wc -l": RunBy(
+        "def test_the_command_that_counts_lines_works("
+    ),
     "python distributed.py --job_name=ps --task_index=0": Task("ps", 0),
     "python distributed.py --job_name=worker --task_index=0": Task("worker", 0),
     "python distributed.py --job_name=worker --task_index=1": Task("worker", 1),
