@@ -185,7 +185,7 @@ class HostListsWatch:
             end_process(UNUSABLE_STATUS, verdict)
 
     def tell(self, verdict: str) -> None:
-        """Put a verdict on the boards of this cluster for `TELLING_SECS`, unless one says that the cluster trains."""
+        """Put a verdict on the boards of this cluster, which may take `TELLING_SECS`, unless one says that it trains."""
         self._ending.acquire()
         if self._is_settled:
             return
@@ -199,7 +199,9 @@ class HostListsWatch:
             for board, (_, earlier_verdict) in mine.items():
                 if not earlier_verdict:
                     board.put_verdict(verdict)
-            if time.monotonic() > deadline:
+            are_all_told = len(mine) == len(self._boards)
+            # Those that serve stay for the others, which look there.
+            if time.monotonic() > deadline or (are_all_told and not self.task.only_serves):
                 return
             time.sleep(POLL_SECS)
 
