@@ -185,7 +185,7 @@ class HostListsWatch:
             end_process(UNUSABLE_STATUS, verdict)
 
     def tell(self, verdict: str) -> None:
-        """Put a verdict on the boards of this cluster, within `TELLING_SECS`, unless one says that the cluster trains."""
+        """Put a verdict on the boards of this cluster, within `TELLING_SECS`, unless one says that training goes on."""
         self._ending.acquire()
         if self._is_settled:
             return
