@@ -185,7 +185,9 @@ def test_a_folder_without_a_run_has_no_report(tmp_path):
 def test_an_old_folder_with_nothing_but_a_result_has_a_report(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps(RESULT))
     assert report.write(RunFolder(tmp_path))
-    assert "<dt>test accuracy</dt><dd>0.75</dd>" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "<dt>test accuracy</dt><dd>75.00%</dd>" in page
+    assert "mlp with adam; asynchronous updates, local steps: 1, batches of 100; ps: 1, workers: 2" in page
 
 
 def test_evaluations_become_the_line_of_the_accuracy(train_dir):

@@ -1,6 +1,7 @@
 """The page: what a history tells, section by section."""
 
 import base64
+import collections
 import datetime
 import html
 import io
@@ -8,6 +9,7 @@ import math
 import pathlib
 import shlex
 import string
+from typing import Any
 
 from runtime.report import charts, history
 from runtime.report.history import History
@@ -41,12 +43,22 @@ def _make_figures(run: History) -> str:
     if not run.result:
         step = max((event["global_step"] for event in run.of_kind("progress")), default=0)
         return f"<p>The run has no result: it goes on, or was ended. It came to global step {step}.</p>"
-    items = ""
-    for name, value in run.result.items():
-        if value is not None:
-            shown = charts.format_number(value) if type(value) in (int, float) else html.escape(str(value))
-            items += f"<div><dt>{html.escape(name.replace('_', ' '))}</dt><dd>{shown}</dd></div>"
-    return f'<dl class="figures">{items}</dl>'
+    result: dict[str, Any] = collections.defaultdict(lambda: "?", run.result)  # that of an older version has less
+    figures = {
+        "test accuracy": f"{result['test_accuracy']:.2%}",
+        "test loss": f"{result['test_loss']:.4f}",
+        "global steps": charts.format_number(result["global_step"]),
+        "of training": f"{result['train_secs']:.1f} s",
+        "examples/s": charts.format_number(result["examples_per_sec"]),
+    }
+    items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
+    updates = "synchronous" if result["sync_replicas"] or result["replication"] == "in_graph" else "asynchronous"
+    how = (
+        f"{result['model']} with {result['optimizer']}; {updates} updates, local steps: {result['local_steps']},"
+        f" batches of {result['batch_size']}; ps: {result['num_ps']}, workers: {result['num_workers']}; replication:"
+        f" {result['replication']}, sharding: {result['sharding']}; TensorFlow {result['tensorflow_version']}"
+    )
+    return f'<dl class="figures">{items}</dl><p class="soft">{html.escape(how)}</p>'
 
 
 def _make_curves(run: History) -> str:
