@@ -26,9 +26,12 @@ class Departure:
     """
 
     def __init__(self, task: Task, connection: Connection):
-        """Start to listen, to the workers and for signals."""
+        """Be ready to end `task`, whose server `connection` leads to."""
         self._task, self._connection = task, connection
         self._received: signal.Signals | None = None
+
+    def start(self) -> None:
+        """Start to listen, to the workers and for signals."""
         signals.listen(self._note_signal)
         logging.info("%s: serving at %s", task, task.address)
         events.record("serving")
