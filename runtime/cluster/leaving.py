@@ -33,7 +33,7 @@ class Departure:
     def start(self) -> None:
         """Start to listen, to the workers and for signals."""
         signals.listen(self._note_signal)
-        logging.info("%s: serving at %s", task, task.address)
+        logging.info("%s: serving at %s", self._task, self._task.address)
         events.record("serving")
         start_guard("watch_and_leave", self._watch_and_leave)
 
