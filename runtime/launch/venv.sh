@@ -45,7 +45,12 @@ find_python() {
       return
     fi
   done
-  echo "error: ${PYTHON:-no python3 on the PATH} is not Python 3.10 to 3.13; name one with PYTHON=/path/to/python3" >&2
+  local problem="no python3 on the PATH is Python 3.10 to 3.13"
+  if [[ -n "${PYTHON:-}" ]]; then
+    problem="$PYTHON is not Python 3.10 to 3.13"
+    command -v "$PYTHON" >/dev/null || problem="$PYTHON cannot be run"
+  fi
+  echo "error: $problem; set PYTHON=/path/to/python3" >&2
   exit 2
 }
 
