@@ -60,7 +60,9 @@ def install(tmp_path):
 
 def test_pip_shows_its_progress_on_a_terminal(install):
     log = install.project / ".venv" / "bin" / "pip.log"
-    terminal = Terminal([str(install.project / "runtime" / "launch" / "venv.sh"), "requirements.txt"])
+    terminal = Terminal(
+        [str(install.project / "runtime" / "launch" / "venv.sh"), "requirements.txt"], env={"PYTHON": ""}
+    )
     assert terminal.wait(60) == 0
     assert "requirements.txt" in log.read_text()
     assert "--quiet" not in log.read_text()

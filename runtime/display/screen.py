@@ -35,6 +35,11 @@ def do_people_look() -> bool:
     return False
 
 
+def without_prefix(line: bytes) -> bytes:
+    """Return what a log line says."""
+    return PREFIX.sub("", line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+
 def make_line(line: str) -> Text | None:
     """Return a line as it is shown; None for what the picture tells, and what TensorFlow's C++ code says of itself."""
     match = PREFIX.match(line)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from runtime import output
-from runtime.display.screen import Screen, do_people_look
+from runtime.display.screen import Screen, do_people_look, without_prefix
 from runtime.display.tail import Tail
 from runtime.folder import RunFolder
 from runtime.launch.options import PROGRAM
@@ -94,8 +94,10 @@ class Console:
             lines = []
         above: list[bytes] = []
         for line in lines:
-            is_last = self._last_lines or LAST_LINES.search(line)
-            (self._last_lines if is_last else above).append(line)
+            if self._last_lines or LAST_LINES.search(line):
+                self._last_lines.append(without_prefix(line))
+            else:
+                above.append(line)
         self._draw(above)
 
     def _draw(self, lines: Sequence[bytes], is_last: bool = False) -> None:

@@ -1,5 +1,7 @@
 """The supervisor: starts the tasks of a cluster, starts again what dies, and ends all of them when one cannot go on."""
 
+import contextlib
+import json
 import os
 import select
 import shlex
@@ -64,6 +66,8 @@ class Supervisor:
             return error.status
         if self._received:
             self._stop()
+        else:
+            self._tell_where_all_lies()
         self._console.close()
         number = signal.SIGTERM if self._received == signal.SIGHUP else self._received
         return 128 + number if number else 0
@@ -132,6 +136,15 @@ class Supervisor:
         has_saved = os.path.exists(self._options.folder.checkpoint_state)
         what = "go on from the last checkpoint" if has_saved else "begin again"
         self._console.say(f"to {what}: {command}", is_last=True)
+
+    def _tell_where_all_lies(self) -> None:
+        """Say what to look at, and how to go on, if the run has left a result."""
+        folder = self._options.folder
+        with contextlib.suppress(OSError, ValueError, KeyError), open(folder.result) as file:
+            more_steps = 2 * json.load(file)["global_step"]
+            command = shlex.join([f"./{PROGRAM}", *sys.argv[1:], f"--train_steps={more_steps}"])
+            self._console.say(f"the report of the run: {os.path.relpath(folder.report)}", is_last=True)
+            self._console.say(f"to train on: {command}", is_last=True)
 
     def _end_all(self) -> None:
         """Stop the tasks that still run, which they do in their order, and kill what is left after that."""

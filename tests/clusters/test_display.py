@@ -48,7 +48,8 @@ def test_a_terminal_shows_how_the_tasks_come_along(launch):
     end = "\n".join(terminal.lines)
     assert re.search(r"\nglobal step 2000/2000 ━+\n\d+ examples/s, .*test accuracy 1.0000\n✓ ps 0 .*\n✓ .*\n✓ ", end)
     # A last evaluation may come between them.
-    assert re.search(r"worker 0: finished at global step \d+.*\n(.*\n)*test accuracy 1.0000 .* examples/s\n$", end)
+    last_lines = r"\nworker 0: finished at global step \d+.*\n(.*\n)*test accuracy 1.0000 .* examples/s\n"
+    assert re.search(f"{last_lines}run_local_cluster.sh: the report of the run: ", end)
     assert len(re.findall("global step .*━", end)) == 1, "each picture replaces the last"
     assert terminal.is_cursor_shown
 

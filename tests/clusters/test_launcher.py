@@ -60,14 +60,19 @@ def test_one_command_trains_mnist_and_prints_the_accuracy(launcher, mnist_dir):
     assert run.wait() == 0, run.output()
     output = run.output()
     assert re.search(r"worker 0: global step \d+/2000, local step \d+, loss \d\.\d+, \d+ examples/s", output)
-    accuracy, step = re.search(
-        r"test accuracy (\S+) \(.*\) after (\d+) global steps in .* examples/s\n$", output
+    accuracy, step, report, command = re.search(
+        r"test accuracy (\S+) \(.*\) after (\d+) global steps in .* examples/s\n"
+        r"run_local_cluster.sh: the report of the run: (\S+)\nrun_local_cluster.sh: to train on: (.*)\n$",
+        output,
     ).groups()
     assert float(accuracy) > 0.95
     result = json.loads((launcher.train_dir / "result.json").read_text())
     assert round(result["test_accuracy"], 4) == float(accuracy)
     assert result["global_step"] == int(step)
     assert (result["num_ps"], result["num_workers"]) == (1, 2)
+    assert (launcher.train_dir.parent / report).samefile(launcher.train_dir / "report.html")
+    flags = f"--train_dir={launcher.train_dir} --train_steps=2000 --data_dir={mnist_dir} --train_steps={2 * int(step)}"
+    assert command == f"./run_local_cluster.sh {flags}"
     for name in ("worker-0", "worker-1"):
         assert "finished at global step" in launcher.log(name)
     assert "the chief has evaluated: leaving" in launcher.log("ps-0")
