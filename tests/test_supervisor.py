@@ -1,10 +1,12 @@
 """What the launcher does with its tasks: each test runs the real one, with tasks that are shell scripts."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from benchmarks.testbed.processes import DEADLINE_SECS, Process, poll_for, running_with
+from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Process, poll_for, running_with
 from tests.fake_tasks import make_command
 
 
@@ -121,3 +123,20 @@ def test_a_chief_that_is_killed_before_it_could_save_is_said_to_be(launch):
     lost = "the chief was killed before it could save: the steps since the last checkpoint are lost"
     assert f"run_local_cluster.sh: {lost}\n" in run.output()
     assert "starting it again" not in run.output()
+
+
+def test_a_signal_to_a_task_whose_end_was_seen_already_is_no_error(tmp_path):
+    """Python itself looks for the ends of processes, whenever it starts one."""
+    script = """
+import os, signal, sys
+from runtime.launch.tasks import Task, fork
+task = Task("ps-0", sys.argv[1])
+task.start(["distributed.py"], os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), lambda: None)
+while fork.active_children():
+    pass
+task.send(signal.SIGKILL)
+print(task.has_just_ended(), task.status, task.has_just_ended())
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "log")]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert done.stdout == "True 0 False\n", done.stderr

@@ -49,6 +49,13 @@ class Supervisor:
         Returns:
           The exit status of the launcher.
         """
+        try:
+            return self._run()
+        except BaseException:  # a defect of the launcher: its end would wait for that of the tasks
+            self._send(signal.SIGKILL)
+            raise
+
+    def _run(self) -> int:
         addresses = [f"localhost:{port}" for port in choose_ports(len(self._tasks))]
         ps_hosts, worker_hosts = ",".join(addresses[: self._options.ps]), ",".join(addresses[self._options.ps :])
         self._hosts = [f"--ps_hosts={ps_hosts}", f"--worker_hosts={worker_hosts}"]

@@ -23,6 +23,7 @@ class Task:
         self._log_start = os.path.getsize(self.log) if os.path.exists(self.log) else 0  # earlier runs have left that
         self.status: int | None = None  # None while it runs
         self.num_restarts = 0
+        self._process: multiprocessing.context.ForkProcess | None = None
 
     def start(self, arguments: Sequence[str], output: int, run: Callable[[], None]) -> None:
         """Start a process.
@@ -54,15 +55,15 @@ class Task:
 
     def has_just_ended(self) -> bool:
         """Return whether it has ended since this was asked last, and keep its status."""
-        if self.status is not None or self._process.exitcode is None:
+        if self.status is not None or not self._process or (code := self._process.exitcode) is None:
             return False
-        code = self._process.exitcode
         self.status = code if code >= 0 else 128 - code
         return True
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to its process, if that runs."""
-        if self.status is None and self._process.pid:
+        # `exitcode` looks first: whatever starts another process may have seen the end of this one already.
+        if self._process and self._process.exitcode is None and self._process.pid:
             os.kill(self._process.pid, number)
 
     def last_lines(self) -> str:
