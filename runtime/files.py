@@ -2,7 +2,9 @@
 
 import collections
 import contextlib
+import json
 import os
+from typing import Any
 
 
 def replace_file(path: str, content: bytes) -> None:
@@ -20,6 +22,14 @@ def replace_file(path: str, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.remove(temporary)
         raise
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """Return the JSON object in a file, or {} if there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        content = json.load(file)
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 def append_lines(path: str, lines: collections.deque[bytes]) -> None:

@@ -84,14 +84,19 @@ def test_a_line_is_opened_anew_when_the_server_hangs_up_and_closed_when_it_is_si
     assert line.ask() == "connection refused"
 
 
-def test_a_probe_of_what_sends_for_ever_has_an_end(monkeypatch):
+LONG_FRAME = bytes([0, 64, 0])  # the beginning of one of 16 384 bytes
+
+
+@pytest.mark.parametrize(("chunk", "pause_secs"), [(bytes(1000), 0), (LONG_FRAME, 0.1)], ids=["much", "in drops"])
+def test_a_probe_of_what_sends_for_ever_has_an_end(monkeypatch, chunk, pause_secs):
     monkeypatch.setattr(probes, "PROBE_SECS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def send():
             with server.accept()[0] as connection, contextlib.suppress(OSError):
                 while True:
-                    connection.sendall(bytes(1000))
+                    connection.sendall(chunk)
+                    time.sleep(pause_secs)
 
         threading.Thread(target=send, daemon=True).start()
         reasons = queue.Queue()

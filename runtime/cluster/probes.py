@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import io
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -40,6 +39,7 @@ class Line:
         self.is_new = False  # whether it was opened since this was last set to False, and may lead to another process
         self._address = address
         self._socket: socket.socket | None = None
+        self._received = bytearray()  # and not read yet
 
     def ask(self) -> str | None:
         """Ask for a sign of life.
@@ -62,14 +62,12 @@ class Line:
     def close(self) -> None:
         """Hang up; the next question connects again."""
         if self._socket:
-            self._reader.close()
             self._socket.close()
-            self._socket = None
+            self._socket, self._received = None, bytearray()
 
     def _connect(self) -> None:
         address = (host_of(self._address), port_of(self._address))
         self._socket = socket.create_connection(address, timeout=PROBE_SECS)
-        self._reader: io.BufferedReader = self._socket.makefile("rb")
         self._ask(self._socket, PREFACE + SETTINGS_FRAME)
         self._socket.sendall(ACK_FRAME)  # of the server's own settings
         self.is_new = True
@@ -85,14 +83,24 @@ class Line:
         connection.sendall(question)
         frame = b""
         while frame != bytes([SETTINGS, ACK]):
-            header = self._reader.read(HEADER_BYTES)
+            header = self._read(connection, HEADER_BYTES, deadline)
             num_bytes = int.from_bytes(header[:3], "big")
-            if len(header) < HEADER_BYTES or num_bytes > MAX_PAYLOAD_BYTES:
+            if num_bytes > MAX_PAYLOAD_BYTES:
                 raise ConnectionResetError(None, SOMETHING_ELSE)
-            self._reader.read(num_bytes)
+            self._read(connection, num_bytes, deadline)
             frame = header[3:5]
-            if time.monotonic() > deadline:
+
+    def _read(self, connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
+        while len(self._received) < num_bytes:
+            if (secs_left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError
+            connection.settimeout(secs_left)
+            if not (received := connection.recv(MAX_PAYLOAD_BYTES)):
+                raise ConnectionResetError(None, SOMETHING_ELSE)
+            self._received += received
+        result = bytes(self._received[:num_bytes])
+        del self._received[:num_bytes]
+        return result
 
 
 def probe(address: str) -> str | None:

@@ -145,7 +145,7 @@ def _read_mirror(url: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
                 content += chunk
                 if os.isatty(STDERR):
                     progress = f"\r{name}: {len(content) / 1e6:.1f} of {num_bytes / 1e6:.1f} MB"
-                    print(progress, end="" if len(content) < num_bytes else "\n", file=sys.stderr, flush=True)
+                    print(progress, end="\n" if len(content) == num_bytes else "", file=sys.stderr, flush=True)
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"only {len(content)} bytes of {name} in {TRANSFER_SECS:.0f} s")
         yield name, gzip.decompress(content)

@@ -28,6 +28,7 @@ PROJECT = LAUNCH.parents[1]
 sys.path[0] = str(PROJECT)
 
 from runtime.data import download
+from runtime.folder import RunFolder
 from runtime.launch.options import HELP, Options, parse, refuse, say
 from runtime.launch.supervisor import Supervisor
 from runtime.launch.tasks import fork
@@ -94,8 +95,10 @@ def start_tensorboard(train_dir: str, options: Options) -> None:
     if subprocess.run(install, stdout=subprocess.DEVNULL).returncode:
         say("TensorBoard cannot be installed: this run goes on without")
         return
-    board = [sys.executable, str(LAUNCH / "show_tensorboard.py"), train_dir, str(os.getpid())]
-    subprocess.Popen(board, stdin=subprocess.DEVNULL, start_new_session=True)
+    script, log = str(LAUNCH / "show_tensorboard.py"), RunFolder(train_dir).log_of("tensorboard")
+    subprocess.Popen(
+        [sys.executable, script, train_dir, log, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
+    )
 
 
 def isolate(command: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""TensorBoard beside a local cluster: `show_tensorboard.py TRAIN_DIR PID` shows a run until process PID has ended.
+"""TensorBoard beside a local cluster: `show_tensorboard.py TRAIN_DIR LOG PID` shows a run until process PID has ended.
 
-It listens on localhost alone, at port 6006 or, if that is taken, at one of the next hundred. What it says goes into
-`tensorboard.log` among the logs of the run, of which the launcher shows the first line.
+It listens on localhost alone, at port 6006 or, if that is taken, at one of the next hundred. What it says goes into the
+file LOG, of which the launcher shows the first line.
 """
 
 import os
@@ -14,14 +14,13 @@ RELOAD_SECS = 2  # how often it looks for new summaries
 LOOK_SECS = 0.5
 
 
-def show(train_dir: str, parent: int) -> None:
+def show(train_dir: str, log: str, parent: int) -> None:
     """Show the run in `train_dir` until `parent`, which has started this process, is gone, however that ended."""
-    logs = os.path.join(train_dir, "logs")
-    while not os.path.isdir(logs):  # the launcher makes it when it has checked its flags
+    while not os.path.isdir(os.path.dirname(log)):  # the launcher makes it when it has checked its flags
         _end_with(parent)
-    log = os.open(os.path.join(logs, "tensorboard.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     board = program.TensorBoard()
     board.configure(logdir=train_dir, host="localhost", reload_interval=RELOAD_SECS)
     try:
@@ -40,4 +39,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    show(sys.argv[1], int(sys.argv[2]))
+    show(sys.argv[1], sys.argv[2], int(sys.argv[3]))

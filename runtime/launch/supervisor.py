@@ -1,7 +1,5 @@
 """The supervisor: starts the tasks of a cluster, starts again what dies, and ends all of them when one cannot go on."""
 
-import contextlib
-import json
 import os
 import select
 import shlex
@@ -10,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from runtime.files import read_json
 from runtime.launch.console import Console
 from runtime.launch.options import PROGRAM, UNUSABLE_STATUS, Options
 from runtime.launch.ports import choose_ports
@@ -147,9 +146,8 @@ class Supervisor:
     def _tell_where_all_lies(self) -> None:
         """Say what to look at, and how to go on, if the run has left a result."""
         folder = self._options.folder
-        with contextlib.suppress(OSError, ValueError, KeyError), open(folder.result) as file:
-            more_steps = 2 * json.load(file)["global_step"]
-            command = shlex.join([f"./{PROGRAM}", *sys.argv[1:], f"--train_steps={more_steps}"])
+        if num_steps := read_json(folder.result).get("global_step"):
+            command = shlex.join([f"./{PROGRAM}", *sys.argv[1:], f"--train_steps={2 * num_steps}"])
             self._console.say(f"the report of the run: {os.path.relpath(folder.report)}", is_last=True)
             self._console.say(f"to train on: {command}", is_last=True)
 

@@ -2,13 +2,13 @@
 
 import glob
 import itertools
-import json
 import os
 import re
 from typing import NamedTuple
 
 from runtime.display.status import Event, TaskStatus
 from runtime.events import read_lines
+from runtime.files import read_json
 from runtime.folder import RunFolder
 
 GAP_SECS = 600.0  # nothing happens for so long before the next run in one folder starts; the report is of the last
@@ -71,7 +71,7 @@ def read(folder: RunFolder) -> History:
         task = os.path.basename(path).removesuffix(".jsonl").replace("-", " ")
         events += [{**event, "by": task} for event in read_lines(path)]
     events.sort(key=lambda event: event["unix_secs"])
-    result = _read_result(folder)
+    result = read_json(folder.result)
     if not events and not result:
         raise FileNotFoundError(2, "no run has recorded anything here", folder.path)
     starts = [
@@ -90,15 +90,6 @@ def read(folder: RunFolder) -> History:
     evaluations += [event for event in events if "test_accuracy" in event]
     name, secs = os.path.basename(os.path.abspath(folder.path)), max(events[-1]["secs"], 1e-3) if events else 0.0
     return History(name, began_at, secs, events, evaluations, result)
-
-
-def _read_result(folder: RunFolder) -> Event:
-    try:
-        with open(folder.result, encoding="utf-8") as file:
-            result = json.load(file)
-        return result if isinstance(result, dict) else {}
-    except (OSError, ValueError):
-        return {}
 
 
 def tell(run: History, task: str) -> list[Entry]:

@@ -1,7 +1,6 @@
 """The page: what a history tells, section by section."""
 
 import base64
-import collections
 import datetime
 import html
 import io
@@ -9,7 +8,6 @@ import math
 import pathlib
 import shlex
 import string
-from typing import Any
 
 from runtime.report import charts, history
 from runtime.report.history import History
@@ -43,7 +41,7 @@ def _make_figures(run: History) -> str:
     if not run.result:
         step = max((event["global_step"] for event in run.of_kind("progress")), default=0)
         return f"<p>The run has no result: it goes on, or was ended. It came to global step {step}.</p>"
-    result: dict[str, Any] = collections.defaultdict(lambda: "?", run.result)  # that of an older version has less
+    result = {"replication": "?", "sharding": "?", **run.result}  # a result of an older version lacks these
     figures = {
         "test accuracy": f"{result['test_accuracy']:.2%}",
         "test loss": f"{result['test_loss']:.4f}",

@@ -1,5 +1,6 @@
 """The result of a run: `result.json`, and the last line."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from absl import logging
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, wait_until_nothing_is_missing
 from runtime.errors import UnsavedError
-from runtime.files import replace_file
+from runtime.files import read_json, replace_file
 from runtime.folder import RunFolder
 from runtime.monitoring.evaluation import Measures, ModelTest
 from runtime.monitoring.progress import ProgressHook
@@ -131,16 +132,14 @@ def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progre
 
 def read_result(folder: RunFolder) -> dict[str, Any]:
     """Return what `result.json` says, or nothing if there is none that can be read."""
-    try:
-        with open(folder.result) as file:
-            result = json.load(file)
+    result = read_json(folder.result)
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         return {
             "global_step": int(result["global_step"]),
             "reached_accuracy": result.get("reached_accuracy") or 0.0,
             "test_accuracy": result.get("test_accuracy"),
         }
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    return {}
 
 
 def is_finished(folder: RunFolder, goal: Goal) -> bool:
