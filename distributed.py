@@ -12,7 +12,8 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
@@ -21,7 +22,7 @@ import tensorflow.compat.v1 as tf
 
 import mnist_input
 import model
-from runtime import program
+from runtime import program, tables
 from runtime.data import sources, streams
 from runtime.flags import define_flags
 from runtime.member import Member
@@ -90,47 +91,65 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: streams.Sourc
     setter = tf.train.replica_device_setter(worker_device=device, cluster=cluster, ps_strategy=me.ps_strategy)
     with tf.device(setter), tf.variable_scope("", partitioner=me.partitioner):
         tf.train.create_global_step()
-        packing = Packing(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
+        packing = Packing(me.make_tables(model.build_parameters(FLAGS.model, FLAGS.hidden_units)))
         with tf.device(device), tf.name_scope("input"):
             num_batches, decode = me.mode.batches_per_run, mnist_input.decode
             batches = streams.build_batches(source, num_batches, me.batch_size, FLAGS.seed, decode)
 
-        def build_loss(parts: Sequence[tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
+        def build_loss(parameters: tables.Parameters, inputs: tf.Tensor) -> tf.Tensor:
             images, labels = batches.batch(inputs)
-            return model.build_loss(model.build_logits(packing.by_name(parts), images), labels)
+            return model.build_loss(build_logits(parameters, images), labels)
 
-        updates = build_updates(packing, build_loss, batches.inputs, me.mode, me.task, me.session_config)
+        def ids_of_batch(inputs: tf.Tensor) -> Mapping[str, tf.Tensor]:
+            return build_ids(batches.batch(inputs)[0])
+
+        updates = build_updates(packing, build_loss, ids_of_batch, batches.inputs, me.mode, me.task, me.session_config)
         evaluation = build_evaluation(packing, device)
         with tf.device(device), tf.name_scope("evaluation_of_batch"):
             images, labels = batches.batch(batches.inputs[-1])
-            accuracy = model.build_accuracy(model.build_logits(evaluation.parameters, images), labels)
-    return TrainingGraph(batches, packing, updates, evaluation, accuracy)
+            parameters = packing.fetch(build_ids(images))
+            accuracy = model.build_accuracy(build_logits(parameters, images), labels)
+    return TrainingGraph(batches, packing, updates, evaluation, parameters, accuracy)
+
+
+def build_logits(parameters: Mapping[str, Any], images: tf.Tensor) -> tf.Tensor:
+    """Build the logits; in the place of each table, the model gets the rows that the images need."""
+    return model.build_logits(tables.look_up(parameters, build_ids(images)), images)
+
+
+def build_ids(images: tf.Tensor) -> Mapping[str, tf.Tensor]:
+    """Build the ids of the rows of each table that the images need: MNIST's models have no tables."""
+    return model.build_ids(images) if hasattr(model, "build_ids") else {}
 
 
 def build_evaluation(packing: Packing, device: str) -> EvaluationGraph:
     """Build the part of the graph that measures the model on the examples that it is fed."""
     with tf.device(device), tf.name_scope("evaluation"):
-        parameters = packing.by_name(packing.split(packing.read()))
+        wanted = {name: tf.placeholder(tf.int32, [None], name=f"rows_of_{name}") for name in packing.tables}
+        parameters = packing.fetch(wanted)
         images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
         labels = tf.placeholder(tf.int32, [None], name="test_labels")
-        logits = model.build_logits(parameters, mnist_input.to_float(images))
+        inputs = mnist_input.to_float(images)
+        logits = build_logits(parameters, inputs)
         loss, accuracy = model.build_loss(logits, labels), model.build_accuracy(logits, labels)
-    return EvaluationGraph(parameters, images, labels, logits, loss, accuracy)
+    return EvaluationGraph(
+        wanted, packing.num_rows, parameters, images, labels, build_ids(inputs), logits, loss, accuracy
+    )
 
 
 def follow_checkpoints(me: Member) -> None:
     """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
     tf.train.create_global_step()
-    packing = Packing(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
+    packing = Packing(me.make_tables(model.build_parameters(FLAGS.model, FLAGS.hidden_units)))
     test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load()
     me.follow_checkpoints(build_evaluation(packing, device=""), test_examples)
 
 
 def build_serving() -> Serving:
     """Build what an exported model computes: from images, uint8 [n, 28, 28], to their classes and probabilities."""
-    parameters = model.build_parameters(FLAGS.model, FLAGS.hidden_units)
+    parameters = tables.make_variables(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
     images = tf.placeholder(tf.uint8, [None, *mnist_input.IMAGE_SHAPE], name="images")
-    logits = model.build_logits(parameters, mnist_input.to_float(tf.reshape(images, [-1, mnist_input.NUM_PIXELS])))
+    logits = build_logits(parameters, mnist_input.to_float(tf.reshape(images, [-1, mnist_input.NUM_PIXELS])))
     outputs = {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
     return Serving({"images": images}, outputs, parameters)
 

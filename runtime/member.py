@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -27,6 +27,7 @@ from runtime.monitoring.evaluation import EvaluationGraph, ModelTest
 from runtime.saving.export import check_export_dir
 from runtime.saving.result import Goal
 from runtime.saving.train_dir import open_train_dir
+from runtime.tables import Table, make_variables
 from runtime.updates import placement
 from runtime.updates.mode import Mode, check_replicas
 
@@ -109,6 +110,19 @@ class Member:
     def partitioner(self) -> Callable[..., Any] | None:
         """How large variables are split, as `tf.variable_scope` takes it."""
         return placement.make_partitioner(self.flags.partition_bytes, len(self.task.ps_hosts))
+
+    def make_tables(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the variables of the tables among `parameters`, a slice on each ps.
+
+        Raises:
+          UnusableError: tables cannot be trained or saved as the flags say.
+        """
+        num_slices = 1 if self.is_evaluator else len(self.task.ps_hosts)
+        for name, table in parameters.items():
+            if isinstance(table, Table):
+                self.mode.check_table(name)
+                table.check(name, num_slices, self.flags.checkpoints)
+        return make_variables(parameters, num_slices)
 
     @property
     def agreed_flags(self) -> dict[str, object]:

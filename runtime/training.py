@@ -22,6 +22,7 @@ from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.input import InputHook
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
+from runtime.tables import Parameters
 from runtime.updates import placement
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
@@ -34,7 +35,8 @@ class TrainingGraph(NamedTuple):
     packing: Packing  # of the parameters
     updates: Updates  # what each step runs
     evaluation: EvaluationGraph
-    accuracy: tf.Tensor  # on a batch, float32 []
+    parameters: Parameters  # as a batch needs them
+    accuracy: tf.Tensor  # on that batch, float32 []
 
 
 class Training:
@@ -57,7 +59,7 @@ class Training:
         """
         task, flags, updates = me.task, me.flags, graph.updates
         self._me, self._test = me, ModelTest(graph.evaluation, test_examples)
-        summaries.build(task, updates, graph.packing, graph.evaluation.parameters, graph.accuracy, me.mode.schedule)
+        summaries.build(task, updates, graph.packing, graph.parameters, graph.accuracy, me.mode.schedule)
         placement.log_placement(task)
         agreement = Agreement(task, {**me.agreed_flags, "data_dir": data})
         unsaved = updates.unsaved_variables
@@ -99,7 +101,7 @@ class Training:
         print(result)
         steps = [
             lambda: self._checkpoints.save(session),
-            lambda: export(me.flags.export_dir, build_serving, measures.parameters),
+            lambda: export(me.flags.export_dir, build_serving, lambda: self._test.complete(session, measures)),
             lambda: result.write(me.folder),
         ]
         keep_trying(me.task, steps, me.timeouts.recovery_secs)

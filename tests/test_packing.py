@@ -30,10 +30,13 @@ def test_each_ps_packs_what_it_holds_and_unpacks_what_it_gets(run):
     matrix, scalar = get_variable("matrix", MATRIX, PS_0), get_variable("scalar", np.float32(9), PS_1)
     vector = get_variable("vector", VECTOR, PS_0)
     packing = Packing({"m": matrix, "s": scalar, "v": vector})
-    vectors = packing.read()
+    vectors = packing.read(*packing.select([{}]))
     assert [tensor.device for tensor in vectors] == [PS_0, PS_1]
     assert [values.tolist() for values in run(vectors)] == [list(range(9)), [9]]
-    assert [values.tolist() for values in run(packing.pack(packing.split(vectors)))] == [list(range(9)), [9]]
+    assert [values.tolist() for values in run(packing.pack(list(packing.unpack(vectors).values())))] == [
+        list(range(9)),
+        [9],
+    ]
 
     assert packing.variables == {PS_0: [matrix, vector], PS_1: [scalar]}
     parts = split_vector(10 * vectors[0], [matrix, vector])
@@ -44,7 +47,8 @@ def test_each_ps_packs_what_it_holds_and_unpacks_what_it_gets(run):
 def test_a_ps_that_holds_the_global_step_alone_packs_nothing(run):
     with tf.device(PS_1):
         tf.train.create_global_step()
-    vectors = Packing({"matrix": get_variable("matrix", MATRIX, PS_0)}).read()
+    packing = Packing({"matrix": get_variable("matrix", MATRIX, PS_0)})
+    vectors = packing.read(*packing.select([{}]))
     assert [tensor.device for tensor in vectors] == [PS_0, PS_1]
     assert [values.tolist() for values in run(vectors)] == [list(range(6)), []]
 
@@ -58,8 +62,8 @@ def test_a_count_travels_with_a_vector_and_bfloat16_has_room_for_it(run, count):
 
 def test_whole_parameters_by_name_have_gradients_by_vector(run):
     packing = Packing({"matrix": get_variable("a", MATRIX, PS_0), "vector": get_variable("b", VECTOR, PS_0)})
-    vectors = packing.read()
-    parameters = packing.by_name(packing.split(vectors))
+    vectors = packing.read(*packing.select([{}]))
+    parameters = packing.unpack(vectors)
     product = parameters["matrix"] * parameters["vector"][:, None]
     (gradient,) = run(tf.gradients(tf.reduce_sum(product), vectors))
     assert gradient.tolist() == [6, 6, 7, 7, 8, 8, *MATRIX.sum(axis=1)]
@@ -70,7 +74,7 @@ def test_a_partitioned_variable_is_put_together(run):
     with tf.device(device_setter), tf.variable_scope("", partitioner=tf.fixed_size_partitioner(2)):
         partitioned = tf.get_variable("matrix", [3, 2])
     packing = Packing({"matrix": partitioned})
-    vectors = packing.read()
+    vectors = packing.read(*packing.select([{}]))
     assert len(vectors) == 2, "its slices lie on two ps tasks"
-    whole, matrix = run([partitioned.as_tensor(), packing.by_name(packing.split(vectors))["matrix"]])
+    whole, matrix = run([partitioned.as_tensor(), packing.unpack(vectors)["matrix"]])
     np.testing.assert_array_equal(matrix, whole)

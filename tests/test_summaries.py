@@ -57,8 +57,8 @@ def train(servers, index, train_dir):
         connection = servers.connection("worker", index)
         me = Member(distributed.FLAGS, task, RunFolder(train_dir), connection.config)
         graph = distributed.build_graph(me, tf.train.ClusterSpec(task.jobs), EXAMPLES)
-        (batches, packing, updates, evaluation, accuracy), schedule = graph, me.mode.schedule
-        summaries.build(task, updates, packing, evaluation.parameters, accuracy, schedule)
+        (batches, packing, updates, evaluation, parameters, accuracy), schedule = graph, me.mode.schedule
+        summaries.build(task, updates, packing, parameters, accuracy, schedule)
         initializers = [tf.local_variables_initializer()]
         if task.is_chief:
             initializers.append(tf.variables_initializer(updates.unsaved_variables))

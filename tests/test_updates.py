@@ -86,7 +86,7 @@ class Worker:
                 holdings = make_holdings(packing, make_optimizer_of_ps)
 
                 def build_loss(parameters, _):
-                    return loss(parameters[0]) if loss else (index + 1) * parameters[0]
+                    return loss(parameters["w"]) if loss else (index + 1) * parameters["w"]
 
                 indices = make_indices(N * local_steps)
                 with tf.device(task.device):
@@ -101,10 +101,14 @@ class Worker:
                         )
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
-                    updates = build_async_updates(packing, holdings, builder, max_pending, train_steps, task)
+                    selections = packing.select([{}] * N)
+                    updates = build_async_updates(
+                        packing, selections, holdings, builder, max_pending, train_steps, task
+                    )
                 else:
                     rule = Rule(len(task.worker_hosts), replicas, local_steps, train_steps)
-                    updates = build_sync_updates(packing, holdings, builder, rule, exchanges, task)
+                    selections = packing.select([{}] * exchanges)
+                    updates = build_sync_updates(packing, selections, holdings, builder, rule, task)
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
             self.updates, self.train_op, self.hooks = updates, updates.train_op, updates.hooks
@@ -308,9 +312,10 @@ def test_a_ps_without_parameters_counts_no_step_before_it_is_computed(graph):
         packing = Packing({"w": tf.get_variable("w", [3])})
     towers = Towers("/job:worker/task:0", ["/job:worker/task:0"])
     builder = GradientExchangeBuilder(
-        packing, lambda parts, _: tf.reduce_sum(parts[0]), make_indices(1), tf.float32, towers
+        packing, lambda parameters, _: tf.reduce_sum(parameters["w"]), make_indices(1), tf.float32, towers
     )
-    exchange = builder.build_exchange(packing.read(), [], 0)
+    (selection,) = packing.select([{}])
+    exchange = builder.build_exchange(packing.read(selection), selection, [], 0)
     (nothing,) = [gradient for gradient in exchange.gradients if gradient.shape == [0]]
     before, ops = set(), [nothing.op]
     while ops:
@@ -747,7 +752,7 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
     packing = Packing({"w": weight})
     builder = LocalStepsExchangeBuilder(
         packing,
-        lambda parameters, _: 1 * parameters[0],
+        lambda parameters, _: 1 * parameters["w"],
         make_indices(2 * 3),
         functools.partial(make_optimizer, name),
         Schedule("constant", 0.5, None, train_steps=100),
@@ -755,7 +760,8 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
         tf.float32,
         Towers("", [""]),
     )
-    exchanges = [builder.build_exchange(packing.read(), [], number) for number in range(2)]
+    selections = packing.select([{}] * 2)
+    exchanges = [builder.build_exchange(packing.read(s), s, [], number) for number, s in enumerate(selections)]
     assert tf.global_variables() == [global_step, weight]
     assert len(tf.local_variables()) == 1 + {"sgd": 0, "momentum": 1, "adam": 4}[name], "exchanges share it"
     with tf.Session() as session:

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -17,7 +17,7 @@ import model
 from benchmarks.peers import launch, measure, problem
 from runtime.data import streams
 from runtime.data.memory import MemorySource
-from runtime.updates.holding import make_holdings
+from runtime.updates.holding import Gradient, make_holdings
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
@@ -53,9 +53,9 @@ def train(num_cores: int) -> None:
     source = MemorySource(examples, FLAGS.task_index)
     batches = streams.build_batches(source, FLAGS.steps_per_run, problem.BATCH_SIZE, FLAGS.seed, mnist_input.decode)
 
-    def build_loss(parts: Sequence[tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
+    def build_loss(parameters: Mapping[str, tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
         images, labels = batches.batch(inputs)
-        return model.build_loss(model.build_logits(packing.by_name(parts), images), labels)
+        return model.build_loss(model.build_logits(parameters, images), labels)
 
     schedule = Schedule("constant", FLAGS.learning_rate, warmup_steps=0, train_steps=sys.maxsize)
     length = Length(FLAGS.steps_per_run, train_steps=sys.maxsize, num_shares=1, pace=1)
@@ -63,9 +63,10 @@ def train(num_cores: int) -> None:
     builder = LocalStepsExchangeBuilder(
         packing, build_loss, batches.inputs, make_local_optimizer, schedule, length, tf.float32, Towers("", [""])
     )
-    exchange = builder.build_exchange(packing.read(), [], 0)
+    (selection,) = packing.select([{}])
+    exchange = builder.build_exchange(packing.read(selection), selection, [], 0)
     (holding,) = make_holdings(packing, lambda _: tf.train.GradientDescentOptimizer(1.0))
-    train_op = holding.apply(exchange.gradients[0], exchange.num_steps).op
+    train_op = holding.apply(Gradient(exchange.gradients[0], []), exchange.num_steps).op
     config = tf.ConfigProto(
         intra_op_parallelism_threads=1,
         inter_op_parallelism_threads=1,

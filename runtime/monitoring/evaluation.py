@@ -20,9 +20,11 @@ from runtime.files import append_lines
 from runtime.folder import RunFolder
 from runtime.monitoring import event_files
 from runtime.monitoring.mistakes import find_mistakes
+from runtime.tables import Parameters, values_of
 from runtime.threads import repeat_in_session, start_guard
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
+PIECE = 2**20  # rows of a table that are read at once
 BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
 
 
@@ -32,7 +34,7 @@ class Measures(NamedTuple):
     loss: float
     accuracy: float  # in [0, 1]
     global_step: int  # that the parameters had
-    parameters: dict[str, Any]  # their values, arrays by name
+    parameters: dict[str, Any]  # their values, arrays by name; of tables the `Rows` that the examples need
     find_mistakes: Callable[[], dict[str, Any]]  # looks for them only when it is called
 
     def __str__(self) -> str:
@@ -42,9 +44,12 @@ class Measures(NamedTuple):
 class EvaluationGraph(NamedTuple):
     """The part of the graph that measures the model on the examples that it is fed."""
 
-    parameters: Mapping[str, tf.Tensor]  # by name, on this task: read once, then fed, so that all batches meet the same
+    wanted: Mapping[str, tf.Tensor]  # by table, a placeholder: the ids, int32 [n], of the rows in `parameters`
+    num_rows: Mapping[str, int]  # of each table
+    parameters: Parameters  # on this task: read once, then fed, so that all batches meet the same
     images: tf.Tensor  # a placeholder, [n, ...]
     labels: tf.Tensor  # a placeholder, [n]
+    ids: Mapping[str, tf.Tensor]  # by table, those that the images need
     logits: tf.Tensor  # float32 [n, classes]
     loss: tf.Tensor  # float32 [], averaged over them
     accuracy: tf.Tensor  # float32 []
@@ -60,6 +65,7 @@ class ModelTest:
           UnusableError: a label is of no class.
         """
         self._graph, self._examples = graph, examples
+        self._rows: dict[tf.Tensor, Any] | None = None
         if examples:
             num_classes = graph.logits.shape[-1]
             (wrong,) = np.nonzero(examples[-1] >= num_classes)
@@ -75,8 +81,9 @@ class ModelTest:
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""
         graph, (images, labels) = self._graph, self._examples
-        values, global_step = session.run([dict(graph.parameters), tf.train.get_global_step(session.graph)])
-        feed_dict = {graph.parameters[name]: value for name, value in values.items()}
+        fetches = [dict(graph.parameters), tf.train.get_global_step(session.graph)]
+        values, global_step = session.run(fetches, self._find_rows(session))
+        feed_dict = dict(zip(tf.nest.flatten(fetches[0]), tf.nest.flatten(values), strict=True))
         sums, logits = np.zeros(2), []
         for start in range(0, len(labels), BATCH_SIZE):
             batch = slice(start, start + BATCH_SIZE)
@@ -87,6 +94,28 @@ class ModelTest:
         loss, accuracy = sums / len(labels)
         mistakes = functools.partial(find_mistakes, np.concatenate(logits), images, labels)
         return Measures(float(loss), float(accuracy), int(global_step), values, mistakes)
+
+    def _find_rows(self, session: tf.Session) -> dict[tf.Tensor, Any]:
+        """Return what is fed for the ids of the rows that the test needs of each table; they are always the same."""
+        if self._rows is None:
+            graph, (images, _) = self._graph, self._examples
+            batches = [images[start : start + BATCH_SIZE] for start in range(0, len(images), BATCH_SIZE)]
+            found = [session.run(dict(graph.ids), {graph.images: batch}) for batch in batches] if graph.ids else []
+            self._rows = {
+                placeholder: np.unique(np.concatenate([ids[name].ravel() for ids in found]))
+                for name, placeholder in graph.wanted.items()
+            }
+        return self._rows
+
+    def complete(self, session: tf.Session, measures: Measures) -> dict[str, Any]:
+        """Return the values of the parameters with all rows of the tables, read in pieces that can be sent."""
+        graph, values = self._graph, dict(measures.parameters)
+        nothing: dict[tf.Tensor, Any] = {placeholder: [] for placeholder in graph.wanted.values()}
+        for name, placeholder in graph.wanted.items():
+            rows, num_rows = values_of(graph.parameters)[name], graph.num_rows[name]
+            pieces = [np.arange(first, min(first + PIECE, num_rows)) for first in range(0, num_rows, PIECE)]
+            values[name] = np.concatenate([session.run(rows, {**nothing, placeholder: piece}) for piece in pieces])
+        return values
 
 
 class EvaluationLog:

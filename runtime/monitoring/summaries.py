@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections.abc import Mapping
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -11,6 +10,7 @@ from runtime.cluster.task import Task
 from runtime.errors import reason
 from runtime.folder import RunFolder
 from runtime.monitoring import event_files
+from runtime.tables import Parameters, values_of
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
@@ -23,7 +23,7 @@ def build(
     task: Task,
     updates: Updates,
     packing: Packing,
-    parameters: Mapping[str, tf.Tensor],
+    parameters: Parameters,
     accuracy: tf.Tensor,
     schedule: Schedule,
 ) -> None:
@@ -33,7 +33,7 @@ def build(
       task: this worker.
       updates: what it runs.
       packing: of the gradients.
-      parameters: by name, on this task.
+      parameters: on this task; of tables the rows of a batch.
       accuracy: on a batch of this worker, float32 [].
       schedule: of the learning rate.
     """
@@ -42,14 +42,16 @@ def build(
             tf.summary.scalar("worker/staleness", updates.staleness)
         if not task.is_chief:
             return
+        values = values_of(parameters)
         with tf.name_scope("norms"):
-            gradients = packing.by_name(packing.split([tf.cast(vector, tf.float32) for vector in updates.gradients]))
+            vectors = [tf.cast(vector, tf.float32) for vector in updates.exchange.gradients]
+            gradients = values_of(packing.unpack(vectors, updates.exchange.selection.ids))
             norms = {f"gradient_norm/{name}": tf.norm(gradient) for name, gradient in gradients.items()}
-            norms |= {f"parameter_norm/{name}": tf.norm(parameter) for name, parameter in parameters.items()}
+            norms |= {f"parameter_norm/{name}": tf.norm(parameter) for name, parameter in values.items()}
         scalars = {"accuracy": accuracy, "learning_rate": schedule.build(updates.global_step), **norms}
         for tag, value in scalars.items():
             tf.summary.scalar(tag, value)
-        for name, parameter in parameters.items():
+        for name, parameter in values.items():
             tf.summary.histogram(f"parameters/{name}", parameter, collections=[HISTOGRAMS])
 
 

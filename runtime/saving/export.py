@@ -16,6 +16,7 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError, UnusableError, reason, refuse_url
+from runtime.tables import slices_of
 
 TEMPORARY = "tmp-"  # begins the name of a folder that is being written
 CHECKSUM_FILE = os.path.join("assets.extra", "parameters.sha256")  # programs that serve a model pay no heed to it
@@ -27,7 +28,7 @@ class Serving(NamedTuple):
 
     inputs: dict[str, tf.Tensor]  # placeholders
     outputs: dict[str, tf.Tensor]
-    parameters: Mapping[str, tf.Variable]
+    parameters: Mapping[str, Any]  # variables by name, and tables in one slice
 
 
 def check_export_dir(task: Task, export_dir: str) -> None:
@@ -55,7 +56,7 @@ def check_export_dir(task: Task, export_dir: str) -> None:
         logging.warning("%s: %s; make room before training ends", task, problem)
 
 
-def export(export_dir: str, build_serving: Callable[[], Serving], values: Mapping[str, Any]) -> None:
+def export(export_dir: str, build_serving: Callable[[], Serving], read_values: Callable[[], Mapping[str, Any]]) -> None:
     """Write a SavedModel into a new numbered folder of `export_dir`, unless that is empty or has this very model.
 
     TensorFlow Serving takes the highest number. A folder appears there whole, and none is ever replaced. A chief that
@@ -64,7 +65,7 @@ def export(export_dir: str, build_serving: Callable[[], Serving], values: Mappin
     Args:
       export_dir: the folder of all versions.
       build_serving: builds what is served, in a graph without any device of the cluster.
-      values: of its parameters, arrays by name.
+      read_values: returns the values of its parameters, arrays by name.
 
     Raises:
       UnsavedError: it cannot be written.
@@ -72,6 +73,7 @@ def export(export_dir: str, build_serving: Callable[[], Serving], values: Mappin
     if not export_dir:
         return
     temporary = ""
+    values = read_values()
     try:
         checksum = _compute_checksum(values)
         if path := _find_export(export_dir, checksum):
@@ -124,7 +126,8 @@ def _save(folder: str, build_serving: Callable[[], Serving], values: Mapping[str
     config = tf.ConfigProto(device_count={"GPU": 0})  # those of this process belong to its server
     with tf.Graph().as_default(), tf.Session(config=config) as session:
         serving = build_serving()
-        for name, variable in serving.parameters.items():
+        for name, parameter in serving.parameters.items():
+            (variable,) = slices_of(parameter)
             variable.load(values[name], session)
         tf.saved_model.simple_save(session, folder, serving.inputs, serving.outputs)
     path = os.path.join(folder, CHECKSUM_FILE)

@@ -8,7 +8,9 @@ BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
 
 class CountedAdamOptimizer(tf.train.Optimizer):
-    """Computes the powers of beta from a counter, where TensorFlow's Adam keeps two variables for all its parameters.
+    """Adam; of a table it leaves all rows alone that a gradient does not have, where Adam would move them on.
+
+    It computes the powers of beta from a counter, where TensorFlow's Adam keeps two variables for all its parameters.
 
     These would lie on one ps, and each step would send them to the others. Checkpoints hold the slots under the names
     that TensorFlow's Adam gives them. The methods are those that `tf.train.Optimizer` asks its subclasses for.
@@ -41,3 +43,16 @@ class CountedAdamOptimizer(tf.train.Optimizer):
             epsilon=EPSILON,
             grad=grad,
         )
+
+    def _resource_apply_sparse(self, grad: tf.Tensor, handle: tf.Variable, indices: tf.Tensor) -> tf.Operation:
+        m, v = self.get_slot(handle, "m"), self.get_slot(handle, "v")
+        mean = BETA_1 * m.sparse_read(indices) + (1 - BETA_1) * grad
+        variance = BETA_2 * v.sparse_read(indices) + (1 - BETA_2) * grad**2
+        rate = self._rate * tf.sqrt(1 - self._powers["beta2_power"]) / (1 - self._powers["beta1_power"])
+        change = rate * mean / (tf.sqrt(variance) + EPSILON)
+        with tf.control_dependencies([change]):
+            return tf.group(
+                m.scatter_update(tf.IndexedSlices(mean, indices)),
+                v.scatter_update(tf.IndexedSlices(variance, indices)),
+                handle.scatter_sub(tf.IndexedSlices(change, indices)),
+            )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.updates.holding import Holding
+from runtime.updates.holding import Gradient, Holding
 
 
 class Rule(NamedTuple):
@@ -40,6 +40,13 @@ class Aggregation:
         self.holding, self._rule = holding, rule
         with tf.device(holding.device), tf.name_scope("aggregation"):
             self._gradients = tf.ConditionalAccumulator(tf.float32, [holding.size], shared_name="gradients")
+            # A mean would divide each row by the number of the gradients that have it.
+            self._sums_of_slices = [
+                tf.SparseConditionalAccumulator(
+                    tf.float32, variable.shape, shared_name=f"gradients_of_{variable.op.name}", reduction_type="SUM"
+                )
+                for variable in holding.table_slices
+            ]
             self._tokens = [tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_tokens") for name in ("even", "odd")]
             self._mutex = tf.raw_ops.MutexV2(container="", shared_name="aggregation")
             self.num_updates = self._make_variable("num_updates", self._start_anew)
@@ -59,7 +66,14 @@ class Aggregation:
 
     def _drop_gradients(self) -> tf.Operation:
         is_empty = tf.equal(self._gradients.num_accumulated(), 0)
-        return tf.cond(is_empty, tf.no_op, lambda: self._gradients.take_grad(1).op)
+        return tf.cond(is_empty, tf.no_op, lambda: tf.group(*self._take()))
+
+    def _take(self) -> list[tf.Tensor | tf.IndexedSlices]:
+        """Build the mean gradient of the variables, of all that are there, and the sum of those of each slice."""
+        return [
+            self._gradients.take_grad(1),
+            *(of_slice.take_indexed_slices_grad(1) for of_slice in self._sums_of_slices),
+        ]
 
     def read_num_updates(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
         """Build the number of updates, int64 [], as it is after something on this ps."""
@@ -87,11 +101,12 @@ class Aggregation:
     def _build_nothing_added(self) -> tf.Tensor:
         return -tf.ones([self._rule.num_workers], tf.int64)
 
-    def add(self, gradient: tf.Tensor, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
+    def add(self, vector: tf.Tensor, places: Sequence[tf.Tensor], num_updates: tf.Tensor, worker: int) -> tf.Tensor:
         """Add the gradient of a worker, and wait for its update, on the ps.
 
         Args:
-          gradient: packed, [size], of the type in which it travels.
+          vector: the gradient, packed, of the type in which it travels.
+          places: of the rows of tables in it: see `Selection`.
           num_updates: int64 [], which the parameters had that it was computed with.
           worker: the task index.
 
@@ -100,8 +115,9 @@ class Aggregation:
         """
         with tf.device(self.holding.device):
             # It must be here before the lock: the mutex is held only while there is nothing to wait for.
-            gradient = tf.cast(tf.identity(gradient), tf.float32)
-            with tf.control_dependencies([gradient, num_updates]):
+            vector = tf.cast(tf.identity(vector), tf.float32)
+            gradient = self.holding.unpack(vector, places)
+            with tf.control_dependencies([vector, *places, num_updates]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
                 num_steps = self._count_steps()
@@ -151,17 +167,25 @@ class Aggregation:
             return tf.constant(True)
         return (self.last_added.sparse_read(worker) < num_updates) | (self.num_spares.read_value() > 0)
 
-    def _add(self, gradient: tf.Tensor, num_updates: tf.Tensor, is_accepted: tf.Tensor, worker: int) -> tf.Tensor:
+    def _add(self, gradient: Gradient, num_updates: tf.Tensor, is_accepted: tf.Tensor, worker: int) -> tf.Tensor:
         """Add a gradient if it is accepted; return whether the update has all that it needs, bool []."""
         local_step = tf.where(is_accepted, num_updates, tf.constant(-1, tf.int64))  # -1: the accumulator drops it
-        with tf.control_dependencies([self._gradients.set_global_step(self.num_updates.read_value())]):
-            addition = self._gradients.apply_grad(gradient, local_step)
-        with tf.control_dependencies([addition, tf.scatter_max(self.last_added, worker, local_step)]):
+        accumulators = [self._gradients, *self._sums_of_slices]
+        num_updates = self.num_updates.read_value()
+        with tf.control_dependencies([accumulator.set_global_step(num_updates) for accumulator in accumulators]):
+            additions = [self._gradients.apply_grad(gradient.vector, local_step)]
+            for of_slice, rows in zip(self._sums_of_slices, gradient.of_slices, strict=True):
+                additions.append(of_slice.apply_indexed_slices_grad(rows, local_step))
+        with tf.control_dependencies([*additions, tf.scatter_max(self.last_added, worker, local_step)]):
             return self._gradients.num_accumulated() >= self._rule.num_gradients
 
     def _update(self, number: tf.Tensor, num_steps: tf.Tensor) -> tf.Operation:
         """Apply the average, and hand out a token for each gradient in it; this is the update of that `number`."""
-        change = self.holding.apply(self._gradients.take_grad(1), num_steps)  # of all that are there
+        num_gradients = tf.cast(self._gradients.num_accumulated(), tf.float32)
+        with tf.control_dependencies([num_gradients]):
+            vector, *sums = self._take()
+        means = [tf.IndexedSlices(of_slice.values / num_gradients, of_slice.indices) for of_slice in sums]
+        change = self.holding.apply(Gradient(vector, means), num_steps)
         with tf.control_dependencies([change]):
             count = self.num_updates.assign(number, read_value=False)
         with tf.control_dependencies([count]):

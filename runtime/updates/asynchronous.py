@@ -6,8 +6,8 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.updates.exchange import Exchange, ExchangeBuilder, Updates
-from runtime.updates.holding import Holding, make_updates
-from runtime.updates.packing import Packing
+from runtime.updates.holding import Gradient, Holding, make_updates
+from runtime.updates.packing import Packing, Selection
 from runtime.updates.staleness import Staleness
 
 EXCHANGES_PER_RUN = 8  # they share the cost of a run, and within a run no exchange waits for Python
@@ -15,6 +15,7 @@ EXCHANGES_PER_RUN = 8  # they share the cost of a run, and within a run no excha
 
 def build_async_updates(
     packing: Packing,
+    selections: Sequence[Selection],
     holdings: Sequence[Holding],
     builder: ExchangeBuilder,
     max_pending: int,
@@ -23,9 +24,9 @@ def build_async_updates(
 ) -> Updates:
     """Build a run of several exchanges, one after the other, on parameters that other workers may change meanwhile.
 
-    An exchange begins when all but the last `max_pending` of those before it are applied: with 0 a worker knows all
-    that it has done before; with 1 it computes while the exchange before is on its way. A ps does not apply an
-    exchange that has more steps than are left of `train_steps` there when it arrives.
+    It has one for each of `selections`. An exchange begins when all but the last `max_pending` of those before it are
+    applied: with 0 a worker knows all that it has done before; with 1 it computes while the exchange before is on its
+    way. A ps does not apply an exchange that has more steps than are left of `train_steps` there when it arrives.
     """
     pending: list[Exchange] = []
     exchanges: list[Exchange] = []
@@ -36,16 +37,17 @@ def build_async_updates(
         # The next exchange takes this one for pending, so `vectors`, which it computes on, must be read before.
         for ps, (holding, vector) in enumerate(zip(holdings, vectors, strict=True)):
             with tf.name_scope("apply"):
-                gradient, num_steps = exchange.receive(ps, holding.device, vector)
-                steps = holding.read_steps(after=[*added[ps][-1:], gradient])
+                received, num_steps = exchange.receive(ps, holding.device, vector)
+                gradient = holding.unpack(received, exchange.selection.places[ps])
+                steps = holding.read_steps(after=[*added[ps][-1:], received])
                 staleness.note_write(ps, steps)
                 added[ps].append(_apply_if_it_fits(holding, gradient, num_steps, steps, train_steps))
 
-    for number in range(EXCHANGES_PER_RUN):
+    for number, selection in enumerate(selections):
         with tf.name_scope("exchange"):
-            vectors = packing.read(staleness.note_read())
+            vectors = packing.read(selection, staleness.note_read())
             with tf.device(task.device):
-                exchanges.append(builder.build_exchange(vectors, pending, number))
+                exchanges.append(builder.build_exchange(vectors, selection, pending, number))
                 pending.append(exchanges[-1])
                 if len(pending) > max_pending:
                     apply(pending.pop(0), vectors)
@@ -57,7 +59,7 @@ def build_async_updates(
 
 
 def _apply_if_it_fits(
-    holding: Holding, gradient: tf.Tensor, num_steps: tf.Tensor, steps: tf.Tensor, train_steps: int
+    holding: Holding, gradient: Gradient, num_steps: tf.Tensor, steps: tf.Tensor, train_steps: int
 ) -> tf.Tensor:
     """Apply a gradient on its ps, which has `steps`, if it fits there; return the number of steps added."""
     with tf.device(holding.device):

@@ -1,15 +1,18 @@
 """The exchange: a worker reads the parameters, computes, and sends the ps tasks something to apply."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import tensorflow.compat.v1 as tf
 
-from runtime.updates.packing import Packing, append_count, remove_count, send
+from runtime.tables import Parameters, values_of
+from runtime.updates.packing import Packing, Selection, append_count, remove_count, send
 from runtime.updates.towers import Towers
 
-# Builds the loss, float32 [], from the parameters, as `Packing.split()` returns them, and the inputs of a batch.
-LossFunction = Callable[[Sequence[tf.Tensor], tf.Tensor], tf.Tensor]
+# Builds the loss, float32 [], from the parameters and the inputs of a batch.
+LossFunction = Callable[[Parameters, tf.Tensor], tf.Tensor]
+# Builds the ids, of any shape, of the rows of each table, by name, that a batch needs, from its inputs.
+IdsFunction = Callable[[tf.Tensor], Mapping[str, tf.Tensor]]
 
 
 class Exchange(NamedTuple):
@@ -18,6 +21,7 @@ class Exchange(NamedTuple):
     gradients: list[tf.Tensor]  # packed, [size] for each ps, on the worker, of the type in which they travel
     num_steps: tf.Tensor | None  # int64 [], how many local steps the gradients stand for; None: always 1
     loss: tf.Tensor  # float32 [], of the last of these steps; 0 if there is none
+    selection: Selection  # the rows of tables among the gradients
 
     def receive(self, ps: int, device: str, after: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Build, on a ps, its gradient, float32, and the number of steps, as they are once `after` is there."""
@@ -32,11 +36,14 @@ class Exchange(NamedTuple):
 class ExchangeBuilder(Protocol):
     """What a worker computes between reading the parameters and sending something back."""
 
-    def build_exchange(self, vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
+    def build_exchange(
+        self, vectors: Sequence[tf.Tensor], selection: Selection, pending: Sequence[Exchange], number: int
+    ) -> Exchange:
         """Build one exchange.
 
         Args:
           vectors: the parameters, packed, on the ps tasks.
+          selection: the rows of tables among them.
           pending: the exchanges of this worker that `vectors` do not have yet.
           number: of this exchange in the run, from 0.
         """
@@ -62,26 +69,31 @@ class GradientExchangeBuilder:
         self._batches = tf.unstack(inputs)
         self._last_gradients: list[tf.Tensor] = []
 
-    def build_exchange(self, vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
+    def build_exchange(
+        self, vectors: Sequence[tf.Tensor], selection: Selection, pending: Sequence[Exchange], number: int
+    ) -> Exchange:
         """Build the exchange that sends the gradients of batch `number`: see `ExchangeBuilder`."""
         assert not pending, "a classic step reads everything that this worker has done before"
         # Gather a batch when its turn comes: the batches of a whole run would not stay in the cache.
         with tf.control_dependencies(self._last_gradients):
             inputs = tf.identity(self._batches[number])
-        loss, *gradients = self._towers.average(self._compute, send(vectors, self._dtype), inputs)
+        given = [*send(vectors, self._dtype), *selection.ids]
+        loss, *gradients = self._towers.average(self._compute, given, inputs)
         self._last_gradients = [tf.cast(gradient, self._dtype) for gradient in gradients]
         # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape costs nothing, so the gradients
         # leave before the next batch is gathered, which becomes ready at the same moment.
         sent = [tf.reshape(gradient, [-1]) for gradient in self._last_gradients]
-        return Exchange(sent, None, loss)
+        return Exchange(sent, None, loss, selection)
 
-    def _compute(self, messages: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Build the loss of a batch, and the packed gradients."""
-        parameters = self._packing.split([tf.cast(message, tf.float32) for message in messages])
+    def _compute(self, given: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
+        """Build the loss of a batch, and the packed gradients, of messages and of the ids of each table's rows."""
+        num_messages = len(self._packing.variables)
+        vectors, ids = [tf.cast(message, tf.float32) for message in given[:num_messages]], given[num_messages:]
+        parameters = self._packing.unpack(vectors, ids)
         loss = self._build_loss(parameters, inputs)
-        gradients = tf.gradients(loss, parameters)
+        gradients = tf.gradients(loss, list(values_of(parameters).values()))
         with tf.control_dependencies([loss]):  # a ps without parameters, too, counts the step when it is computed
-            return [loss, *self._packing.pack(gradients)]
+            return [loss, *self._packing.pack(gradients, ids)]
 
 
 class Updates(NamedTuple):
@@ -94,5 +106,5 @@ class Updates(NamedTuple):
     num_replicas: int  # local steps, of any worker, in one global step
     hooks: list[tf.train.SessionRunHook]
     unsaved_variables: list[tf.Variable]  # on the ps tasks: initialised once the model is, and never saved
-    gradients: list[tf.Tensor]  # of one exchange of the run, packed, float32 [size] for each ps, on the worker
+    exchange: Exchange  # one of the run, to look at
     staleness: tf.Tensor | None  # float32 [], global steps of others between a read and its write; None: synchronous

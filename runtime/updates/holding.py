@@ -1,6 +1,7 @@
 """What one ps holds of the model, and how it applies what arrives there: no ps waits for another."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -11,12 +12,25 @@ from runtime.updates.packing import Packing, split_vector
 OptimizerMaker = Callable[[tf.Variable], tf.train.Optimizer]
 
 
+class Gradient(NamedTuple):
+    """What changes the parameters on one ps; all of it is there."""
+
+    vector: tf.Tensor  # float32 [size], packed, of the variables
+    of_slices: list[tf.IndexedSlices]  # of each slice of a table: float32 [n, dim], each row once
+
+
 class Holding:
     """The parameters on one ps, the optimizer of its own that changes them, and the steps that they have."""
 
-    def __init__(self, device: str, variables: Sequence[tf.Variable], make_optimizer: OptimizerMaker):
-        """Take `variables`, all of those on `device`."""
-        self.device, self._variables = device, variables
+    def __init__(
+        self,
+        device: str,
+        variables: Sequence[tf.Variable],
+        table_slices: Sequence[tf.Variable],
+        make_optimizer: OptimizerMaker,
+    ):
+        """Take what is on `device`: `variables`, and slices of tables."""
+        self.device, self._variables, self.table_slices = device, variables, table_slices
         global_step = tf.train.get_global_step()
         if device == global_step.device:
             self.steps, self._unsaved = global_step, self._make_mark()
@@ -26,8 +40,13 @@ class Holding:
 
     @property
     def size(self) -> int:
-        """How many numbers the parameters have."""
+        """How many numbers the variables have, without tables."""
         return sum(variable.shape.num_elements() for variable in self._variables)
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers all parameters have."""
+        return self.size + sum(variable.shape.num_elements() for variable in self.table_slices)
 
     def _make_mark(self) -> tf.Variable:
         """Make what a ps has while its part of the model belongs to those of the others: it is initialised last."""
@@ -52,11 +71,26 @@ class Holding:
         with tf.device(self.device), tf.control_dependencies(after):
             return self.steps.read_value()
 
-    def apply(self, vector: tf.Tensor, num_steps: tf.Tensor) -> tf.Tensor:
-        """Apply a packed gradient, float32 [size] on this ps, and count its steps; return `num_steps` after that."""
-        pairs = list(zip(split_vector(vector, self._variables), self._variables, strict=True))
+    def unpack(self, vector: tf.Tensor, places: Sequence[tf.Tensor]) -> Gradient:
+        """Build the gradient that has arrived in a vector, float32 [n] on this ps.
+
+        Args:
+          vector: has the gradients of the variables, and those of some rows of each slice.
+          places: where these rows are in their slices: int32 [n] each, on this ps.
+        """
+        if not self.table_slices:
+            return Gradient(vector, [])
+        with tf.device(self.device):
+            of_variables, of_rows = vector[: self.size], vector[self.size :]
+            values = split_vector(of_rows, self.table_slices, [tf.size(of_slice) for of_slice in places])
+            return Gradient(of_variables, [tf.IndexedSlices(*pair) for pair in zip(values, places, strict=True)])
+
+    def apply(self, gradient: Gradient, num_steps: tf.Tensor) -> tf.Tensor:
+        """Apply a gradient, and count its steps; return `num_steps` after that."""
+        pairs = list(zip(split_vector(gradient.vector, self._variables), self._variables, strict=True))
+        pairs += zip(gradient.of_slices, self.table_slices, strict=True)
         changes = [self._optimizer.apply_gradients(pairs)] if pairs else []
-        with tf.control_dependencies([vector, *changes]):
+        with tf.control_dependencies([gradient.vector, *changes]):
             count = self.steps.assign_add(num_steps, read_value=False)
         with tf.control_dependencies([count]):
             return tf.identity(num_steps)
@@ -64,13 +98,16 @@ class Holding:
 
 def make_holdings(packing: Packing, make_optimizer: OptimizerMaker) -> list[Holding]:
     """Return what each ps holds, in the order of the vectors of `packing`."""
-    return [Holding(device, variables, make_optimizer) for device, variables in packing.variables.items()]
+    return [
+        Holding(device, variables, packing.table_slices[device], make_optimizer)
+        for device, variables in packing.variables.items()
+    ]
 
 
 def make_updates(holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor]], exchange: Exchange) -> Updates:
     """Return a run in which each ps does what `added` needs: the steps, int64 [], that each exchange adds there.
 
-    The loss and the gradients that are shown are those of one `exchange`.
+    One `exchange` is shown.
     """
     sums = []
     for holding, of_ps in zip(holdings, added, strict=True):
@@ -87,6 +124,6 @@ def make_updates(holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor
         num_replicas=1,
         hooks=[],
         unsaved_variables=[variable for holding in holdings for variable in holding.unsaved_variables],
-        gradients=exchange.gradients,
+        exchange=exchange,
         staleness=None,
     )

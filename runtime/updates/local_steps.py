@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from runtime.tables import values_of
 from runtime.updates.exchange import Exchange, LossFunction
-from runtime.updates.packing import Packing
+from runtime.updates.packing import Packing, Selection
 from runtime.updates.schedule import Schedule
 from runtime.updates.towers import Towers
 
@@ -69,24 +70,27 @@ class LocalStepsExchangeBuilder:
             self._first_step = global_step.read_value()
         self._num_steps = length.build(self._first_step)
         with tf.variable_creator_scope(_make_local), tf.name_scope("copies"):
-            self._copies = [tf.Variable(tf.zeros(part.shape), name="copy") for part in packing.split(packing.read())]
+            self._copies = [_make_copy(shape) for shape in packing.shapes]
 
-    def build_exchange(self, vectors: Sequence[tf.Tensor], pending: Sequence[Exchange], number: int) -> Exchange:
+    def build_exchange(
+        self, vectors: Sequence[tf.Tensor], selection: Selection, pending: Sequence[Exchange], number: int
+    ) -> Exchange:
         """Build the exchange that sends the change of several local steps: see `ExchangeBuilder`."""
         starts = list(vectors)  # exact: many steps would begin with the errors of rounded parameters
         for exchange in pending:
             changes = [tf.cast(change, tf.float32) for change in exchange.gradients]
             starts = [start - change for start, change in zip(starts, changes, strict=True)]
-        parameters = self._packing.split(starts)
-        assignments = [copy.assign(value) for copy, value in zip(self._copies, parameters, strict=True)]
+        parameters = self._packing.unpack(starts, selection.ids)
+        values = values_of(parameters).values()
+        assignments = [copy.assign(value) for copy, value in zip(self._copies, values, strict=True)]
         with tf.control_dependencies(assignments):
             first_step = tf.zeros([], tf.int64)
         rates = self._build_rates(number)
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            values = [copy.read_value() for copy in self._copies]
+            given = [*(copy.read_value() for copy in self._copies), *selection.ids]
             inputs = tf.gather(self._inputs, number * self._length.max_steps + step)
-            loss, *gradients = self._towers.average(self._compute, values, inputs)
+            loss, *gradients = self._towers.average(self._compute, given, inputs)
             self._rate = tf.gather(rates, step)
             with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
                 change = self._optimizer.apply_gradients(zip(gradients, self._copies, strict=True))
@@ -101,14 +105,15 @@ class LocalStepsExchangeBuilder:
             name="local_steps",
         )
         with tf.control_dependencies([last_step]):
-            ends = self._packing.pack([copy.read_value() for copy in self._copies])
+            ends = self._packing.pack([copy.read_value() for copy in self._copies], selection.ids)
             changes = [tf.cast(start - end, self._dtype) for start, end in zip(starts, ends, strict=True)]
-        return Exchange(changes, self._num_steps, loss)
+        return Exchange(changes, self._num_steps, loss, selection)
 
-    def _compute(self, values: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Build the loss of a batch, and its gradients."""
-        loss = self._build_loss(values, inputs)
-        return [loss, *tf.gradients(loss, values)]
+    def _compute(self, given: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
+        """Build the loss of a batch, and its gradients, of the values of the parameters and the ids of tables' rows."""
+        values, ids = given[: len(self._copies)], given[len(self._copies) :]
+        loss = self._build_loss(self._packing.by_name(values, ids), inputs)
+        return [loss, *tf.gradients(loss, list(values))]
 
     def _build_rates(self, number: int) -> tf.Tensor:
         """Build the learning rates, float32 [max_steps], of the steps of an exchange.
@@ -117,6 +122,11 @@ class LocalStepsExchangeBuilder:
         """
         steps = number * self._num_steps + tf.range(self._length.max_steps, dtype=tf.int64)
         return self._schedule.build(self._first_step + self._length.pace * steps)
+
+
+def _make_copy(shape: Sequence[int | None]) -> tf.Variable:
+    """Make a worker's copy of a parameter; that of a table has another number of rows in each exchange."""
+    return tf.Variable(tf.zeros([size or 0 for size in shape]), shape=tf.TensorShape(shape), name="copy")
 
 
 def _make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:

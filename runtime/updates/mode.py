@@ -11,7 +11,7 @@ from runtime.errors import UnusableError
 from runtime.updates.adam import CountedAdamOptimizer
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
-from runtime.updates.exchange import ExchangeBuilder, GradientExchangeBuilder, LossFunction, Updates
+from runtime.updates.exchange import ExchangeBuilder, GradientExchangeBuilder, IdsFunction, LossFunction, Updates
 from runtime.updates.holding import make_holdings
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.packing import Packing
@@ -19,7 +19,7 @@ from runtime.updates.schedule import Schedule
 from runtime.updates.synchronous import build_sync_updates
 from runtime.updates.towers import make_towers
 
-OPTIMIZERS = ("adam", "momentum", "nesterov", "sgd")
+OPTIMIZERS = ("adam", "adagrad", "momentum", "nesterov", "sgd")
 EXCHANGE_DTYPES = ("float32", "bfloat16")
 MOMENTUM = 0.9
 SHARES_OF_WORKER = 16  # an asynchronous exchange takes at most one share of the steps that are left: see `Length`
@@ -37,6 +37,15 @@ class Mode(NamedTuple):
     sync_replicas: bool
     replicas_to_aggregate: int | None  # None: as many as there are workers
     exchange_dtype: str  # one of EXCHANGE_DTYPES
+
+    def check_table(self, name: str) -> None:
+        """Raise an UnusableError if a table cannot be trained like that."""
+        if self.local_steps > 1 and self.optimizer != "sgd":
+            raise UnusableError(
+                f"table {name} cannot be trained with --local_steps={self.local_steps} and"
+                f" --optimizer={self.optimizer}: no worker has"
+                " the state of rows that other exchanges need; give --optimizer=sgd"
+            )
 
     @property
     def schedule(self) -> Schedule:
@@ -76,19 +85,28 @@ def make_optimizer(
         return CountedAdamOptimizer(learning_rate, num_updates)
     if name == "adam":
         return tf.train.AdamOptimizer(learning_rate)
+    if name == "adagrad":
+        return tf.train.AdagradOptimizer(learning_rate)
     if name in ("momentum", "nesterov"):
         return tf.train.MomentumOptimizer(learning_rate, MOMENTUM, use_nesterov=name == "nesterov")
     return tf.train.GradientDescentOptimizer(learning_rate)
 
 
 def build_updates(
-    packing: Packing, build_loss: LossFunction, inputs: tf.Tensor, mode: Mode, task: Task, config: tf.ConfigProto
+    packing: Packing,
+    build_loss: LossFunction,
+    build_ids: IdsFunction,
+    inputs: tf.Tensor,
+    mode: Mode,
+    task: Task,
+    config: tf.ConfigProto,
 ) -> Updates:
     """Build what a worker runs to take its steps.
 
     Args:
       packing: of the parameters.
       build_loss: builds the loss of a batch.
+      build_ids: builds the ids of the rows that a batch needs.
       inputs: of the batches of a run, [mode.batches_per_run, b, ...], as `Batches` has them.
       mode: how the workers update the parameters.
       task: this worker.
@@ -106,6 +124,7 @@ def build_updates(
     holdings = make_holdings(packing, make_optimizer_of_ps)
     builder: ExchangeBuilder
     with tf.device(task.device):
+        selections = packing.select([build_ids(of_exchange) for of_exchange in _divide(inputs, mode)])
         if mode.local_steps == 1:
             builder = GradientExchangeBuilder(packing, build_loss, inputs, dtype, towers)
         else:
@@ -118,7 +137,14 @@ def build_updates(
             )
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
-        return build_sync_updates(packing, holdings, builder, rule, mode.exchanges_per_run, task)
-    # A classic step must know all that its worker has done before. Local steps are worth computing ahead.
-    max_pending = 0 if mode.local_steps == 1 else 1
-    return build_async_updates(packing, holdings, builder, max_pending, mode.train_steps, task)
+        return build_sync_updates(packing, selections, holdings, builder, rule, task)
+    # A classic step must know all that its worker has done before. Local steps are worth computing ahead, unless the
+    # next exchange has other rows of a table.
+    max_pending = 0 if mode.local_steps == 1 or packing.tables else 1
+    return build_async_updates(packing, selections, holdings, builder, max_pending, mode.train_steps, task)
+
+
+def _divide(inputs: tf.Tensor, mode: Mode) -> list[tf.Tensor]:
+    """Build the inputs of all batches of each exchange, [n, ...]."""
+    of_exchanges = tf.reshape(inputs, [mode.exchanges_per_run, -1, *inputs.shape[2:]])
+    return tf.unstack(of_exchanges)

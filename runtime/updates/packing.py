@@ -1,78 +1,181 @@
 """How parameters and gradients travel between a worker and the ps tasks: packed, one message for each ps each way.
 
 A step of a small model costs messages, not bytes. Only what travels is packed: each variable keeps its own name, its
-place and its entry in the checkpoints.
+place and its entry in the checkpoints. Of a table, the rows that an exchange needs travel with the rest.
 """
 
-import itertools
-from collections.abc import Mapping, Sequence
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
+
+from runtime.tables import Parameters, Rows, TableVariable, slices_of, sort_once
 
 BASE = 256  # of the digits of a count
 
 
-class Packing:
-    """The parameters on the ps tasks, and how they become vectors: one for each ps, of everything that it holds.
+class Part(NamedTuple):
+    """What a variable on a ps contributes to the vector of that ps."""
 
-    A vector is made of parts. A part belongs to a variable or, where a parameter is split over the ps tasks, to one of
-    its slices. Parts are in the order of the vectors: ps by ps.
+    name: str  # of the parameter
+    slice: int  # which of its slices this is
+    variable: tf.Variable
+
+
+class Selection(NamedTuple):
+    """The rows of tables that an exchange needs."""
+
+    ids: list[tf.Tensor]  # of each table: int32 [n], sorted, each once
+    places: list[list[tf.Tensor]]  # for each ps, of each of its slices: int32 [n], where the rows lie in it; on the ps
+
+
+class Packing:
+    """The parameters on the ps tasks, and how they become vectors: one for each ps, of everything that travels.
+
+    A vector is made of parts. A part is a variable on that ps: a parameter or, where that is split over the ps tasks,
+    one of its slices. Of the slice of a table it has the selected rows; these parts come last.
     """
 
-    def __init__(self, parameters: Mapping[str, tf.Variable]):
-        """Pack `parameters`, float32, by their devices; a partitioned one is a list of slices."""
-        self._slices = {
-            name: [parameter] if isinstance(parameter, tf.compat.v2.Variable) else list(parameter)
-            for name, parameter in parameters.items()
-        }
-        self.variables: dict[str, list[tf.Variable]] = {}  # by the device of their ps
-        for slices in self._slices.values():
-            for variable in slices:
-                self.variables.setdefault(variable.device, []).append(variable)
+    def __init__(self, parameters: Mapping[str, Any]):
+        """Pack `parameters`, float32, by their devices.
+
+        Args:
+          parameters: variables by name; a partitioned one is a list of slices, and a table a `TableVariable`.
+        """
+        self.tables = {name: table for name, table in parameters.items() if isinstance(table, TableVariable)}
+        self._slices = {name: slices_of(parameter) for name, parameter in parameters.items()}
+        self._parts: dict[str, list[Part]] = {}  # by the device of their ps
+        for name in sorted(self._slices, key=lambda name: name in self.tables):
+            for number, variable in enumerate(self._slices[name]):
+                self._parts.setdefault(variable.device, []).append(Part(name, number, variable))
         global_step = tf.train.get_global_step()
         if global_step is not None:  # its ps takes part even if it holds nothing else
-            self.variables.setdefault(global_step.device, [])
+            self._parts.setdefault(global_step.device, [])
+        self.variables = self._by_device(lambda part: part.name not in self.tables)
+        self.table_slices = self._by_device(lambda part: part.name in self.tables)
 
-    def read(self, after: Sequence[Sequence[tf.Tensor]] = ()) -> list[tf.Tensor]:
+    def _by_device(self, belongs: Callable[[Part], bool]) -> dict[str, list[tf.Variable]]:
+        return {device: [part.variable for part in parts if belongs(part)] for device, parts in self._parts.items()}
+
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """How many rows each table has."""
+        return {name: table.num_rows for name, table in self.tables.items()}
+
+    @property
+    def shapes(self) -> list[list[int | None]]:
+        """The shape of each parameter; of a table, that of any number of its rows."""
+        shapes = []
+        for name, variables in self._slices.items():
+            shape: list[int | None] = variables[0].shape.as_list()
+            if name in self.tables:
+                shape[0] = None
+            elif len(variables) > 1:
+                shape[0] = sum(variable.shape[0] for variable in variables)
+            shapes.append(shape)
+        return shapes
+
+    def select(self, wanted: Sequence[Mapping[str, tf.Tensor]]) -> list[Selection]:
+        """Build the selections of several exchanges, and send each ps its part of all in one message.
+
+        Args:
+          wanted: by exchange and table, the ids of rows, int32 or int64 of any shape.
+        """
+        selections = [Selection([sort_once(ids[name]) for name in self.tables], []) for ids in wanted]
+        split = [
+            {name: table.split(ids) for (name, table), ids in zip(self.tables.items(), selection.ids, strict=True)}
+            for selection in selections
+        ]
+        for device, parts in self._parts.items():
+            parts = [part for part in parts if part.name in self.tables]
+            places = [of_tables[part.name][part.slice] for of_tables in split for part in parts]
+            arrived = _send_all(places, device)
+            for number, selection in enumerate(selections):
+                selection.places.append(arrived[number * len(parts) : (number + 1) * len(parts)])
+        return selections
+
+    def read(self, selection: Selection, after: Sequence[Sequence[tf.Tensor]] = ()) -> list[tf.Tensor]:
         """Build the parameters as they are now, or after what is given for each ps: float32 [size] for each, on it."""
         vectors = []
-        for variables, device, previous in itertools.zip_longest(self.variables.values(), self.variables, after):
-            with tf.device(device), tf.control_dependencies(previous), tf.name_scope("read"):
-                vectors.append(_join([variable.read_value() for variable in variables]))
+        for ps, device in enumerate(self._parts):
+            with tf.device(device), tf.control_dependencies(after[ps] if after else ()), tf.name_scope("read"):
+                values = [variable.read_value() for variable in self.variables[device]]
+                for variable, places in zip(self.table_slices[device], selection.places[ps], strict=True):
+                    values.append(variable.sparse_read(places))
+                vectors.append(_join(values))
         return vectors
 
-    def split(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Build the parts of `vectors`, each in the shape of its variable."""
-        return [
-            part
-            for vector, variables in zip(vectors, self.variables.values(), strict=True)
-            for part in split_vector(vector, variables)
-        ]
+    def fetch(self, ids: Mapping[str, tf.Tensor]) -> Parameters:
+        """Build the parameters as they are now; of the tables those rows that `select()` is told."""
+        (selection,) = self.select([ids])
+        return self.unpack(self.read(selection), selection.ids)
 
-    def pack(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Build vectors, float32 [size] for each ps, of `parts`."""
-        remaining = iter(parts)
-        return [_join([next(remaining) for _ in variables]) for variables in self.variables.values()]
+    def unpack(self, vectors: Sequence[tf.Tensor], ids: Sequence[tf.Tensor] = ()) -> dict[str, Any]:
+        """Build the parameters, by name, of `vectors`: each whole, or `Rows` of the selected `ids` if it is a table."""
+        counts = self._count(ids)
+        slices: dict[str, list[Any]] = {name: [None] * len(variables) for name, variables in self._slices.items()}
+        for vector, parts in zip(vectors, self._parts.values(), strict=True):
+            num_rows = [counts[part.name][part.slice] for part in parts if part.name in counts]
+            values = split_vector(vector, [part.variable for part in parts], num_rows)
+            for part, value in zip(parts, values, strict=True):
+                slices[part.name][part.slice] = value
+        return self.by_name(
+            [tf.concat(values, axis=0) if len(values) > 1 else values[0] for values in slices.values()], ids
+        )
 
-    def by_name(self, parts: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Build whole parameters of `parts`, under the names of the parameters that were packed."""
-        variables = [variable for of_ps in self.variables.values() for variable in of_ps]
-        of_variable = {variable.ref(): part for variable, part in zip(variables, parts, strict=True)}
+    def by_name(self, values: Sequence[tf.Tensor], ids: Sequence[tf.Tensor] = ()) -> dict[str, Any]:
+        """Return `values`, one for each parameter, by its name, as `Rows` of the selected `ids` if it is a table."""
+        named = dict(zip(self._slices, values, strict=True))
+        return named | {name: Rows(of_table, named[name]) for name, of_table in zip(self.tables, ids, strict=True)}
+
+    def pack(self, values: Sequence[tf.Tensor], ids: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """Build vectors, float32 [size] for each ps, of what has the shapes of the parameters, or of selected rows."""
+        counts = self._count(ids)
+        slices = {}
+        for (name, variables), value in zip(self._slices.items(), values, strict=True):
+            if len(variables) == 1:
+                slices[name] = [value]
+            else:
+                sizes = counts.get(name) or [variable.shape[0] for variable in variables]
+                slices[name] = tf.split(value, sizes, num=len(variables))
+        return [_join([slices[part.name][part.slice] for part in parts]) for parts in self._parts.values()]
+
+    def _count(self, ids: Sequence[tf.Tensor]) -> dict[str, list[tf.Tensor]]:
+        """Build how many of the ids of each table are of each of its slices: int32 []."""
         return {
-            name: tf.concat([of_variable[v.ref()] for v in slices], axis=0)
-            if len(slices) > 1
-            else of_variable[slices[0].ref()]
-            for name, slices in self._slices.items()
+            name: tf.unstack(table.count(of_table))
+            for (name, table), of_table in zip(self.tables.items(), ids, strict=True)
         }
 
 
-def split_vector(vector: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-    """Build the part of `vector`, float32 [size], that belongs to each of the variables, in its shape."""
+def split_vector(
+    vector: tf.Tensor, variables: Sequence[tf.Variable], num_rows: Sequence[tf.Tensor] = ()
+) -> list[tf.Tensor]:
+    """Build the part of `vector`, float32 [size], that belongs to each of the variables, in its shape.
+
+    The last of the variables are slices of tables, of which it has so many rows: `num_rows`, int32 [] each.
+    """
     if not variables:
         return []
     with tf.name_scope("split"):
-        parts = tf.split(vector, [variable.shape.num_elements() for variable in variables])
-        return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)]
+        num_whole = len(variables) - len(num_rows)
+        shapes = [variable.shape.as_list() for variable in variables[:num_whole]]
+        shapes += [[n, variable.shape[1]] for n, variable in zip(num_rows, variables[num_whole:], strict=True)]
+        sizes = [functools.reduce(operator.mul, shape, 1) for shape in shapes]
+        parts = tf.split(vector, sizes, num=len(sizes))
+        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _send_all(tensors: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
+    """Build `tensors`, int32 [n] each, on a device: one message brings all of them there, whatever their lengths."""
+    if not tensors:
+        return []
+    message = tf.concat([[tf.size(tensor) for tensor in tensors], *tensors], axis=0)
+    with tf.device(device):
+        sizes, values = tf.split(message, [len(tensors), -1])
+        return tf.split(values, sizes, num=len(tensors))
 
 
 def send(vectors: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:

@@ -17,7 +17,7 @@ class Staleness:
 
     def __init__(self, holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor]]):
         """Take `added`, which grows, for the steps of this worker in the order in which they are written."""
-        self._ps = max(range(len(holdings)), key=lambda ps: holdings[ps].size)
+        self._ps = max(range(len(holdings)), key=lambda ps: holdings[ps].num_parameters)
         self._added, self._holding, self._own = added, holdings[self._ps], added[self._ps]
         self._read: list[tf.Tensor] = []  # by exchange, as what follows
         self._written: list[tf.Tensor] = []

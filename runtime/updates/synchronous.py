@@ -9,18 +9,18 @@ from runtime.updates.aggregation import Aggregation, Rule
 from runtime.updates.exchange import Exchange, ExchangeBuilder, Updates
 from runtime.updates.holding import Holding, make_updates
 from runtime.updates.lost_shares import ReplaceLostSharesHook
-from runtime.updates.packing import Packing
+from runtime.updates.packing import Packing, Selection
 
 
 def build_sync_updates(
     packing: Packing,
+    selections: Sequence[Selection],
     holdings: Sequence[Holding],
     builder: ExchangeBuilder,
     rule: Rule,
-    num_exchanges: int,
     task: Task,
 ) -> Updates:
-    """Build a run of `num_exchanges`, each of which waits for the update that it is a part of.
+    """Build a run of exchanges, one for each selection, of which each waits for the update that it is a part of.
 
     With fewer gradients in an update than there are workers, the slowest ones are dropped: these come from the backup
     workers.
@@ -28,15 +28,16 @@ def build_sync_updates(
     aggregations = [Aggregation(holding, rule) for holding in holdings]
     exchanges: list[Exchange] = []
     taken: list[list[tf.Tensor]] = [[] for _ in holdings]  # the steps that each exchange has taken, on each ps
-    for number in range(num_exchanges):
+    for number, selection in enumerate(selections):
         with tf.name_scope("exchange"):
             nums_updates = [a.read_num_updates(after=of_ps[-1:]) for a, of_ps in zip(aggregations, taken, strict=True)]
-            vectors = packing.read(after=[[num_updates] for num_updates in nums_updates])
+            vectors = packing.read(selection, after=[[num_updates] for num_updates in nums_updates])
             with tf.device(task.device):
-                exchanges.append(builder.build_exchange(vectors, [], number))
+                exchanges.append(builder.build_exchange(vectors, selection, [], number))
             for ps, aggregation in enumerate(aggregations):
                 with tf.name_scope("aggregate"):
-                    taken[ps].append(aggregation.add(exchanges[-1].gradients[ps], nums_updates[ps], task.index))
+                    vector, places = exchanges[-1].gradients[ps], selection.places[ps]
+                    taken[ps].append(aggregation.add(vector, places, nums_updates[ps], task.index))
     updates = make_updates(holdings, taken, exchanges[0])
     if not rule.is_strict:  # each ps has dropped other gradients, so each may reach the end at another time
         with tf.device(task.device):

@@ -1,0 +1,128 @@
+"""Tables: parameters, float32 [rows, dim], of which a batch needs a few rows. Only these travel."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from runtime.errors import UnusableError
+
+MAX_ROWS = 2**31 - 1  # ids travel as int32
+MAX_MESSAGE_BYTES = 2**31
+
+
+class Table(NamedTuple):
+    """What `build_parameters()` of a model returns for a table, in place of a variable."""
+
+    rows: int
+    dim: int
+    initializer: Callable[..., Any] | None = None  # of `tf.get_variable()`; None: uniform within 1/dim of 0
+
+    def check(self, name: str, num_slices: int, written_by: str) -> None:
+        """Raise an UnusableError if this cannot be a table, in so many slices, or not be saved by who writes it."""
+        if not (1 <= self.rows <= MAX_ROWS and self.dim >= 1):
+            raise UnusableError(
+                f"model.py: table {name} has {self.rows} rows of {self.dim} numbers, expected 1 to {MAX_ROWS} rows of"
+                " one number or more"
+            )
+        num_bytes = -(-self.rows // num_slices) * self.dim * tf.float32.size
+        if written_by == "chief" and num_bytes >= MAX_MESSAGE_BYTES:
+            raise UnusableError(
+                f"--checkpoints=chief cannot save table {name}: the part of each ps has {num_bytes} bytes, and"
+                f" TensorFlow sends less than {MAX_MESSAGE_BYTES} at once; give more ps tasks, or --checkpoints=ps"
+            )
+
+
+class TableVariable(NamedTuple):
+    """The variables of a table: contiguous slices of its rows, one for each ps, as checkpoints put them together."""
+
+    slices: list[tf.Variable]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows all slices have."""
+        return sum(variable.shape[0] for variable in self.slices)
+
+    def count(self, ids: tf.Tensor) -> tf.Tensor:
+        """Build how many of `ids`, sorted, are of each slice: int32 [slices]."""
+        return tf.searchsorted(ids, self._ends()) - tf.searchsorted(ids, self._starts())
+
+    def split(self, ids: tf.Tensor) -> list[tf.Tensor]:
+        """Build the places, int32 [n], of `ids`, sorted, in each slice."""
+        of_slices = tf.split(ids, self.count(ids), num=len(self.slices))
+        return [part - start for part, start in zip(of_slices, self._starts(), strict=True)]
+
+    def _ends(self) -> Any:
+        return [sum(variable.shape[0] for variable in self.slices[: n + 1]) for n in range(len(self.slices))]
+
+    def _starts(self) -> Any:
+        return [0, *self._ends()[:-1]]
+
+
+class Rows(NamedTuple):
+    """Some rows of a table."""
+
+    ids: tf.Tensor  # int32 [n], sorted, each once
+    values: tf.Tensor  # float32 [n, dim]
+
+
+Parameters = Mapping[str, tf.Tensor | Rows]  # by name; of a table the rows that are needed
+
+
+def values_of(parameters: Parameters) -> dict[str, tf.Tensor]:
+    """Return the numbers of all parameters, by name, without the ids of rows."""
+    return {name: p.values if isinstance(p, Rows) else p for name, p in parameters.items()}
+
+
+def make_variables(parameters: Mapping[str, Any], num_slices: int = 1) -> dict[str, Any]:
+    """Make the variables of the tables among `parameters`, each in so many slices; return all, by name."""
+    return {name: _make(name, p, num_slices) if isinstance(p, Table) else p for name, p in parameters.items()}
+
+
+def _make(name: str, table: Table, num_slices: int) -> TableVariable:
+    initializer = table.initializer or tf.random_uniform_initializer(-1 / table.dim, 1 / table.dim)
+    partitioner = tf.fixed_size_partitioner(min(num_slices, table.rows))
+    shape = [table.rows, table.dim]
+    return TableVariable(list(tf.get_variable(name, shape, initializer=initializer, partitioner=partitioner)))
+
+
+def slices_of(parameter: Any) -> list[tf.Variable]:
+    """Return the variables of a parameter: itself, unless it is partitioned or a table."""
+    if isinstance(parameter, TableVariable):
+        return parameter.slices
+    return [parameter] if isinstance(parameter, tf.compat.v2.Variable) else list(parameter)
+
+
+def sort_once(ids: tf.Tensor) -> tf.Tensor:
+    """Build the ids, int32, sorted, each once."""
+    return tf.sort(tf.unique(tf.reshape(tf.cast(ids, tf.int32), [-1]))[0])
+
+
+def look_up(parameters: Mapping[str, Any], ids: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Return `parameters` as the model takes them: for a table the vectors, float32 [..., dim], of its `ids`, [...].
+
+    Args:
+      parameters: as in `Parameters`, or with the table's variable.
+      ids: of each table, by name.
+    """
+    return {
+        name: _look_up(parameter, ids[name]) if name in ids else parameter for name, parameter in parameters.items()
+    }
+
+
+def _look_up(parameter: Any, ids: tf.Tensor) -> tf.Tensor:
+    if isinstance(parameter, TableVariable):
+        (variable,) = parameter.slices
+        return tf.gather(variable, ids)
+    found = tf.reshape(tf.searchsorted(parameter.ids, tf.reshape(tf.cast(ids, tf.int32), [-1])), tf.shape(ids))
+    return _gather(parameter.values, found)
+
+
+@tf.custom_gradient
+def _gather(values: tf.Tensor, places: tf.Tensor) -> Any:
+    """Build the rows at some places. The gradient of `values` is dense, as packing takes it; TensorFlow's is sparse."""
+
+    def build_gradient(gradient: tf.Tensor) -> tuple[tf.Tensor, None]:
+        return tf.math.unsorted_segment_sum(gradient, places, tf.shape(values)[0]), None
+
+    return tf.gather(values, places), build_gradient
