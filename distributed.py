@@ -12,9 +12,6 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
@@ -33,6 +30,7 @@ from runtime.updates.mode import build_updates
 from runtime.updates.packing import Packing
 
 FLAGS = define_flags(model.MODELS)
+INPUT = mnist_input.INPUT  # an example, as an exported model takes it
 
 
 def main() -> None:
@@ -93,48 +91,41 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: streams.Sourc
         tf.train.create_global_step()
         packing = Packing(me.make_tables(model.build_parameters(FLAGS.model, FLAGS.hidden_units)))
         with tf.device(device), tf.name_scope("input"):
-            num_batches, decode = me.mode.batches_per_run, mnist_input.decode
-            batches = streams.build_batches(source, num_batches, me.batch_size, FLAGS.seed, decode)
+            batches = streams.build_batches(source, me.num_batches, me.batch_size, FLAGS.seed, mnist_input.decode)
 
         def build_loss(parameters: tables.Parameters, inputs: tf.Tensor) -> tf.Tensor:
             images, labels = batches.batch(inputs)
-            return model.build_loss(build_logits(parameters, images), labels)
+            return model.build_loss(build_logits(parameters, images, is_training=True), labels)
 
-        def ids_of_batch(inputs: tf.Tensor) -> Mapping[str, tf.Tensor]:
-            return build_ids(batches.batch(inputs)[0])
+        def build_ids(inputs: tf.Tensor) -> tables.Ids:
+            return tables.build_ids(model, batches.batch(inputs)[0])
 
-        updates = build_updates(packing, build_loss, ids_of_batch, batches.inputs, me.mode, me.task, me.session_config)
+        updates = build_updates(packing, build_loss, build_ids, batches.inputs, me.mode, me.task, me.session_config)
         evaluation = build_evaluation(packing, device)
         with tf.device(device), tf.name_scope("evaluation_of_batch"):
             images, labels = batches.batch(batches.inputs[-1])
-            parameters = packing.fetch(build_ids(images))
+            parameters = packing.fetch(tables.build_ids(model, images))
             accuracy = model.build_accuracy(build_logits(parameters, images), labels)
     return TrainingGraph(batches, packing, updates, evaluation, parameters, accuracy)
 
 
-def build_logits(parameters: Mapping[str, Any], images: tf.Tensor) -> tf.Tensor:
-    """Build the logits; in the place of each table, the model gets the rows that the images need."""
-    return model.build_logits(tables.look_up(parameters, build_ids(images)), images)
-
-
-def build_ids(images: tf.Tensor) -> Mapping[str, tf.Tensor]:
-    """Build the ids of the rows of each table that the images need: MNIST's models have no tables."""
-    return model.build_ids(images) if hasattr(model, "build_ids") else {}
+def build_logits(parameters: tables.Parameters, images: tf.Tensor, is_training: bool = False) -> tf.Tensor:
+    """Build the logits; a model may have others for training. Of a table it gets the rows that the images need."""
+    build = getattr(model, "build_training_logits", model.build_logits) if is_training else model.build_logits
+    return build(tables.look_up(parameters, tables.build_ids(model, images)), images)
 
 
 def build_evaluation(packing: Packing, device: str) -> EvaluationGraph:
     """Build the part of the graph that measures the model on the examples that it is fed."""
     with tf.device(device), tf.name_scope("evaluation"):
-        wanted = {name: tf.placeholder(tf.int32, [None], name=f"rows_of_{name}") for name in packing.tables}
-        parameters = packing.fetch(wanted)
-        images = tf.placeholder(tf.uint8, [None, mnist_input.NUM_PIXELS], name="test_images")
+        choices, parameters = packing.fetch_chosen()
+        images = tf.placeholder(INPUT.dtype, [None, INPUT.shape.num_elements()], name="test_images")
         labels = tf.placeholder(tf.int32, [None], name="test_labels")
-        inputs = mnist_input.to_float(images)
+        inputs = mnist_input.to_inputs(images)
         logits = build_logits(parameters, inputs)
         loss, accuracy = model.build_loss(logits, labels), model.build_accuracy(logits, labels)
-    return EvaluationGraph(
-        wanted, packing.num_rows, parameters, images, labels, build_ids(inputs), logits, loss, accuracy
-    )
+        ids = tables.build_ids(model, inputs)
+        return EvaluationGraph(choices, parameters, images, labels, ids, logits, loss, accuracy)
 
 
 def follow_checkpoints(me: Member) -> None:
@@ -146,18 +137,13 @@ def follow_checkpoints(me: Member) -> None:
 
 
 def build_serving() -> Serving:
-    """Build what an exported model computes: from images, uint8 [n, 28, 28], to their classes and probabilities."""
+    """Build what an exported model computes: from images, such as uint8 [n, 28, 28], to classes and probabilities."""
     parameters = tables.make_variables(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
-    images = tf.placeholder(tf.uint8, [None, *mnist_input.IMAGE_SHAPE], name="images")
-    logits = build_logits(parameters, mnist_input.to_float(tf.reshape(images, [-1, mnist_input.NUM_PIXELS])))
+    images = tf.placeholder(INPUT.dtype, [None, *INPUT.shape], INPUT.name)
+    logits = build_logits(parameters, mnist_input.to_inputs(tf.reshape(images, [-1, INPUT.shape.num_elements()])))
     outputs = {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
-    return Serving({"images": images}, outputs, parameters)
-
-
-def run() -> None:
-    """Do what the command line says, and end this process."""
-    program.start(main, mnist_input.DataError)
+    return Serving({INPUT.name: images}, outputs, parameters)
 
 
 if __name__ == "__main__":
-    run()
+    program.start(main, mnist_input.DataError)

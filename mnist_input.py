@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 NUM_CLASSES = 10
 IMAGE_SHAPE = (28, 28)
 NUM_PIXELS = math.prod(IMAGE_SHAPE)
+INPUT = tf.TensorSpec(IMAGE_SHAPE, tf.uint8, "images")  # what an exported model takes of an example
 RECORD_BYTES = NUM_PIXELS + 1  # of an example in a TFRecord file: its pixels and its label
 
 # The first four bytes of an IDX file: two zeros, 8 for "unsigned byte", and the number of dimensions.
@@ -60,7 +61,7 @@ def load(data_dir: str, split: str) -> Examples:
 
 def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Read a gzipped IDX file of unsigned bytes as uint8 `[n, *item_shape]`, n > 0."""
-    remedy = "put the right file there, or delete it to have MNIST's fetched"
+    remedy = "put the right file there, or give an empty --data_dir to have MNIST's fetched"
     try:
         with open(path, "rb") as file:
             content = gzip.decompress(file.read())  # faster than reading from gzip.open()
@@ -90,10 +91,10 @@ def split_records(records: Any) -> Examples:
 
 def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Build what the model takes: images, float32 [b, 784] in [0, 1], and labels, int32 [b]; both come as uint8."""
-    return to_float(images), tf.cast(labels, tf.int32)
+    return to_inputs(images), tf.cast(labels, tf.int32)
 
 
-def to_float(images: tf.Tensor) -> tf.Tensor:
+def to_inputs(images: tf.Tensor) -> tf.Tensor:
     """Turn pixels, uint8 `[b, 784]`, into float32 `[b, 784]` in [0, 1]."""
     return tf.cast(images, tf.float32) * (1 / 255)  # faster than a division
 

@@ -66,7 +66,8 @@ class Rows(NamedTuple):
     values: tf.Tensor  # float32 [n, dim]
 
 
-Parameters = Mapping[str, tf.Tensor | Rows]  # by name; of a table the rows that are needed
+Parameters = Mapping[str, Any]  # by name: float32 tensors, and of a table the `Rows` that are needed
+Ids = Mapping[str, tf.Tensor]  # by table: integers of any shape
 
 
 def values_of(parameters: Parameters) -> dict[str, tf.Tensor]:
@@ -93,12 +94,17 @@ def slices_of(parameter: Any) -> list[tf.Variable]:
     return [parameter] if isinstance(parameter, tf.compat.v2.Variable) else list(parameter)
 
 
+def build_ids(model: Any, inputs: tf.Tensor) -> Ids:
+    """Build the ids of the rows that a model needs of its tables; one without tables has no `build_ids()`."""
+    return model.build_ids(inputs) if hasattr(model, "build_ids") else {}
+
+
 def sort_once(ids: tf.Tensor) -> tf.Tensor:
     """Build the ids, int32, sorted, each once."""
     return tf.sort(tf.unique(tf.reshape(tf.cast(ids, tf.int32), [-1]))[0])
 
 
-def look_up(parameters: Mapping[str, Any], ids: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def look_up(parameters: Parameters, ids: Ids) -> dict[str, tf.Tensor]:
     """Return `parameters` as the model takes them: for a table the vectors, float32 [..., dim], of its `ids`, [...].
 
     Args:

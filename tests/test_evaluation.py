@@ -220,7 +220,7 @@ def make_evaluate(labels):
     images, placeholder = tf.placeholder(tf.float32, [None, 2]), tf.placeholder(tf.int32, [None])
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=placeholder, logits=images))
     tf.train.create_global_step()
-    graph = EvaluationGraph({}, images, placeholder, images, loss, loss)
+    graph = EvaluationGraph([], {}, images, placeholder, {}, images, loss, loss)
     return ModelTest(graph, (np.zeros([2, 2], np.float32), np.array(labels)))
 
 

@@ -34,7 +34,7 @@ def values(set_flags):
 
 
 def test_what_is_exported_classifies_images_and_knows_nothing_of_the_cluster(tmp_path, values):
-    export(str(tmp_path), distributed.build_serving, values)
+    export(str(tmp_path), distributed.build_serving, lambda: values)
     saved = saved_model_pb2.SavedModel.FromString((tmp_path / "1" / "saved_model.pb").read_bytes())
     (meta_graph,) = saved.meta_graphs
     assert {node.device for node in meta_graph.graph_def.node} == {""}
@@ -55,7 +55,7 @@ def test_each_export_is_the_next_version_and_replaces_none(tmp_path, values):
     (tmp_path / "notes").write_text("not a version")
     for last_bias in (0.0, 1.0):
         values["logits/biases"][-1] = last_bias
-        export(str(tmp_path), distributed.build_serving, values)
+        export(str(tmp_path), distributed.build_serving, lambda: values)
     assert sorted(os.listdir(tmp_path)) == ["7", "8", "9", "notes"]
 
 
@@ -63,7 +63,8 @@ def test_a_model_that_was_exported_before_is_not_exported_again(tmp_path, values
     caplog.set_level("INFO")
     others = {**values, "hidden/biases": np.ones(1, np.float32)}
     for exported in (values, others, values):
-        export(str(tmp_path), distributed.build_serving, {name: exported[name] for name in sorted(values)})
+        ordered = {name: exported[name] for name in sorted(values)}
+        export(str(tmp_path), distributed.build_serving, ordered.copy)
         values = dict(reversed(values.items()))  # the order of the names says nothing
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
     assert f"{tmp_path}/1 has this model already" in caplog.text
@@ -78,7 +79,7 @@ def test_a_number_that_another_job_takes_meanwhile_is_left_to_it(tmp_path, value
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", rename_too_late)
-    export(str(tmp_path), distributed.build_serving, values)
+    export(str(tmp_path), distributed.build_serving, lambda: values)
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
     assert os.listdir(tmp_path / "1") == ["variables"]
 
@@ -95,7 +96,8 @@ def test_an_export_that_fails_says_so_and_leaves_nothing(tmp_path):
         "shapes |= {'logits/weights': (1000, 10), 'logits/biases': 10}\n"
         "distributed.tf.disable_eager_execution()\n"
         "try:\n"
-        "    export.export(sys.argv[1], distributed.build_serving, {name: np.ones(shapes[name]) for name in shapes})\n"
+        "    values = {name: np.ones(shapes[name]) for name in shapes}\n"
+        "    export.export(sys.argv[1], distributed.build_serving, lambda: values)\n"
         "finally:\n"
         "    print('left:', os.listdir(sys.argv[1]))\n"
     )
@@ -146,4 +148,4 @@ def test_what_a_killed_export_has_left_is_removed_later(tmp_path):
 
 def test_a_folder_that_has_gone_by_the_end_is_said(tmp_path, values):
     with pytest.raises(UnsavedError, match=r"could not be exported to .*: No such file or directory"):
-        export(str(tmp_path / "gone"), distributed.build_serving, values)
+        export(str(tmp_path / "gone"), distributed.build_serving, lambda: values)

@@ -95,5 +95,5 @@ def test_an_unusable_file_is_refused(tmp_path, data_dir, name, damage, message):
 
 def test_pixels_become_floats_from_0_to_1():
     with tf.Graph().as_default(), tf.Session() as session:
-        pixels = session.run(mnist_input.to_float(tf.constant([[0, 51, 255]], tf.uint8)))
+        pixels = session.run(mnist_input.to_inputs(tf.constant([[0, 51, 255]], tf.uint8)))
     np.testing.assert_array_max_ulp(pixels, np.float32([[0.0, 0.2, 1.0]]))

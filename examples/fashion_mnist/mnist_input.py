@@ -4,7 +4,6 @@ Shapes: n examples, b examples in a batch, 784 = 28 * 28 pixels of an image, row
 """
 
 import gzip
-import math
 import os
 import zlib
 from typing import Any, NamedTuple
@@ -13,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
-IMAGE_SHAPE = (28, 28)
-NUM_PIXELS = math.prod(IMAGE_SHAPE)
+INPUT = tf.TensorSpec((28, 28), tf.uint8, "images")  # what an exported model takes of an example
+NUM_PIXELS = INPUT.shape.num_elements()
 RECORD_BYTES = NUM_PIXELS + 1  # of an example in a TFRecord file
 MEAN, DEVIATION = 72.9, 90.0  # of the pixels of all training images
 
@@ -59,10 +58,10 @@ def split_records(records: Any) -> Examples:
 
 
 def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Build what the model takes of a batch: what `to_float()` makes of its images, and its labels, int32 [b]."""
-    return to_float(images), tf.cast(labels, tf.int32)
+    """Build what the model takes of a batch: what `to_inputs()` makes of its images, and its labels, int32 [b]."""
+    return to_inputs(images), tf.cast(labels, tf.int32)
 
 
-def to_float(images: tf.Tensor) -> tf.Tensor:
+def to_inputs(images: tf.Tensor) -> tf.Tensor:
     """Turn pixels, uint8 `[b, 784]`, into float32 `[b, 784]` with mean 0 and deviation 1."""
     return (tf.cast(images, tf.float32) - MEAN) * (1 / DEVIATION)

@@ -75,8 +75,15 @@ def has_shards(data_dir: str) -> bool:
     return False
 
 
+def _has_files(data_dir: str) -> bool:
+    """Return whether `data_dir` has any files, except hidden ones and what a fetch that was killed has left."""
+    with contextlib.suppress(OSError):
+        return any(not name.startswith(".") and not name.endswith(".tmp") for name in os.listdir(data_dir))
+    return False
+
+
 def fetch(data_dir: str) -> None:
-    """Put those of MNIST's four files that `data_dir` lacks into it, unless it has TFRecord files.
+    """Put those of MNIST's four files that `data_dir` lacks into it, unless it has other data, such as TFRecord files.
 
     It never touches a file that is there. Several processes may do so at once: a file appears whole, by a rename. A
     terminal shows how far it is.
@@ -88,7 +95,7 @@ def fetch(data_dir: str) -> None:
     if "://" in data_dir:
         raise DownloadError(f"--data_dir {data_dir} is not a folder: {data_dir.split(':')[0]}:// is not supported")
     missing = [name for name in SHA256 if not os.path.exists(os.path.join(data_dir, name))]
-    if not missing or has_shards(data_dir):
+    if not missing or has_shards(data_dir) or (len(missing) == len(SHA256) and _has_files(data_dir)):
         return
     _check_others_are_mnist(data_dir, missing)
     failures = []

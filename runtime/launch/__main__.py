@@ -14,6 +14,7 @@ if is_interruptible:
 import contextlib
 import datetime
 import fcntl
+import functools
 import importlib
 import logging
 import os
@@ -133,7 +134,8 @@ def run_cluster(options: Options) -> NoReturn:
     except OSError as error:
         refuse(f"--train_dir {options.train_dir} cannot be made: {error.strerror}")
     lock(options)
-    sys.exit(Supervisor(options, script.run).run())
+    run_task = functools.partial(script.program.start, script.main, script.mnist_input.DataError)
+    sys.exit(Supervisor(options, run_task).run())
 
 
 def import_quietly(name: str) -> ModuleType:

@@ -5,7 +5,7 @@ import functools
 import json
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +20,9 @@ from runtime.files import append_lines
 from runtime.folder import RunFolder
 from runtime.monitoring import event_files
 from runtime.monitoring.mistakes import find_mistakes
-from runtime.tables import Parameters, values_of
+from runtime.tables import Ids, Parameters
 from runtime.threads import repeat_in_session, start_guard
+from runtime.updates.packing import Choice
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 PIECE = 2**20  # rows of a table that are read at once
@@ -44,12 +45,11 @@ class Measures(NamedTuple):
 class EvaluationGraph(NamedTuple):
     """The part of the graph that measures the model on the examples that it is fed."""
 
-    wanted: Mapping[str, tf.Tensor]  # by table, a placeholder: the ids, int32 [n], of the rows in `parameters`
-    num_rows: Mapping[str, int]  # of each table
+    choices: Sequence[Choice]  # of the rows of tables in `parameters`
     parameters: Parameters  # on this task: read once, then fed, so that all batches meet the same
     images: tf.Tensor  # a placeholder, [n, ...]
     labels: tf.Tensor  # a placeholder, [n]
-    ids: Mapping[str, tf.Tensor]  # by table, those that the images need
+    ids: Ids  # of the rows that the images need
     logits: tf.Tensor  # float32 [n, classes]
     loss: tf.Tensor  # float32 [], averaged over them
     accuracy: tf.Tensor  # float32 []
@@ -92,7 +92,7 @@ class ModelTest:
             sums += len(labels[batch]) * np.array(measured)
             logits.append(of_batch)
         loss, accuracy = sums / len(labels)
-        mistakes = functools.partial(find_mistakes, np.concatenate(logits), images, labels)
+        mistakes = functools.partial(find_mistakes, np.concatenate(logits), self._examples)
         return Measures(float(loss), float(accuracy), int(global_step), values, mistakes)
 
     def _find_rows(self, session: tf.Session) -> dict[tf.Tensor, Any]:
@@ -102,19 +102,19 @@ class ModelTest:
             batches = [images[start : start + BATCH_SIZE] for start in range(0, len(images), BATCH_SIZE)]
             found = [session.run(dict(graph.ids), {graph.images: batch}) for batch in batches] if graph.ids else []
             self._rows = {
-                placeholder: np.unique(np.concatenate([ids[name].ravel() for ids in found]))
-                for name, placeholder in graph.wanted.items()
+                choice.ids: np.unique(np.concatenate([ids[choice.table].ravel() for ids in found]))
+                for choice in graph.choices
             }
         return self._rows
 
     def complete(self, session: tf.Session, measures: Measures) -> dict[str, Any]:
         """Return the values of the parameters with all rows of the tables, read in pieces that can be sent."""
         graph, values = self._graph, dict(measures.parameters)
-        nothing: dict[tf.Tensor, Any] = {placeholder: [] for placeholder in graph.wanted.values()}
-        for name, placeholder in graph.wanted.items():
-            rows, num_rows = values_of(graph.parameters)[name], graph.num_rows[name]
+        nothing: dict[tf.Tensor, Any] = {choice.ids: [] for choice in graph.choices}
+        for name, ids, num_rows in graph.choices:
+            rows = graph.parameters[name].values
             pieces = [np.arange(first, min(first + PIECE, num_rows)) for first in range(0, num_rows, PIECE)]
-            values[name] = np.concatenate([session.run(rows, {**nothing, placeholder: piece}) for piece in pieces])
+            values[name] = np.concatenate([session.run(rows, {**nothing, ids: piece}) for piece in pieces])
         return values
 
 

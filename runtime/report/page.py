@@ -118,28 +118,30 @@ def _make_lane(task: str, entries: list[history.Entry], secs: float) -> str:
 
 def _make_confusion(run: History) -> str:
     confusion = run.tested.get("confusion", [])
+    classes = run.tested.get("classes", range(len(confusion)))
     mistakes = [count for label, row in enumerate(confusion) for guess, count in enumerate(row) if guess != label]
     rows: list[list[object]] = []
     for label, row in enumerate(confusion):
-        rows.append([label])
+        rows.append([classes[label]])
         for guess, count in enumerate(row):
             style, total = ("", sum(row)) if guess == label else (' class="wrong"', max(mistakes))
             cell = f'<td{style} style="--share: {0.65 * count / (total or 1):.2f}">{count}</td>'
             rows[-1].append(charts.Cell(cell))
-    caption = "Test images by their label (row) and by what the model took them for (column)"
-    return charts.make_table(caption, ["", *range(len(rows))], rows, "confusion")
+    caption = "Test examples by their label (row) and by what the model took them for (column)"
+    return charts.make_table(caption, ["", *classes], rows, "confusion")
 
 
 def _make_mistakes(run: History) -> str:
     items = ""
     for mistake in run.tested.get("mistakes", []):
         what = f"{mistake['label']}, taken for {mistake['guess']}"
-        png = _make_png(base64.b64decode(mistake["pixels"]))
-        items += (
-            f'<li><img src="data:image/png;base64,{png}" width="28" height="28"'
-            f' alt="test image {mistake["index"]}: {what}"><span>{what}</span>'
-            f'<span class="soft">{mistake["probability"]:.1%} sure</span></li>'
-        )
+        if "text" in mistake:
+            shown = f"<b>{html.escape(mistake['text'])}</b>"
+        else:
+            png = _make_png(base64.b64decode(mistake["pixels"]))
+            shown = f'<img src="data:image/png;base64,{png}" width="28" height="28"'
+            shown += f' alt="test image {mistake["index"]}: {what}">'
+        items += f'<li>{shown}<span>{what}</span><span class="soft">{mistake["probability"]:.1%} sure</span></li>'
     if run.tested and not items:
         return "<p>The model made no mistake.</p>"
     return items and f'<ul class="mistakes">{items}</ul>'

@@ -73,8 +73,8 @@ def export(export_dir: str, build_serving: Callable[[], Serving], read_values: C
     if not export_dir:
         return
     temporary = ""
-    values = read_values()
     try:
+        values = read_values()
         checksum = _compute_checksum(values)
         if path := _find_export(export_dir, checksum):
             logging.info("%s has this model already", path)

@@ -1,18 +1,18 @@
 """The exchange: a worker reads the parameters, computes, and sends the ps tasks something to apply."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import tensorflow.compat.v1 as tf
 
-from runtime.tables import Parameters, values_of
+from runtime.tables import Ids, Parameters, values_of
 from runtime.updates.packing import Packing, Selection, append_count, remove_count, send
 from runtime.updates.towers import Towers
 
 # Builds the loss, float32 [], from the parameters and the inputs of a batch.
 LossFunction = Callable[[Parameters, tf.Tensor], tf.Tensor]
-# Builds the ids, of any shape, of the rows of each table, by name, that a batch needs, from its inputs.
-IdsFunction = Callable[[tf.Tensor], Mapping[str, tf.Tensor]]
+# Builds the ids of the rows that a batch needs from its inputs.
+IdsFunction = Callable[[tf.Tensor], Ids]
 
 
 class Exchange(NamedTuple):

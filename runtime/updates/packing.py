@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.tables import Parameters, Rows, TableVariable, slices_of, sort_once
+from runtime.tables import Ids, Parameters, Rows, TableVariable, slices_of, sort_once
 
 BASE = 256  # of the digits of a count
 
@@ -29,6 +29,14 @@ class Selection(NamedTuple):
 
     ids: list[tf.Tensor]  # of each table: int32 [n], sorted, each once
     places: list[list[tf.Tensor]]  # for each ps, of each of its slices: int32 [n], where the rows lie in it; on the ps
+
+
+class Choice(NamedTuple):
+    """A table of which the rows are chosen when a session runs."""
+
+    table: str  # its name
+    ids: tf.Tensor  # a placeholder, int32 [n]
+    num_rows: int  # that the table has
 
 
 class Packing:
@@ -60,11 +68,6 @@ class Packing:
         return {device: [part.variable for part in parts if belongs(part)] for device, parts in self._parts.items()}
 
     @property
-    def num_rows(self) -> dict[str, int]:
-        """How many rows each table has."""
-        return {name: table.num_rows for name, table in self.tables.items()}
-
-    @property
     def shapes(self) -> list[list[int | None]]:
         """The shape of each parameter; of a table, that of any number of its rows."""
         shapes = []
@@ -77,11 +80,11 @@ class Packing:
             shapes.append(shape)
         return shapes
 
-    def select(self, wanted: Sequence[Mapping[str, tf.Tensor]]) -> list[Selection]:
+    def select(self, wanted: Sequence[Ids]) -> list[Selection]:
         """Build the selections of several exchanges, and send each ps its part of all in one message.
 
         Args:
-          wanted: by exchange and table, the ids of rows, int32 or int64 of any shape.
+          wanted: of each exchange, the ids of rows.
         """
         selections = [Selection([sort_once(ids[name]) for name in self.tables], []) for ids in wanted]
         split = [
@@ -107,10 +110,18 @@ class Packing:
                 vectors.append(_join(values))
         return vectors
 
-    def fetch(self, ids: Mapping[str, tf.Tensor]) -> Parameters:
+    def fetch(self, ids: Ids) -> Parameters:
         """Build the parameters as they are now; of the tables those rows that `select()` is told."""
         (selection,) = self.select([ids])
         return self.unpack(self.read(selection), selection.ids)
+
+    def fetch_chosen(self) -> tuple[list[Choice], Parameters]:
+        """Build the parameters as they are now, and what is fed to choose the rows of each table."""
+        with tf.name_scope("chosen"):
+            choices = [
+                Choice(name, tf.placeholder(tf.int32, [None]), table.num_rows) for name, table in self.tables.items()
+            ]
+            return choices, self.fetch({choice.table: choice.ids for choice in choices})
 
     def unpack(self, vectors: Sequence[tf.Tensor], ids: Sequence[tf.Tensor] = ()) -> dict[str, Any]:
         """Build the parameters, by name, of `vectors`: each whole, or `Rows` of the selected `ids` if it is a table."""
