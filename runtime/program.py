@@ -13,6 +13,7 @@ from runtime.data.download import DownloadError
 from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
 from runtime.process import allow_many_files, end_process
 from runtime.session.stopping import StoppedError
+from runtime.tables import MISTAKE
 
 
 def start(main: Callable[[], None], data_error: type[Exception]) -> None:
@@ -61,6 +62,9 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
         status, message = 1, str(error)
     except tf.errors.OpError as error:
         status, message = 1, f"{reason(error)}; start this task again"
+        if MISTAKE in message:  # of the model, and not of this run
+            status, message = UNUSABLE_STATUS, reason(error)
+            host_lists.tell_others(message)
     except Exception as error:  # a defect of this program: one line for the user, and the rest at --verbosity=1
         status, message = 1, f"{type(error).__name__}: {error}; start this task again"
         logging.debug("unexpected error", exc_info=True)

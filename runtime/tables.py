@@ -9,6 +9,7 @@ from runtime.errors import UnusableError
 
 MAX_ROWS = 2**31 - 1  # ids travel as int32
 MAX_MESSAGE_BYTES = 2**31
+MISTAKE = "model.py: build_ids() must return ids"
 
 
 class Table(NamedTuple):
@@ -49,6 +50,8 @@ class TableVariable(NamedTuple):
 
     def split(self, ids: tf.Tensor) -> list[tf.Tensor]:
         """Build the places, int32 [n], of `ids`, sorted, in each slice."""
+        if len(self.slices) == 1:
+            return [ids]
         of_slices = tf.split(ids, self.count(ids), num=len(self.slices))
         return [part - start for part, start in zip(of_slices, self._starts(), strict=True)]
 
@@ -99,9 +102,22 @@ def build_ids(model: Any, inputs: tf.Tensor) -> Ids:
     return model.build_ids(inputs) if hasattr(model, "build_ids") else {}
 
 
-def sort_once(ids: tf.Tensor) -> tf.Tensor:
-    """Build the ids, int32, sorted, each once."""
-    return tf.sort(tf.unique(tf.reshape(tf.cast(ids, tf.int32), [-1]))[0])
+def choose_rows(tables: Mapping[str, TableVariable], ids: Ids) -> list[tf.Tensor]:
+    """Build the ids of the rows of each table, int32 [n], sorted, each once; where one is of no row, a run fails.
+
+    Raises:
+      UnusableError: `ids` has not those of each table.
+    """
+    if tables.keys() != ids.keys():
+        raise UnusableError(f"{MISTAKE} for {sorted(ids) or 'no table'}, expected those of {sorted(tables)}")
+    return [_choose_rows(name, table.num_rows, ids[name]) for name, table in tables.items()]
+
+
+def _choose_rows(name: str, num_rows: int, ids: tf.Tensor) -> tf.Tensor:
+    text = f"{MISTAKE} from 0 to {num_rows - 1} for table {name}, found these"
+    ids = tf.reshape(ids, [-1])
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all((ids >= 0) & (ids < num_rows)), [text, ids])]):
+        return tf.sort(tf.unique(tf.cast(ids, tf.int32))[0])
 
 
 def look_up(parameters: Parameters, ids: Ids) -> dict[str, tf.Tensor]:

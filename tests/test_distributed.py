@@ -164,6 +164,15 @@ def test_what_travels_as_bfloat16(graph, set_flags, local_servers, flags, expect
     assert types == expected, "of 3 ps tasks, each way"
 
 
+def test_only_training_uses_the_logits_that_a_model_has_for_it(graph, set_flags, monkeypatch):
+    def build_training_logits(parameters, images):
+        return distributed.model.build_logits(parameters, tf.nn.dropout(images, rate=0.5, name="dropout"))
+
+    monkeypatch.setattr(distributed.model, "build_training_logits", build_training_logits, raising=False)
+    scopes = {name.partition("/")[0] for name in build(set_flags) if "/dropout" in name}
+    assert scopes == {f"exchange{'_' * (n > 0)}{n or ''}" for n in range(EXCHANGES_PER_RUN)}
+
+
 def run_once(graph, set_flags, local_servers, count, *flags):
     """Return what `count` counts in a run of a worker and three ps tasks."""
     set_flags(*flags)

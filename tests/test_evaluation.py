@@ -239,6 +239,15 @@ def test_a_test_example_with_a_label_of_no_class_is_refused_before_training(grap
         make_evaluate([0, 2])
 
 
+def test_a_model_that_is_no_classifier_is_refused(graph):
+    logits = tf.placeholder(tf.float32, [None, 1])
+    of_regression = make_evaluate([0, 1])._graph._replace(logits=logits)
+    with pytest.raises(
+        UnusableError, match=r"build_logits\(\) is float32 \(\?, 1\), .*: this program trains classifiers"
+    ):
+        ModelTest(of_regression, (np.zeros([2, 2], np.float32), np.array([133, 70])))
+
+
 def test_workers_other_than_the_chief_have_no_test_examples(graph):
     ModelTest(make_evaluate([0, 1])._graph, ())
 

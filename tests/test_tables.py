@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from benchmarks.testbed.messages import tensors_sent
 from runtime.cluster.connection import Connection
+from runtime.errors import UnusableError
 from runtime.machine.session_config import make_session_config
 from runtime.tables import Table, look_up, make_variables
 from runtime.updates.mode import Mode, build_updates
@@ -59,6 +61,7 @@ class Worker:
                     self.all_rows = packing.fetch({"table": np.arange(ROWS)})
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(self.updates.unsaved_variables)]
             local = tf.local_variables_initializer()
+            self.saver = tf.train.Saver(sharded=True)
             first = tf.split(FIRST_ROWS, [slice.shape[0] for slice in self.parameters["table"].slices])
             first = [slice.assign(rows) for slice, rows in zip(self.parameters["table"].slices, first, strict=True)]
         self.session = Connection(servers.workers[index].target, make_session_config(task)).session(graph)
@@ -211,3 +214,68 @@ def test_rows_travel_in_bfloat16_like_all_else(local_servers):
         expected.apply([expected.gradient(ids)], ids)
     expected.assert_equals(worker.read(), rtol=0.05, atol=0.02)
     assert np.abs(worker.read()[0] - expected.values["table"]).max() > 1e-5
+
+
+def test_an_exchange_keeps_its_messages_and_the_ids_of_a_run_are_one_more(local_servers):
+    mode = make_mode(optimizer="sgd")
+    worker = Worker(local_servers(3, 1), 0, mode)
+    sent = tensors_sent(worker.session, worker.updates.train_op)
+    for ps in range(3):
+        assert sent[("ps", ps), ("worker", 0)] == mode.exchanges_per_run
+        assert sent[("worker", 0), ("ps", ps)] == mode.exchanges_per_run + 1
+
+
+@pytest.mark.parametrize("num_ps", [1, 4])
+def test_a_checkpoint_of_three_ps_restores_into_any_number_of_them(local_servers, tmp_path, num_ps):
+    saving = Worker(local_servers(3, 1), 0, make_mode(optimizer="adagrad"))
+    run_together([saving])
+    path = saving.saver.save(saving.session, str(tmp_path / "model.ckpt"), write_meta_graph=False)
+    restoring = Worker(local_servers(num_ps, 1), 0, make_mode(optimizer="adagrad"))
+    restoring.saver.restore(restoring.session, path)
+    for found, expected in zip(restoring.read(), saving.read(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for worker in (saving, restoring):  # the slots too: both learn alike from there
+        run_together([worker])
+    np.testing.assert_array_equal(restoring.read()[0], saving.read()[0])
+
+
+@pytest.mark.parametrize("wrong", [-1, ROWS])
+def test_an_id_of_no_row_is_told(graph, wrong):
+    tf.train.create_global_step()
+    packing = Packing(make_variables({"table": Table(ROWS, DIM)}))
+    ids = tf.placeholder(tf.int64, [None, 2])
+    parameters = packing.fetch({"table": ids})
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        text = rf"model.py: build_ids\(\) must return ids from 0 to 10 for table table, found these\] \[3 {wrong}\]"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            session.run(parameters, {ids: [[3, wrong]]})
+
+
+@pytest.mark.parametrize(("ids", "found"), [({}, "no table"), ({"tabel": [0]}, r"\['tabel'\]")])
+def test_ids_of_other_tables_are_refused(graph, ids, found):
+    packing = Packing(make_variables({"table": Table(ROWS, DIM)}))
+    with pytest.raises(UnusableError, match=rf"must return ids for {found}, expected those of \['table'\]"):
+        packing.select([ids])
+
+
+@pytest.mark.parametrize("table", [Table(0, 1), Table(2**31, 1), Table(1, 0)])
+def test_a_table_of_an_impossible_size_is_refused(table):
+    with pytest.raises(UnusableError, match=r"expected 1 to 2147483647 rows of one number or more"):
+        table.check("t", 1, "ps")
+
+
+def test_what_the_chief_cannot_save_is_refused():
+    table = Table(30_000_000, 20)
+    table.check("t", 1, "ps")
+    table.check("t", 2, "chief")
+    with pytest.raises(UnusableError, match=r"2400000000 bytes, .* give more ps tasks, or --checkpoints=ps"):
+        table.check("t", 1, "chief")
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "momentum", "nesterov"])
+def test_local_steps_on_a_table_need_an_optimizer_without_state(optimizer):
+    make_mode(optimizer=optimizer, local_steps=1).check_table("t")
+    make_mode(optimizer="sgd", local_steps=2).check_table("t")
+    with pytest.raises(UnusableError, match=f"--local_steps=2 and --optimizer={optimizer}: .* give --optimizer=sgd"):
+        make_mode(optimizer=optimizer, local_steps=2).check_table("t")

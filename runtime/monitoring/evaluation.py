@@ -62,12 +62,17 @@ class ModelTest:
         """Measure with `graph`; only the chief and the evaluator have `examples`, images and labels.
 
         Raises:
-          UnusableError: a label is of no class.
+          UnusableError: a label is of no class, or there are not two classes.
         """
         self._graph, self._examples = graph, examples
         self._rows: dict[tf.Tensor, Any] | None = None
         if examples:
             num_classes = graph.logits.shape[-1]
+            if num_classes < 2:
+                raise UnusableError(
+                    f"model.py: build_logits() is float32 {graph.logits.shape}, expected [n, classes] with two or more"
+                    " classes: this program trains classifiers"
+                )
             (wrong,) = np.nonzero(examples[-1] >= num_classes)
             if len(wrong):
                 label = f"label {wrong[0]} is {examples[-1][wrong[0]]}, expected 0 to {num_classes - 1}"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.tables import Ids, Parameters, Rows, TableVariable, slices_of, sort_once
+from runtime.tables import Ids, Parameters, Rows, TableVariable, choose_rows, slices_of
 
 BASE = 256  # of the digits of a count
 
@@ -86,7 +86,7 @@ class Packing:
         Args:
           wanted: of each exchange, the ids of rows.
         """
-        selections = [Selection([sort_once(ids[name]) for name in self.tables], []) for ids in wanted]
+        selections = [Selection(choose_rows(self.tables, ids), []) for ids in wanted]
         split = [
             {name: table.split(ids) for (name, table), ids in zip(self.tables.items(), selection.ids, strict=True)}
             for selection in selections
