@@ -243,7 +243,7 @@ def test_a_model_that_is_no_classifier_is_refused(graph):
     logits = tf.placeholder(tf.float32, [None, 1])
     of_regression = make_evaluate([0, 1])._graph._replace(logits=logits)
     with pytest.raises(
-        UnusableError, match=r"build_logits\(\) is float32 \(\?, 1\), .*: this program trains classifiers"
+        UnusableError, match=r"build_logits\(\) is float32 \(None, 1\), .*: this program trains classifiers"
     ):
         ModelTest(of_regression, (np.zeros([2, 2], np.float32), np.array([133, 70])))
 
