@@ -12,10 +12,7 @@ from collections.abc import Iterable, Sequence
 
 PROJECT = pathlib.Path(__file__).parents[1]
 BENCHMARKS = PROJECT / "docs" / "benchmarks.md"
-OVERHEAD = PROJECT / "docs" / "overhead.md"
 SCALING = PROJECT / "docs" / "scaling.md"
-REPLICATION = PROJECT / "docs" / "replication.md"
-SECURITY = PROJECT / "docs" / "security.md"
 # The figures do not depend on these files, and benchmarks write some of them.
 NOT_MEASURED = (":!docs", ":!*.md", ":!benchmarks/*.json")
 
@@ -64,7 +61,7 @@ def _versions() -> str:
     for name, package in (("TensorFlow", "tensorflow"), ("PyTorch", "torch")):
         try:
             versions.append(f"{name} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:  # PyTorch is a requirement of `compare.py` only
+        except importlib.metadata.PackageNotFoundError:  # PyTorch is a requirement of the comparison only
             continue
     return ", ".join(versions)
 

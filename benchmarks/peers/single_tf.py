@@ -10,17 +10,18 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from absl import app, flags
+from absl import flags
 
 from benchmarks.peers import measure, problem, tf2_mnist
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("steps_per_call", 100, "steps of one call; --train_steps is rounded up to whole calls")
+flags.DEFINE_integer("steps_per_call", 64, "steps of one call; --train_steps is rounded up to whole calls")
 flags.DEFINE_boolean("jit_compile", True, "compile them with XLA")
 
 
-def main(_: object) -> None:
+def main() -> None:
     """Train, and print the result."""
+    tf.config.threading.set_intra_op_parallelism_threads(FLAGS.num_threads)
     examples = problem.load_train()
     all_images, all_labels = tf.constant(examples.images), tf.constant(examples.labels)
     clock = measure.make_clock()
@@ -41,12 +42,21 @@ def main(_: object) -> None:
     )
 
 
+class Cycle(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """The rates of the flags."""
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        """Return the rate of a step, float32 []."""
+        return tf2_mnist.build_rate(tf.cast(step, tf.int64))
+
+
 def make_optimizer() -> tf.keras.optimizers.Optimizer:
     """Return the optimizer of the flags; Keras builds them of small ops, which XLA fuses."""
+    rate = Cycle() if FLAGS.lr_schedule == "one_cycle" else FLAGS.learning_rate
     if FLAGS.optimizer == "adam":
-        return tf.keras.optimizers.Adam(FLAGS.learning_rate)
+        return tf.keras.optimizers.Adam(rate)
     momentum = 0.0 if FLAGS.optimizer == "sgd" else problem.MOMENTUM
-    return tf.keras.optimizers.SGD(FLAGS.learning_rate, momentum, nesterov=FLAGS.optimizer == "nesterov")
+    return tf.keras.optimizers.SGD(rate, momentum, nesterov=FLAGS.optimizer == "nesterov")
 
 
 def shuffled_indices(num_examples: int) -> Iterator[npt.NDArray[np.int32]]:
@@ -59,7 +69,3 @@ def shuffled_indices(num_examples: int) -> Iterator[npt.NDArray[np.int32]]:
             order = np.concatenate([order, generator.permutation(num_examples).astype(np.int32)])
         yield order[:size].reshape(FLAGS.steps_per_call, problem.BATCH_SIZE)
         order = order[size:]
-
-
-if __name__ == "__main__":
-    app.run(main)

@@ -1,21 +1,11 @@
-"""What the TensorFlow 2 peers share: the variables, their gradients, the optimizer, and batches."""
+"""What the TensorFlow peers share: the variables, their gradients, the rates, the optimizer, and batches."""
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from benchmarks.peers import problem
-
-
-def make_tf_configs(cluster: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Return the environment of each task of `cluster`, by its name, such as "worker 0"."""
-    return {
-        f"{job} {index}": {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})}
-        for job, addresses in cluster.items()
-        for index in range(len(addresses))
-    }
 
 
 def make_variables() -> list[tf.Variable]:
@@ -44,13 +34,25 @@ def gradients(variables: Sequence[tf.Variable], images: tf.Tensor, labels: tf.Te
     return tape.gradient(loss, variables)
 
 
-def make_optimizer() -> tf.compat.v1.train.Optimizer:
-    """Return the optimizer of the flags.
+def build_rate(step: tf.Tensor) -> tf.Tensor:
+    """Build the learning rate of a step, float32 []."""
+    return tf.gather(problem.make_rates(), tf.minimum(step, problem.FLAGS.train_steps))
+
+
+def make_optimizer(step: tf.Variable) -> tf.compat.v1.train.Optimizer:
+    """Return the optimizer of the flags; its rate is that of `step` in one cycle.
 
     `tf.distribute`'s guide asks for `tf.keras.optimizers.legacy`, which TensorFlow 2.21 no longer has. These are
     the optimizers left that update each variable with one op.
     """
-    train, rate = tf.compat.v1.train, problem.FLAGS.learning_rate
+    train = tf.compat.v1.train
+    rate: float | Callable[[], tf.Tensor] = problem.FLAGS.learning_rate
+    if problem.FLAGS.lr_schedule == "one_cycle":
+
+        def rate() -> tf.Tensor:
+            with tf.device(step.device):  # with the variables that it updates
+                return build_rate(step)
+
     if problem.FLAGS.optimizer == "adam":
         return train.AdamOptimizer(rate)
     if problem.FLAGS.optimizer == "sgd":

@@ -5,25 +5,17 @@ a `tf.function` for each step. The documentation of `tf.distribute.Strategy` loo
 which is faster, so this script does the same, with `--steps_per_call` steps in each call.
 """
 
-import os
-
 import tensorflow as tf
-from absl import app, flags
+from absl import flags
 
-from benchmarks.peers import launch, measure, problem, tf2_mnist
-from runtime.launch import ports
+from benchmarks.peers import measure, problem, tf2_mnist
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("steps_per_call", 10, "steps of one call; --train_steps is rounded up to whole calls")
+flags.DEFINE_integer("steps_per_call", 8, "steps of one call; --train_steps is rounded up to whole calls")
 
 
-def main(_: object) -> None:
-    """Train as the worker that `TF_CONFIG` names, or start both."""
-    if "TF_CONFIG" not in os.environ:
-        workers = [f"localhost:{port}" for port in ports.choose_ports(problem.NUM_WORKERS)]
-        configs = tf2_mnist.make_tf_configs({"worker": workers})
-        print(launch.run([launch.Child(name, env=env) for name, env in configs.items()])[0])
-        return
+def main() -> None:
+    """Train as the worker that `TF_CONFIG` names."""
     # Two processes share two cores; more threads would only wait for each other.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
@@ -37,7 +29,8 @@ def train(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
     clock = measure.make_clock(problem.NUM_WORKERS * problem.BATCH_SIZE)
     with strategy.scope():
         variables = tf2_mnist.make_variables()
-        optimizer = tf2_mnist.make_optimizer()
+    step = tf.Variable(0, dtype=tf.int64)  # each worker counts for itself
+    optimizer = tf2_mnist.make_optimizer(step)
 
     def make_dataset(_: tf.distribute.InputContext) -> tf.data.Dataset:
         return tf2_mnist.batches(tf.constant(examples.images), tf.constant(examples.labels), stream=worker)
@@ -47,6 +40,7 @@ def train(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
         # The strategy sums over the workers; we want the average.
         gradients = [gradient / problem.NUM_WORKERS for gradient in gradients]
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        step.assign_add(1, read_value=False)
 
     @tf.function
     def call(batches: tf.data.Iterator) -> None:
@@ -61,7 +55,3 @@ def train(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
         FLAGS.steps_per_call,
         is_measuring=worker == 0,
     )
-
-
-if __name__ == "__main__":
-    app.run(main)

@@ -2,27 +2,23 @@
 
 A global step is one worker's batch: the workers do not wait for each other. As the guide "Parameter server training"
 advises for speed, several steps are packed into one function, unrolled, that returns nothing; all of them are
-scheduled at once and joined once; the optimizer has one op for each variable's update, and a constant learning rate.
+scheduled at once and joined once; the optimizer has one op for each variable's update. One cycle of the
+rate takes a variable that counts the steps, on the ps.
 """
 
-import os
 import time
 
 import tensorflow as tf
-from absl import app, flags
+from absl import flags
 
-from benchmarks.peers import launch, measure, problem, tf2_mnist
-from runtime.launch import ports
+from benchmarks.peers import measure, problem, tf2_mnist
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("steps_per_call", 10, "steps of one scheduled call; --train_steps is rounded up to whole calls")
+flags.DEFINE_integer("steps_per_call", 8, "steps of one scheduled call; --train_steps is rounded up to whole calls")
 
 
-def main(_: object) -> None:
-    """Serve, or coordinate, as `TF_CONFIG` says, or start all four processes."""
-    if "TF_CONFIG" not in os.environ:
-        start()
-        return
+def main() -> None:
+    """Serve, or coordinate, as `TF_CONFIG` says."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type == "chief":
         train(resolver)
@@ -31,15 +27,6 @@ def main(_: object) -> None:
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=problem.NUM_WORKERS + 1)
     server = tf.distribute.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id, "grpc", config)
     server.join()
-
-
-def start() -> None:
-    """Start all processes; the servers never end by themselves."""
-    chief, ps, *workers = [f"localhost:{port}" for port in ports.choose_ports(2 + problem.NUM_WORKERS)]
-    configs = tf2_mnist.make_tf_configs({"chief": [chief], "ps": [ps], "worker": workers})
-    os.environ["GRPC_FAIL_FAST"] = "use_caller"  # the guide demands this of every task
-    children = [launch.Child(name, env=env, ends_itself=name == "chief 0") for name, env in configs.items()]
-    print(launch.run(children)[0])
 
 
 def train(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
@@ -51,7 +38,7 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
     with strategy.scope():
         variables = tf2_mnist.make_variables()
         global_step = tf.Variable(0, dtype=tf.int64)
-        optimizer = tf2_mnist.make_optimizer()
+        optimizer = tf2_mnist.make_optimizer(global_step)
 
     def make_dataset() -> tf.data.Dataset:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -86,7 +73,3 @@ def train(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
     coordinator.join()  # raises the errors of the workers
     clock.stop(int(global_step))
     measure.print_result(clock, tf2_mnist.read_parameters(variables))
-
-
-if __name__ == "__main__":
-    app.run(main)
