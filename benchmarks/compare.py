@@ -65,7 +65,8 @@ def compare(rounds: int = 5, only: Sequence[str] = ()) -> None:
             print(name, of_one[-1], flush=True)
     print(results_table(results), commands_table(results), sep="\n\n")
     if not only:
-        write_results(results)
+        of_contenders = {name: of_one._asdict() for name, of_one in figures.items()}
+        report.write_json(RESULTS, {**results._asdict(), "contenders": of_contenders})
         write_documents()
 
 
@@ -82,7 +83,7 @@ def make_commands(seed: int) -> dict[str, list[str]]:
         return contenders.make_flags(contender, setting, seed)
 
     plain = ["benchmarks.peers", "{}", "--snapshot_secs=0"]
-    torch, xla = ([name if part == "{}" else part for part in plain] for name in ("pytorch", "single_tf"))
+    torch, xla = ([name if part == "{}" else part for part in plain] for name in ("pytorch", "tensorflow2"))
     torchrun = ["torch.distributed.run", "--nproc-per-node=2", "-m"]
     return {
         OWN_COMMAND: [LAUNCHER, *flags(OURS)],
@@ -108,16 +109,6 @@ def time_command(command: Sequence[str]) -> tuple[float, float]:
         finally:
             process.kill()
     return round(secs, 3), float(match[1])
-
-
-def write_results(results: Results) -> None:
-    """Write the figures of a comparison, one contender a line."""
-    parts = [f' "header": {json.dumps(results.header)}']
-    of_contenders = {name: figures._asdict() for name, figures in results.contenders.items()}
-    for field, by_name in (("contenders", of_contenders), ("commands", results.commands)):
-        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in by_name.items())
-        parts.append(f' "{field}": {{\n{lines}\n }}')
-    RESULTS.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def read_results() -> Results:

@@ -5,7 +5,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
@@ -55,45 +55,34 @@ def measure_ps(num_workers: int, num_lines: int, measured_secs: int) -> float:
             poll_for(lambda: not probe(address) or not ps.is_running(), "ps")
             if not ps.is_running():
                 sys.exit(f"error: the ps has ended:\n{ps.output()[-2000:]}")
-            lines = [Line(address) for _ in range(num_lines)]
-            with concurrent.futures.ThreadPoolExecutor(16) as pool:
-                return _measure_with(lines, address, psutil.Process(ps.pid), pool, measured_secs)
+            return _measure_with(num_lines, address, psutil.Process(ps.pid), measured_secs)
         finally:
             ps.kill()
 
 
-def _measure_with(
-    lines: Sequence[Line],
-    address: str,
-    ps: psutil.Process,
-    pool: concurrent.futures.ThreadPoolExecutor,
-    measured_secs: int,
-) -> float:
+def _measure_with(num_lines: int, address: str, ps: psutil.Process, measured_secs: int) -> float:
     """Let all lines ask once a period, and some workers say something; return the processor seconds per second."""
     with tf.Graph().as_default() as graph:
         word = tf.placeholder(tf.string, [])
         notes = Notes("/job:ps/task:0", "roll_call")
-        say = [notes.write(worker, word) for worker in range(min(len(lines), WORDS_PER_SEC))]
+        say = [notes.write(worker, word) for worker in range(min(num_lines, WORDS_PER_SEC))]
     config = tf.ConfigProto(device_filters=["/job:nobody"])  # or the session would wait for the workers
-    with tf.Session(f"grpc://{address}", graph, config) as session:
+    lines = [Line(address) for _ in range(num_lines)]
+    session = tf.Session(f"grpc://{address}", graph, config)
+    with session, concurrent.futures.ThreadPoolExecutor(16) as pool:
         started_at = before = 0.0
-        num_periods = round(measured_secs / PROBE_PERIOD_SECS)
-        for period in range(-3, num_periods):  # in the first of these, the lines are opened
+        for period in range(
+            -3, round(measured_secs / PROBE_PERIOD_SECS)
+        ):  # in the first of these, the lines are opened
             due_at = time.monotonic() + PROBE_PERIOD_SECS
             if period == 0:
-                started_at, before = time.monotonic(), _processor_secs(ps)
-            reasons = {reason for reason in pool.map(Line.ask, lines) if reason}
-            if reasons:
+                started_at, before = time.monotonic(), sum(ps.cpu_times()[:2])
+            if reasons := {reason for reason in pool.map(Line.ask, lines) if reason}:
                 sys.exit(f"error: the ps does not answer: {', '.join(reasons)}")
             if say:
                 session.run(say, {word: f"{TRAINING} {period}"})
             time.sleep(max(0.0, due_at - time.monotonic()))
-        return (_processor_secs(ps) - before) / (time.monotonic() - started_at)
-
-
-def _processor_secs(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+        return float(sum(ps.cpu_times()[:2]) - before) / (time.monotonic() - started_at)
 
 
 def measure_real(num_workers: int = NUM_WORKERS, num_killed: int = NUM_KILLED, train_steps: int = TRAIN_STEPS) -> str:
@@ -112,7 +101,7 @@ def measure_real(num_workers: int = NUM_WORKERS, num_killed: int = NUM_KILLED, t
                 print(*rows[-1], flush=True)
 
             cluster.start()
-            time_until("until all train", lambda: all(_trains(cluster, name) for name in workers))
+            time_until("until all train", lambda: all(_trains(cluster, name, 0) for name in workers))
             for name in killed:
                 cluster[name].kill()
             said = {name: len(cluster[name].output()) for name in killed}
@@ -124,7 +113,7 @@ def measure_real(num_workers: int = NUM_WORKERS, num_killed: int = NUM_KILLED, t
     return report.make_table((f"{NUM_PS} ps, {num_workers} workers", "seconds"), rows)
 
 
-def _trains(cluster: Cluster, name: str, since: int = 0) -> bool:
+def _trains(cluster: Cluster, name: str, since: int) -> bool:
     return bool(re.search(PROGRESS, cluster[name].output()[since:]))
 
 

@@ -29,9 +29,8 @@ from runtime.data.sources import open_source
 NUM_PS, NUM_WORKERS, NUM_SHARDS = 1, 2, 16
 NUM_READ = 100_000  # examples, to measure reading alone
 FLAGS = ["--local_steps=16", "--optimizer=sgd", "--learning_rate=0.1", "--log_every_secs=1"]
-SHIFTS = sorted(itertools.product(range(-3, 5), repeat=2), key=lambda shift: max(map(abs, shift)))[
-    :50
-]  # pixels down and right
+_ALL_SHIFTS = itertools.product(range(-3, 5), repeat=2)  # pixels down and right
+SHIFTS = sorted(_ALL_SHIFTS, key=lambda shift: max(map(abs, shift)))[:50]
 LAST_LINE = r"test accuracy (\d\.\d+) .* in \d+\.\d s, (\d+) examples/s\n"
 
 
@@ -59,13 +58,12 @@ def train(data_dir: str, sharding: str, train_steps: int) -> tuple[float, float,
     with tempfile.TemporaryDirectory() as folder, Cluster(folder, NUM_PS, NUM_WORKERS, *flags) as cluster:
         cluster.start()
         workers = [cluster[f"worker {index}"] for index in range(NUM_WORKERS)]
-        peaks = [0] * NUM_WORKERS
+        peaks = [0]
 
         def have_ended() -> bool:
-            for index, worker in enumerate(workers):
-                if worker.is_running():
-                    peaks[index] = max(peaks[index], peak_bytes(worker.pid))
-            return not any(worker.is_running() for worker in workers)
+            running = [worker for worker in workers if worker.is_running()]
+            peaks.extend(peak_bytes(worker.pid) for worker in running)
+            return not running
 
         poll_for(have_ended, "end of training", timeout_secs=3600)
         cluster.wait()

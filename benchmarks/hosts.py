@@ -3,7 +3,6 @@
 It needs Linux, `unshare`, `ip` and `/dev/net/tun`, and the encryption also WireGuard.
 """
 
-import re
 import tempfile
 import time
 from typing import NamedTuple
@@ -29,7 +28,8 @@ NETWORK_WORKERS = 2
 LOCAL_STEPS = (1, 4, 16, 64)
 EXCHANGES = [(local_steps, "float32") for local_steps in LOCAL_STEPS] + [(1, "bfloat16"), (16, "bfloat16")]
 MEASURED_SECS = 8
-PROGRESS = re.compile(r"global step (\d+)/\d+, local step \d+, loss")
+FLAGS = ("--train_steps=100000000", "--log_every_secs=0.1", "--optimizer=sgd")
+PROGRESS = r"global step (\d+)/\d+, local step \d+, loss"
 
 
 class Rate(NamedTuple):
@@ -46,7 +46,7 @@ def measure_network(measured_secs: int = MEASURED_SECS) -> str:
     for link, (round_trip_secs, bits_per_sec) in LINKS.items():
         row = [link]
         for local_steps, dtype in EXCHANGES:
-            rate = measure_rate(measured_secs, local_steps, round_trip_secs, bits_per_sec, dtype=dtype)
+            rate = measure_rate(measured_secs, local_steps, dtype, round_trip_secs, bits_per_sec)
             print(f"{link}, {local_steps} local steps, {dtype}: {rate}", flush=True)
             base = unlimited.setdefault((local_steps, dtype), rate)
             examples = local_steps * BATCH_SIZE / 1000
@@ -78,42 +78,31 @@ def predict(unlimited: Rate, local_steps: int, round_trip_secs: float, bits_per_
 
 def measure_encryption(measured_secs: int = MEASURED_SECS) -> str:
     """Return a table of 1000 examples/s without encryption and with it, and of the ratio."""
-    rates = {
-        name: [
-            measure_rate(measured_secs, local_steps, 0.0, float("inf"), kind).exchanges for local_steps in LOCAL_STEPS
-        ]
-        for name, kind in (("open", Network), ("WireGuard", EncryptedNetwork))
-    }
-    rows = [
-        [
-            name,
-            *(
-                f"{local_steps * BATCH_SIZE / 1000 * rate:.1f}"
-                for local_steps, rate in zip(LOCAL_STEPS, row, strict=True)
-            ),
-        ]
-        for name, row in rates.items()
-    ]
-    rows.append(["ratio", *(f"{encrypted / opened:.2f}" for opened, encrypted in zip(*rates.values(), strict=True))])
-    return report.make_table(("network", *(f"H = {local_steps}" for local_steps in LOCAL_STEPS)), rows)
+    columns = []
+    for local_steps in LOCAL_STEPS:
+        kinds = (Network, EncryptedNetwork)
+        rates = [measure_rate(measured_secs, local_steps, kind=kind).exchanges for kind in kinds]
+        opened, encrypted = (local_steps * BATCH_SIZE / 1000 * rate for rate in rates)
+        columns.append([f"H = {local_steps}", f"{opened:.1f}", f"{encrypted:.1f}", f"{encrypted / opened:.2f}"])
+    headings, *rows = zip(["network", "open", "WireGuard", "ratio"], *columns, strict=True)
+    return report.make_table(headings, rows)
 
 
 def measure_rate(
     measured_secs: int,
     local_steps: int,
-    round_trip_secs: float,
-    bits_per_sec: float,
-    kind: type[Network] = Network,
     dtype: str = "float32",
+    round_trip_secs: float = 0.0,
+    bits_per_sec: float = float("inf"),
+    kind: type[Network] = Network,
 ) -> Rate:
     """Train for a while on one ps and two workers, each on a host of its own."""
     with tempfile.TemporaryDirectory() as folder, kind(1 + NETWORK_WORKERS) as network:
-        flags = ["--train_steps=100000000", f"--local_steps={local_steps}", "--log_every_secs=0.1", "--optimizer=sgd"]
-        flags.append(f"--exchange_dtype={dtype}")
+        flags = [*FLAGS, f"--local_steps={local_steps}", f"--exchange_dtype={dtype}"]
         with Cluster(folder, 1, NETWORK_WORKERS, *flags, network=network) as tasks:
             tasks.start()
             for worker in range(NETWORK_WORKERS):
-                tasks[f"worker {worker}"].wait_for_output(PROGRESS.pattern)
+                tasks[f"worker {worker}"].wait_for_output(PROGRESS)
             network.set_delay(round_trip_secs / 2)
             network.set_bits_per_sec(bits_per_sec)
             time.sleep(2)  # until everything on its way has arrived
@@ -128,5 +117,5 @@ def measure_rate(
 
 def _read(tasks: Cluster, network: Network) -> tuple[float, int, int]:
     """Return the time, the global step and the bytes so far, as soon as the chief has logged its next line."""
-    step = int(tasks["worker 0"].wait_for_new_output(PROGRESS.pattern))
+    step = int(tasks["worker 0"].wait_for_new_output(PROGRESS))
     return time.monotonic(), step, network.num_bytes(0)

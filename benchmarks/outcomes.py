@@ -3,9 +3,10 @@
 import json
 import pathlib
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks import compare, contenders, report
 from benchmarks.testbed.processes import Cluster
@@ -45,28 +46,18 @@ WAYS = (
 
 
 class Outcome(NamedTuple):
-    """What the runs with the same flags came to, one for each seed."""
+    """What the runs with the same flags came to: means over the seeds."""
 
-    runs: list[dict[str, Any]]
-
-    def mean(self, field: str) -> float:
-        """Return the mean of a field of `result.json`."""
-        return statistics.mean(run[field] for run in self.runs)
-
-    def accuracy(self) -> list[str]:
-        """Return two cells of a table: the mean accuracy, and the least and the greatest."""
-        percent = [100 * run["test_accuracy"] for run in self.runs]
-        return [f"{statistics.mean(percent):.2f} %", f"{min(percent):.2f} to {max(percent):.2f}"]
+    examples_per_sec: float
+    train_secs: float
+    accuracy: str
+    spread: str
 
 
 def train(
     rounds: int, flags: Sequence[str], num_workers: int = contenders.NUM_WORKERS, script: str = "distributed.py"
 ) -> Outcome:
-    """Train with one ps until the end, once with each seed.
-
-    Raises:
-      RuntimeError: a task did not end with status 0.
-    """
+    """Train with one ps until the end, once with each seed."""
     runs = []
     for seed in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -74,10 +65,12 @@ def train(
             with Cluster(folder, contenders.NUM_PS, num_workers, *all_flags, script=script) as tasks:
                 tasks.start()
                 if any(tasks.wait().values()):
-                    raise RuntimeError(f"{flags}: a task has failed: {tasks['worker 0'].output()[-2000:]}")
+                    sys.exit(f"error: {flags}: a task has failed:\n{tasks['worker 0'].output()[-2000:]}")
             runs.append(json.loads(pathlib.Path(folder, "result.json").read_text()))
         print(*flags, runs[-1], flush=True)
-    return Outcome(runs)
+    rate, secs = (statistics.mean(run[field] for run in runs) for field in ("examples_per_sec", "train_secs"))
+    percent = [100 * run["test_accuracy"] for run in runs]
+    return Outcome(rate, secs, f"{statistics.mean(percent):.2f} %", f"{min(percent):.2f} to {max(percent):.2f}")
 
 
 def measure_recommended(rounds: int = 3) -> str:
@@ -85,16 +78,17 @@ def measure_recommended(rounds: int = 3) -> str:
     rows = []
     for model, flags in {"mlp": compare.recommended_flags(), "cnn": CNN_FLAGS}.items():
         outcome = train(rounds, flags)
-        rows.append([f"`{model}`", f"{outcome.mean('train_secs'):.1f}", *outcome.accuracy()])
+        rows.append([f"`{model}`", f"{outcome.train_secs:.1f}", outcome.accuracy, outcome.spread])
     return report.make_table(("model", "s of training", "test accuracy", "spread"), rows)
 
 
 def measure_accuracy(rounds: int = 5, train_steps: int = ACCURACY_STEPS) -> str:
     """Return a table of the accuracies with exchanges that are exact, rounded, or after many steps."""
     # Adam at 0.001 is the default; the setting that is soonest at 97.5 % is not the best in the end.
-    rows = [
-        [name, *train(rounds, (*flags, f"--train_steps={train_steps}")).accuracy()] for name, flags in MODES.items()
-    ]
+    rows = []
+    for name, flags in MODES.items():
+        outcome = train(rounds, (*flags, f"--train_steps={train_steps}"))
+        rows.append([name, outcome.accuracy, outcome.spread])
     return report.make_table(("", "mean test accuracy", "spread"), rows)
 
 
@@ -105,6 +99,6 @@ def measure_replication(rounds: int = 3, num_examples: int = NUM_EXAMPLES) -> st
         num_steps = num_examples // BATCH_SIZE // way.batches_per_step
         flags = [f"--train_steps={num_steps}", f"--batch_size={BATCH_SIZE}", *way.flags]
         outcome = train(rounds, flags, way.num_workers, way.script)
-        rate = f"{outcome.mean('examples_per_sec') / 1000:.1f}"
-        rows.append([way.name, str(way.num_workers), rate, outcome.accuracy()[0]])
+        rate = f"{outcome.examples_per_sec / 1000:.1f}"
+        rows.append([way.name, str(way.num_workers), rate, outcome.accuracy])
     return report.make_table(("replicas", "workers", "thousand examples/s", "test accuracy"), rows)

@@ -52,13 +52,7 @@ CHINESE = Language(
 
 
 def describe(secs: Mapping[str, float], command_secs: list[float], language: Language) -> str:
-    """Return the sentences.
-
-    Args:
-      secs: median seconds to the target by contender; infinity: it was never reached.
-      command_secs: median seconds of the launcher, of one PyTorch process and of torchrun, or nothing.
-      language: that of the README.
-    """
+    """Return the sentences, from median seconds: to the target (infinity: never), and of the commands, if there are."""
     ratios = {name: secs[name] / secs[OURS] for name in language.others if secs.get(name, float("inf")) < float("inf")}
     others: list[str] = []
     for name, ratio in ratios.items():

@@ -12,7 +12,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks import contenders
+from benchmarks import contenders, report
 from benchmarks.contenders import Contender, Setting
 
 SETTINGS = pathlib.Path(__file__).parent / "settings.json"
@@ -45,8 +45,7 @@ def tune(only: Sequence[str] = ()) -> None:
     for contender in contenders.CONTENDERS:
         if contender.name in (only or contenders.BY_NAME):
             settings = read_settings() | {contender.name: best_setting(contender)}
-            lines = [f"  {json.dumps(name)}: {json.dumps(setting._asdict())}" for name, setting in settings.items()]
-            SETTINGS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            report.write_json(SETTINGS, {name: setting._asdict() for name, setting in settings.items()})
 
 
 def best_setting(contender: Contender) -> Setting:
@@ -63,18 +62,13 @@ def best_setting(contender: Contender) -> Setting:
     start = [(optimizer, rate) for optimizer, rates in RATES.items() for rate in rates]
     for schedule, num_batches in lengths.items():
         try_all([Setting(*pair, schedule, num_batches, contender.variants[0]) for pair in start])
-    cycle = soonest({setting: values for setting, values in secs.items() if setting.lr_schedule == "one_cycle"})
+    cycle = next(setting for setting in ranked(secs) if setting.lr_schedule == "one_cycle")
     try_all([cycle._replace(num_batches=num_batches) for num_batches in CYCLES[1:]])
-    best = soonest(secs)
+    best = ranked(secs)[0]
     try_all([best._replace(variant=variant) for variant in contender.variants[1:]])
     finalists = ranked(secs)[:NUM_FINALISTS]
     try_all(finalists, SEEDS[1:])
-    return soonest({setting: secs[setting] for setting in finalists})
-
-
-def soonest(secs_to_target: Mapping[Setting, Sequence[float | None]]) -> Setting:
-    """Return the first of the settings in their order."""
-    return ranked(secs_to_target)[0]
+    return ranked({setting: secs[setting] for setting in finalists})[0]
 
 
 def ranked(secs_to_target: Mapping[Setting, Sequence[float | None]]) -> list[Setting]:

@@ -39,21 +39,13 @@ class Round(NamedTuple):
         return sum(self.unequal) / (self.equal[0] + RUNNING_SHARE * self.equal[1])
 
 
-class Slowdown:
-    """Stops a process for a share of each moment, until it has ended."""
-
-    def __init__(self, process: Process):
-        """Begin, in a thread."""
-        self._process = process
-        self.thread = threading.Thread(target=self._slow_down, daemon=True)
-        self.thread.start()
-
-    def _slow_down(self) -> None:
-        while self._process.is_running():
-            self._process.send(signal.SIGSTOP)
-            time.sleep(MOMENT_SECS * (1 - RUNNING_SHARE))
-            self._process.send(signal.SIGCONT)
-            time.sleep(MOMENT_SECS * RUNNING_SHARE)
+def slow_down(process: Process) -> None:
+    """Stop a process for a share of each moment, until it has ended."""
+    while process.is_running():
+        process.send(signal.SIGSTOP)
+        time.sleep(MOMENT_SECS * (1 - RUNNING_SHARE))
+        process.send(signal.SIGCONT)
+        time.sleep(MOMENT_SECS * RUNNING_SHARE)
 
 
 def run_round(train_steps: int, measured_secs: int) -> Round:
@@ -64,10 +56,11 @@ def run_round(train_steps: int, measured_secs: int) -> Round:
         for worker in range(2):
             cluster[f"worker {worker}"].wait_for_output(LOCAL_STEP)
         equal = _measure(cluster, measured_secs)
-        slowdown = Slowdown(cluster["worker 1"])
+        slowdown = threading.Thread(target=slow_down, args=[cluster["worker 1"]], daemon=True)
+        slowdown.start()
         unequal = _measure(cluster, measured_secs)
         statuses = cluster.wait()
-        slowdown.thread.join()
+        slowdown.join()
         if set(statuses.values()) != {0}:
             sys.exit(f"error: not every task ended with 0: {statuses}")
         return Round(equal, unequal, float(ACCURACY.findall(cluster["worker 0"].output())[-1]))

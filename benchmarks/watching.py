@@ -60,9 +60,8 @@ def run_round(folder: str, train_steps: int) -> dict[str, float]:
 def time_report(folder: str) -> float:
     """Return the seconds of a process that makes the report of a run again."""
     started_at = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-m", "runtime.report", folder], cwd=report.PROJECT, check=True, capture_output=True
-    )
+    command = [sys.executable, "-m", "runtime.report", folder]
+    subprocess.run(command, cwd=report.PROJECT, check=True, capture_output=True)
     return time.monotonic() - started_at
 
 

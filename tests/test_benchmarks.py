@@ -76,9 +76,13 @@ def test_a_target_that_is_never_reached_has_no_time():
 
 
 @pytest.mark.parametrize("snapshots", [[], [(1.0, 100, 0.9)], [(9.0, 700, 0.9)]])
-def test_a_run_without_a_snapshot_between_its_warm_up_and_its_end_is_too_short(snapshots):
-    with pytest.raises(SystemExit, match="too short"):
-        run_clock(1.0, 10, snapshots, end=(9.0, 700))
+def test_without_a_snapshot_between_the_warm_up_and_the_end_the_rate_is_that_of_the_whole_run(snapshots):
+    assert run_clock(1.0, 10, snapshots, end=(9.0, 700)).examples_per_sec == pytest.approx(690 * 100 / 9.0, abs=0.1)
+
+
+def test_a_run_that_is_over_when_its_clock_starts_is_too_short():
+    with pytest.raises(SystemExit, match="give more --train_steps"):
+        run_clock(1.0, 700, [], end=(9.0, 700))
 
 
 def test_one_cycle_is_the_same_for_every_contender():

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import mnist_input
-from benchmarks.peers import measure, problem, tf2_mnist
+from benchmarks.peers import measure, problem, tensorflow2
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("job_name", None, ["ps", "worker"], "job of this process")
@@ -54,7 +54,10 @@ def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
         variables = [*hidden_variables, *logits_variables]
         probabilities = tf.nn.softmax(logits)
         loss = -tf.reduce_sum(labels * tf.log(tf.clip_by_value(probabilities, 1e-10, 1.0)))
-        train_op = make_optimizer(global_step).minimize(loss, global_step=global_step)
+        # The loss is a sum over the batch, and so are its gradients. Divided by the batch size, a learning rate means
+        # the same as for the peers, whose loss is a mean. Adam does not depend on the scale of the gradients.
+        scale = 1.0 if FLAGS.optimizer == "adam" else 1 / problem.BATCH_SIZE
+        train_op = tensorflow2.make_optimizer(global_step, scale).minimize(loss, global_step=global_step)
         init_op = tf.global_variables_initializer()
 
     logdir = tempfile.TemporaryDirectory()  # nobody reads its checkpoints
@@ -95,22 +98,6 @@ def dense(inputs: tf.Tensor, num_outputs: int) -> tuple[tf.Tensor, tf.Variable, 
     weights = tf.Variable(tf.truncated_normal([num_inputs, num_outputs], stddev=num_inputs**-0.5))
     biases = tf.Variable(tf.zeros([num_outputs]))
     return tf.matmul(inputs, weights) + biases, weights, biases
-
-
-def make_optimizer(global_step: tf.Variable) -> tf.train.Optimizer:
-    """Return the optimizer of the flags."""
-    learning_rate = FLAGS.learning_rate
-    if FLAGS.lr_schedule == "one_cycle":
-        with tf.device(global_step.device):
-            learning_rate = tf2_mnist.build_rate(global_step)
-    if FLAGS.optimizer == "adam":
-        return tf.train.AdamOptimizer(learning_rate)
-    # The loss is a sum over the batch, and so are its gradients. Divided by the batch size, a learning rate means the
-    # same as for the peers, whose loss is a mean. Adam does not depend on the scale of the gradients.
-    learning_rate /= problem.BATCH_SIZE
-    if FLAGS.optimizer == "sgd":
-        return tf.train.GradientDescentOptimizer(learning_rate)
-    return tf.train.MomentumOptimizer(learning_rate, problem.MOMENTUM, use_nesterov=FLAGS.optimizer == "nesterov")
 
 
 def load_train() -> tuple[Images, Labels]:

@@ -27,15 +27,7 @@ def train(
     steps_per_call: int = 1,
     is_measuring: bool = True,
 ) -> None:
-    """Train for `--train_steps`, rounded up to whole calls, and print the result.
-
-    Args:
-      clock: the clock of the run.
-      take_steps: takes `steps_per_call` global steps.
-      read_parameters: returns a copy of the parameters.
-      steps_per_call: global steps of one call.
-      is_measuring: whether this is the process that keeps snapshots and prints the result.
-    """
+    """Train for `--train_steps`, rounded up to whole calls; the process that measures prints the result."""
     for step in range(steps_per_call, problem.FLAGS.train_steps + steps_per_call, steps_per_call):
         take_steps()
         if step == steps_per_call:
@@ -52,13 +44,7 @@ def print_result(
     parameters: Sequence[npt.NDArray[np.float32]],
     compute_logits: Callable[..., npt.NDArray[np.float32]] = problem.compute_logits,
 ) -> None:
-    """Evaluate the run, and print its result as one line of JSON.
-
-    Args:
-      clock: the clock of the run, stopped.
-      parameters: the trained ones.
-      compute_logits: computes the logits from such parameters and float32 images [n, 784].
-    """
+    """Evaluate a run whose clock has stopped, with its parameters, and print its result as one line of JSON."""
     images, labels = mnist_input.load(problem.FLAGS.data_dir, "t10k")
     inputs = np.divide(images, 255, dtype=np.float32)
 

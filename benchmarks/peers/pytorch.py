@@ -6,9 +6,9 @@ after the last of the local steps, lets a snapshot hold averaged parameters. Wit
 averages the gradients of each step.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 import torch._dynamo  # the first optimizer would import it, and nobody's imports count as set-up
@@ -20,13 +20,6 @@ from benchmarks.peers import measure, problem
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("local_steps", 1, "steps between averages; --train_steps is rounded up to whole calls")
-
-
-class Examples(NamedTuple):
-    """Training examples: float32 [n, 784] in [0, 1], and int64 [n]."""
-
-    images: torch.Tensor
-    labels: torch.Tensor
 
 
 def main() -> None:
@@ -42,13 +35,13 @@ def main() -> None:
 
 def train(rank: int = 0, world_size: int = 1) -> None:
     """Train, and print the result as the first process."""
-    examples = load_train(rank, world_size)
+    batches = make_batches(rank, world_size)
     clock = measure.make_clock(world_size * problem.BATCH_SIZE)
     model: torch.nn.Module = make_model()
     if world_size > 1 and FLAGS.local_steps == 1:
         # Without buffers there is nothing to broadcast; views save a copy of the gradients.
         model = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
-    take_step = make_step(model, examples, rank)
+    take_step = make_step(model, batches)
 
     def take_local_steps() -> None:
         for _ in range(FLAGS.local_steps):
@@ -65,13 +58,6 @@ def train(rank: int = 0, world_size: int = 1) -> None:
         FLAGS.local_steps,
         is_measuring=rank == 0,
     )
-
-
-def load_train(rank: int, world_size: int) -> Examples:
-    """Read the training examples of a process."""
-    # A copy, because PyTorch has no read-only arrays.
-    images, labels = (torch.from_numpy(array.copy()) for array in problem.load_train(rank, world_size))
-    return Examples(images.to(torch.float32) * (1 / 255), labels.to(torch.int64))
 
 
 def make_model() -> torch.nn.Sequential:
@@ -95,17 +81,16 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), FLAGS.learning_rate, momentum, nesterov=nesterov, fused=True)
 
 
-def make_step(model: torch.nn.Module, examples: Examples, stream: int) -> Callable[[], None]:
-    """Return a function that takes a step on the next of the `batches`, with the next of the rates."""
+def make_step(model: torch.nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+    """Return a function that takes a step on the next of the batches, with the next of the rates."""
     optimizer, loss_function = make_optimizer(model), torch.nn.CrossEntropyLoss()
-    stream_of_batches = batches(examples, stream)
     *rates, last_rate = problem.make_rates().tolist()
-    stream_of_rates = iter(rates)
+    next_rates = iter(rates)
     (group,) = optimizer.param_groups
 
     def take_step() -> None:
-        images, labels = next(stream_of_batches)
-        group["lr"] = next(stream_of_rates, last_rate)
+        images, labels = next(batches)
+        group["lr"] = next(next_rates, last_rate)
         optimizer.zero_grad()
         loss_function(model(images), labels).backward()
         optimizer.step()
@@ -113,15 +98,14 @@ def make_step(model: torch.nn.Module, examples: Examples, stream: int) -> Callab
     return take_step
 
 
-def batches(examples: Examples, stream: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield images and labels of a batch without end, in a new order each epoch.
-
-    Args:
-      examples: the examples to draw from.
-      stream: index of the worker; each has an order of its own.
-    """
-    generator = torch.Generator().manual_seed(problem.NUM_WORKERS * FLAGS.seed + stream)
-    while True:
-        order = torch.randperm(len(examples.labels), generator=generator)
-        for indices in order.split(problem.BATCH_SIZE):
-            yield examples.images[indices], examples.labels[indices]
+def make_batches(rank: int, world_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield batches of a process without end, in a new order each epoch: float32 [b, 784] in [0, 1], and int64 [b]."""
+    # A copy, because PyTorch has no read-only arrays.
+    images, labels = (torch.from_numpy(array.copy()) for array in problem.load_train(rank, world_size))
+    images, labels = images.to(torch.float32) * (1 / 255), labels.to(torch.int64)
+    generator = torch.Generator().manual_seed(problem.NUM_WORKERS * FLAGS.seed + rank)
+    return (
+        (images[indices], labels[indices])
+        for _ in itertools.count()
+        for indices in torch.randperm(len(labels), generator=generator).split(problem.BATCH_SIZE)
+    )

@@ -59,12 +59,14 @@ def main() -> None:
         with contextlib.suppress(tf.errors.FailedPreconditionError):  # nothing is initialised yet
             step, parameters = read()
     clock.start(step)
+    is_stopped = False
     while step < FLAGS.train_steps:
         time.sleep(FLAGS.snapshot_secs)
         step, parameters = read()
         clock.keep(step, parameters)
-        if step < FLAGS.train_steps:  # at the last step, training may have ended earlier
+        if step < FLAGS.train_steps or not is_stopped:  # at the last step, training may have ended earlier
             clock.stop(step)
+            is_stopped = True
     session.close()  # now, because it would wait for ps tasks that have ended
     measure.print_result(clock, parameters, functools.partial(compute_logits, list(variables)))
 
