@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
-from benchmarks import report
+from benchmarks import contenders, report
 from runtime.data import download
 
 PRIVATE_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"']
@@ -78,7 +78,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             if isinstance(parameter.default, int):
                 parser.add_argument(f"--{name}", type=int, default=parameter.default, help="%(default)s by default")
             else:
-                parser.add_argument(f"--{name}", nargs="+", default=parameter.default, metavar="NAME")
+                parser.add_argument(f"--{name}", nargs="+", choices=contenders.BY_NAME, default=(), metavar="CONTENDER")
     options = parser.parse_args(arguments)
     if options.name is None:
         parser.print_help()

@@ -269,7 +269,9 @@ def test_a_command_that_fails_ends_the_comparison():
         compare.time_command(["sh", "-c", "echo why >&2; exit 3"])
 
 
-@pytest.mark.parametrize("arguments", [["unknown"], ["start", "--rounds=many"], ["messages", "--rounds=1"]])
+@pytest.mark.parametrize(
+    "arguments", [["unknown"], ["start", "--rounds=many"], ["messages", "--rounds=1"], ["compare", "--only", "nobody"]]
+)
 def test_an_unknown_benchmark_or_option_is_refused(arguments):
     with pytest.raises(SystemExit, match="2"):
         main.parse(arguments)
