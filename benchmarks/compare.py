@@ -1,148 +1,186 @@
-"""Train the same model in every way, side by side, and write the figures into `docs/benchmarks.md`.
+"""The comparison of this script with other ways to train the same model.
 
-    .venv/bin/python benchmarks/compare.py --tune            # finds the best settings: settings.json; over an hour
-    .venv/bin/python benchmarks/compare.py                   # compares all at these: 40 minutes on two cores
-    .venv/bin/python benchmarks/compare.py --quick           # compares eight of them: ten minutes
-    .venv/bin/python benchmarks/compare.py --accuracy        # accuracies after 10 000 global steps: 15 minutes
-    .venv/bin/python benchmarks/compare.py --from_results    # writes the document again, without running anything
-    .venv/bin/python benchmarks/compare.py --only "ours, asynchronous" --rounds 1    # prints, and writes nothing
-
-It needs `benchmarks/requirements.txt` beside the program's own. Each round runs each contender once, one after the
-other, so that other work of the machine hits all alike; figures are medians over the rounds. Where the system allows
-it, all of it runs in a private network.
+Each round runs each contender once, with its best setting, and then the commands; one after the other, so that other
+work of the machine hits all alike. One run writes `results.json`, and from that come the tables in
+`docs/benchmarks.md`, the chart, and what the READMEs say.
 """
 
-import argparse
+import json
 import pathlib
+import re
+import statistics
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
-sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
+from benchmarks import chart, contenders, readme, report, tuning
+from benchmarks.contenders import DDP, OURS, TORCH, XLA
+from benchmarks.testbed.processes import Process, poll_for
 
-from benchmarks import chart, contenders, report, results, tables, tuning
-from benchmarks.contenders import Contender
-from benchmarks.isolation import isolate
-
-NUM_ROUNDS, NUM_QUICK_ROUNDS = 5, 3
-CHART, QUICK_CHART = (report.BENCHMARKS.with_name(f"{name}.png") for name in ("benchmarks", "benchmarks-quick"))
-ACCURACY_STEPS = 10000
-ACCURACY_SETTING = (
-    "adam 0.001"  # the program's default; the setting that is soonest at 97.5 % is not the best in the end
-)
-
-
-def run_comparison(chosen: Sequence[Contender], num_rounds: int) -> results.Results:
-    """Run all contenders in turn, again and again, each with its best setting."""
-    header, settings = report.run_header(), tuning.read_settings()
-    setting = {contender.name: tuning.setting_of(contender, settings) for contender in chosen}
-    runs: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in chosen}
-    for seed in range(num_rounds):
-        for contender in chosen:
-            runs[contender.name].append(contenders.run(contender, setting[contender.name], seed))
-    figures = {name: results.make_figures(setting[name], of_one) for name, of_one in runs.items()}
-    return results.Results(header, settings.get(contenders.RECOMMENDED, ""), figures)
+RESULTS = pathlib.Path(__file__).parent / "results.json"
+CHART = report.PROJECT / "docs" / "benchmarks.svg"
+READMES = {report.PROJECT / "README.md": readme.ENGLISH, report.PROJECT / "README.zh-CN.md": readme.CHINESE}
+LAUNCHER = "./run_local_cluster.sh"
+ACCURACY = re.compile(r"^test accuracy (\d\.\d+)", re.MULTILINE)
+OWN_COMMAND, TORCHRUN = "this script's launcher, with the recommended flags", "`torchrun`, two processes"
 
 
-def run_accuracy(chosen: Sequence[Contender], num_rounds: int) -> results.Accuracy:
-    """Train all contenders for the same number of steps with the same setting, again and again."""
+class Figures(NamedTuple):
+    """The figures of one contender, one for each round."""
+
+    setting: str
+    examples_per_sec: list[float]
+    secs_to_target: list[float | None]  # None: never reached
+    setup_secs: list[float]
+
+    def secs(self) -> list[float]:
+        """Return the seconds to the target; infinity: never reached."""
+        return [float("inf") if secs is None else secs for secs in self.secs_to_target]
+
+
+class Results(NamedTuple):
+    """The figures of a comparison."""
+
+    header: str  # machine, versions, commit and date of the run
+    contenders: dict[str, Figures]
+    commands: dict[str, list[tuple[float, float]]]  # seconds from the command to the accuracy, and the accuracy
+
+
+def compare(rounds: int = 5, only: Sequence[str] = ()) -> None:
+    """Run all contenders in turn, again and again, and write what came of it; some only are printed."""
     header = report.run_header()
-    accuracies: dict[str, list[float]] = {contender.name: [] for contender in chosen}
-    for seed in range(num_rounds):
+    chosen = [contender for contender in contenders.CONTENDERS if contender.name in (only or contenders.BY_NAME)]
+    settings = {contender.name: tuning.setting_of(contender) for contender in chosen}
+    figures = {name: Figures(str(setting), [], [], []) for name, setting in settings.items()}
+    results = Results(header, figures, {} if only else {name: [] for name in make_commands(0)})
+    for seed in range(rounds):
         for contender in chosen:
-            run = contenders.run(contender._replace(train_steps=ACCURACY_STEPS), ACCURACY_SETTING, seed)
-            accuracies[contender.name].append(run["test_accuracy"])
-    return results.Accuracy(header, ACCURACY_STEPS, ACCURACY_SETTING, accuracies)
+            run = contenders.train(contender, settings[contender.name], seed)
+            for field in ("examples_per_sec", "secs_to_target", "setup_secs"):
+                getattr(figures[contender.name], field).append(run[field])
+        for name, of_one in results.commands.items():
+            of_one.append(time_command(make_commands(seed)[name]))
+            print(name, of_one[-1], flush=True)
+    print(results_table(results), commands_table(results), sep="\n\n")
+    if not only:
+        of_contenders = {name: of_one._asdict() for name, of_one in figures.items()}
+        report.write_json(RESULTS, {**results._asdict(), "contenders": of_contenders})
+        write_documents()
 
 
-def accuracy_names() -> list[str]:
-    """Return the contenders whose accuracies are compared: exchanges that are exact, rounded, or after many steps."""
-    recommended = tuning.read_settings().get(contenders.RECOMMENDED, contenders.OURS_SYNC_LOCAL[-1].name)
-    asynchronous = (contenders.OURS, contenders.OURS_BFLOAT16, contenders.OURS_16, contenders.OURS_64)
-    return [*asynchronous, contenders.OURS_SYNC, contenders.OURS_SYNC_16, recommended]
+def make_commands(seed: int) -> dict[str, list[str]]:
+    """Return what is timed from its start to its accuracy: each trains with the contender's best setting.
 
+    A constant rate has no end of its own, so it takes the steps of the longest cycle.
+    """
 
-def comparison_sections(comparison: results.Results) -> dict[str, str]:
-    """Return the sections of the page of benchmarks that a full comparison fills, by name."""
+    def flags(name: str) -> list[str]:
+        contender = contenders.BY_NAME[name]
+        setting = tuning.setting_of(contender)
+        setting = setting._replace(num_batches=min(setting.num_batches, max(tuning.CYCLES)))
+        return contenders.make_flags(contender, setting, seed)
+
+    plain = ["benchmarks.peers", "{}", "--snapshot_secs=0"]
+    torch, xla = ([name if part == "{}" else part for part in plain] for name in ("pytorch", "tensorflow2"))
+    torchrun = ["torch.distributed.run", "--nproc-per-node=2", "-m"]
     return {
-        "results": describe(comparison),
-        "chart": f"![The table as a chart]({CHART.name})",
+        OWN_COMMAND: [LAUNCHER, *flags(OURS)],
+        TORCH: [sys.executable, "-m", *torch, *flags(TORCH)],
+        XLA: [sys.executable, "-m", *xla, *flags(XLA)],
+        TORCHRUN: [sys.executable, "-m", *torchrun, *torch, *flags(DDP)],
     }
 
 
-def describe(comparison: results.Results) -> str:
-    """Return the table of a comparison, and what it holds for."""
-    (first, *_) = comparison.figures.values()
-    rounds = f"Medians of {len(first.examples_per_sec)} rounds."
-    return f"{comparison.header}\n{rounds}\n\n{tables.results_table(comparison)}"
+def time_command(command: Sequence[str]) -> tuple[float, float]:
+    """Return the seconds from a command to its accuracy, and that."""
+    with tempfile.TemporaryDirectory() as folder:
+        if command[0] == LAUNCHER:
+            command = [*command, f"--train_dir={folder}/train"]
+        started_at = time.monotonic()
+        process = Process(command, f"{folder}/output", cwd=report.PROJECT)
+        try:
+            poll_for(lambda: ACCURACY.search(process.output()) or not process.is_running(), "accuracy")
+            secs = time.monotonic() - started_at
+            match = ACCURACY.search(process.output())
+            if process.wait() or not match:
+                sys.exit(f"error: {command} ended with status {process.status}:\n{process.output()[-2000:]}")
+        finally:
+            process.kill()
+    return round(secs, 3), float(match[1])
 
 
-def accuracy_sections(accuracy: results.Accuracy) -> dict[str, str]:
-    """Return the section of the document with the accuracies, by name."""
-    runs = f"After {accuracy.train_steps} global steps with the setting {accuracy.setting}."
-    return {"accuracy": f"{accuracy.header}\n{runs}\n\n{tables.accuracy_table(accuracy)}"}
+def read_results() -> Results:
+    """Return the figures of the last comparison."""
+    fields = json.loads(RESULTS.read_text())
+    figures = {name: Figures(**values) for name, values in fields.pop("contenders").items()}
+    return Results(contenders=figures, **fields)
 
 
-def write_document() -> None:
-    """Write the figures of the last runs into the document, and draw the charts."""
-    sections: dict[str, str] = {}
-    if results.QUICK.exists():
-        comparison = results.read_results(results.QUICK)
-        sections["quick"] = f"{describe(comparison)}\n\n![This table as a chart]({QUICK_CHART.name})"
-        chart.draw_chart(comparison.figures, QUICK_CHART)
-    if results.RESULTS.exists():
-        comparison = results.read_results(results.RESULTS)
-        sections |= comparison_sections(comparison)
-        chart.draw_chart(tables.without_constant_batch(comparison.figures), CHART)
-        report.write_section(
-            report.OVERHEAD, "input", f"{comparison.header}\n\n{tables.input_table(comparison.figures)}"
-        )
-    if results.ACCURACY.exists():
-        sections |= accuracy_sections(results.read_accuracy())
-    for name, text in sections.items():
-        report.write_section(report.BENCHMARKS, name, text)
+def write_documents() -> None:
+    """Write what came of the last comparison into the documents, and draw the chart."""
+    results = read_results()
+    for (document, section), text in make_sections(results).items():
+        report.write_section(document, section, text)
+    CHART.write_text(make_chart(results))
 
 
-def main() -> None:
-    """Do what the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--tune", action="store_true", help="find the best settings")
-    what.add_argument("--quick", action="store_true", help="compare the eight that say most")
-    what.add_argument("--accuracy", action="store_true", help="compare the accuracies after the same number of steps")
-    what.add_argument("--from_results", action="store_true", help="write the document from the last full runs")
-    parser.add_argument(
-        "--rounds", type=int, help=f"runs of each: by default {NUM_ROUNDS}, or {NUM_QUICK_ROUNDS} quick"
-    )
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these; print, and write no results")
-    parser.add_argument("--no_isolation", action="store_true", help="run in the machine's own network")
-    options = parser.parse_args()
-    names = [contender.name for contender in contenders.CONTENDERS]
-    for name in options.only or []:
-        if name not in [*names, *contenders.FAMILIES]:
-            parser.error(f"unknown contender {name!r}, expected one of {', '.join([*names, *contenders.FAMILIES])}")
-    num_rounds = options.rounds or (NUM_QUICK_ROUNDS if options.quick else NUM_ROUNDS)
-    if options.from_results:
-        write_document()
-        return
-    if not options.no_isolation:
-        isolate()
-    if options.tune:
-        tuning.tune(options.only or [*names, *contenders.FAMILIES])
-    elif options.accuracy:
-        wanted = options.only or accuracy_names()
-        accuracy = run_accuracy([c for c in contenders.CONTENDERS if c.name in wanted], num_rounds)
-        print(*accuracy_sections(accuracy).values(), sep="\n\n")
-        if not options.only:
-            results.write_accuracy(accuracy)
-            write_document()
-    elif options.only:
-        comparison = run_comparison([c for c in contenders.CONTENDERS if c.name in options.only], num_rounds)
-        print(tables.results_table(comparison), tables.input_table(comparison.figures), sep="\n\n")
-    else:
-        comparison = run_comparison(tuning.compared(tuning.read_settings(), options.quick), num_rounds)
-        results.write_results(comparison, results.QUICK if options.quick else results.RESULTS)
-        write_document()
+def make_sections(results: Results) -> dict[tuple[pathlib.Path, str], str]:
+    """Return what a comparison says in the documents, by document and section."""
+    command = f"```sh\n{LAUNCHER} {' '.join(recommended_flags())}\n```"
+    sections = {(document, "command"): command for document in (*READMES, report.BENCHMARKS)}
+    secs = {name: statistics.median(of_one.secs()) for name, of_one in results.contenders.items()}
+    quoted = (OWN_COMMAND, TORCH, TORCHRUN) if results.commands else ()
+    command_secs = [statistics.median(secs for secs, _ in results.commands[name]) for name in quoted]
+    for document, language in READMES.items():
+        sections[document, "times"] = readme.describe(secs, command_secs, language)
+    (first, *_) = results.contenders.values()
+    rounds = f"Medians of {len(first.secs_to_target)} rounds."
+    text = f"{results.header}\n{rounds}\n\n{results_table(results)}"
+    return sections | {
+        (report.BENCHMARKS, "results"): text,
+        (report.BENCHMARKS, "commands"): f"The same run.\n\n{commands_table(results)}",
+    }
 
 
-if __name__ == "__main__":
-    main()
+def make_chart(results: Results) -> str:
+    """Return the chart of a comparison, in SVG."""
+    bars = [
+        chart.Row(name, statistics.median(of_one.secs()), statistics.median(of_one.examples_per_sec) / 1000)
+        for name, of_one in results.contenders.items()
+    ]
+    return chart.draw(bars)
+
+
+def recommended_flags() -> list[str]:
+    """Return the flags that the documents recommend."""
+    contender = contenders.BY_NAME[OURS]
+    *flags, _ = contenders.make_flags(contender, tuning.setting_of(contender), seed=0)
+    return flags
+
+
+def results_table(results: Results) -> str:
+    """Return medians over the rounds, the soonest first."""
+    rows = []
+    for name, of_one in sorted(results.contenders.items(), key=lambda item: statistics.median(item[1].secs())):
+        secs, rate = of_one.secs(), statistics.median(of_one.examples_per_sec)
+        spread = f"{_secs(min(secs))} to {_secs(max(secs))}" if min(secs) < max(secs) else _secs(min(secs))
+        times = [_secs(statistics.median(secs)), spread, f"{rate / 1000:.0f}"]
+        rows.append([name, of_one.setting, *times, f"{statistics.median(of_one.setup_secs):.1f}"])
+    headings = ("", "setting", "s to 97.5 %", "spread", "1000 examples/s", "s of building, tracing and compiling")
+    return report.make_table(headings, rows)
+
+
+def commands_table(results: Results) -> str:
+    """Return the seconds from each command to its accuracy, and that."""
+    rows = []
+    for name, of_one in results.commands.items():
+        secs, accuracies = zip(*of_one, strict=True)
+        spread = f"{100 * min(accuracies):.2f} to {100 * max(accuracies):.2f}"
+        rows.append([name, *report.median_and_spread(secs), f"{100 * statistics.median(accuracies):.2f} %", spread])
+    return report.make_table(("", "seconds", "spread", "test accuracy", "spread"), rows)
+
+
+def _secs(secs: float) -> str:
+    return "never" if secs == float("inf") else f"{secs:.2f}"

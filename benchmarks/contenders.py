@@ -1,104 +1,165 @@
-"""The contenders of the comparison, and how one of them is run."""
+"""The contenders of the comparison, how each may be set, and how one of them is run."""
 
 import json
-import os
-import subprocess
+import pathlib
+import re
 import sys
+import tempfile
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.report import PROJECT
+from benchmarks.testbed.processes import Process, poll_for
+from runtime.launch.ports import choose_ports
 
+NUM_PS, NUM_WORKERS = 1, 2
 TIMEOUT_SECS = 600.0
-# numpy, TensorFlow and gRPC read these when they are imported: no accelerator, no log of the start, no proxy between
-# processes, and no threads of numpy's own, which only evaluates.
-ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "OPENBLAS_NUM_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_GRPC_DEFAULT_OPTIONS": "grpc.enable_http_proxy=0",
-}
+ENDING_SECS = 60.0  # for tasks that end by themselves, after the result
+WATCHED = ("--train_steps", "--sync_replicas", "--model", "--ps_strategy")  # what a watcher has to know
+
+
+class Setting(NamedTuple):
+    """What tuning chooses."""
+
+    optimizer: str
+    learning_rate: float  # with one cycle the greatest
+    lr_schedule: str  # constant or one_cycle
+    num_batches: int  # of all workers, until training ends
+    variant: str = ""  # one of the contender's
+
+    def __str__(self) -> str:
+        """Return a cell of a table."""
+        cycle = f", one cycle of {self.num_batches} batches" if self.lr_schedule == "one_cycle" else ""
+        return f"{self.optimizer} {self.learning_rate:g}{cycle}{f', `{self.variant}`' if self.variant else ''}"
 
 
 class Contender(NamedTuple):
     """A way to train."""
 
     name: str
-    module: str  # of benchmarks.peers
-    train_steps: int  # enough to reach the target with any good setting
+    peer: str  # a module of benchmarks.peers
+    batches_per_step: int = 1  # of all workers, in a global step
     flags: tuple[str, ...] = ()
-    tuned_as: str = ""  # the contender whose setting it takes; empty: it is tuned itself
+    variants: tuple[str, ...] = ("",)  # flags of which tuning chooses one, and that it begins with
 
 
-SYNC, LOCAL, CONSTANT = "--sync_replicas", "--local_steps=", "--constant_batch"
-OURS, OURS_16, OURS_64 = "ours, asynchronous", "ours, 16 local steps", "ours, 64 local steps"
-OURS_BFLOAT16 = "ours, asynchronous, bfloat16"
-OURS_SYNC, OURS_SYNC_16 = "ours, synchronous", "ours, synchronous, 16 local steps"
-ARITHMETIC = "the two large products of a step alone"
-TORCH_16 = "PyTorch, 16 local steps"
-SINGLE_TF = "one process, TensorFlow, XLA, 100 steps per call"
-PS_STRATEGY = "ParameterServerStrategy, ten steps per call"
-DDP, CLASSIC = "DistributedDataParallel", "the classic script"
+LOCAL_STEPS = tuple(f"--local_steps={number}" for number in (64, 32, 128, 16))
+THREADS = tuple(f"--num_threads={number}" for number in (1, 2))
+MIRRORED, PARAMETER_SERVER = "--strategy=mirrored", "--strategy=parameter_server"
+OURS, OURS_ASYNC = "this script, averaging at intervals", "this script, asynchronous"
+CLASSIC, DDP = "the classic TensorFlow 1 script", "PyTorch, DistributedDataParallel"
+XLA, TORCH = "TensorFlow with XLA, one process", "PyTorch, one process"
 
-# Tuning chooses one number of local steps from each of these families.
-OURS_SYNC_LOCAL = [
-    Contender(f"ours, synchronous, {h} local steps", "ours", steps, (SYNC, f"{LOCAL}{h}"), OURS_SYNC_16)
-    for h, steps in ((32, 8000), (64, 10000), (128, 12000), (256, 15000))
-]
-TORCH_LOCAL = [
-    Contender(f"PyTorch, {h} local steps", "torch_local_steps", 6000, (f"{LOCAL}{h}",), TORCH_16)
-    for h in (32, 64, 128, 256)
-]
-# The learning rate ends at 0, so these steps are hardly more than it takes to reach the target.
-OURS_ONE_CYCLE = Contender(
-    "ours, synchronous, 64 local steps, one cycle", "ours", 1024, (SYNC, f"{LOCAL}64", "--lr_schedule=one_cycle")
-)
-RECOMMENDED, RECOMMENDED_TORCH = "recommended", "recommended of PyTorch"
-FAMILIES = {RECOMMENDED: [*OURS_SYNC_LOCAL, OURS_ONE_CYCLE], RECOMMENDED_TORCH: TORCH_LOCAL}
-
-# Contenders that one wants to compare run one after the other, because a shared machine changes within a round, too.
+# Those that one wants to compare run one after the other, because a shared machine changes within a round, too.
 CONTENDERS = [
-    Contender(OURS, "ours", 7000),
-    Contender(OURS_BFLOAT16, "ours", 7000, ("--exchange_dtype=bfloat16",), OURS),
-    Contender("ours, 4 local steps", "ours", 12000, (f"{LOCAL}4",), OURS_16),
-    Contender("ours, 8 local steps", "ours", 14000, (f"{LOCAL}8",), OURS_16),
-    Contender(OURS_16, "ours", 22000, (f"{LOCAL}16",)),
-    Contender("ours, 32 local steps", "ours", 42000, (f"{LOCAL}32",), OURS_16),
-    Contender(OURS_64, "ours", 45000, (f"{LOCAL}64",), OURS_16),
-    Contender("the limit", "limit", 15000, tuned_as=OURS_16),
-    Contender(ARITHMETIC, "arithmetic", 15000, tuned_as=OURS_16),
-    Contender(OURS_SYNC, "ours", 2200, (SYNC,)),
-    Contender(OURS_SYNC_16, "ours", 6000, (SYNC, f"{LOCAL}16")),
-    *OURS_SYNC_LOCAL,
-    OURS_ONE_CYCLE,
-    *TORCH_LOCAL,
-    Contender(TORCH_16, "torch_local_steps", 5000, (f"{LOCAL}16",)),
-    Contender(DDP, "torch_ddp", 2500),
-    Contender("one process, PyTorch", "single_torch", 9000),
-    Contender(SINGLE_TF, "single_tf", 20000),
-    Contender("one process, TensorFlow", "single_tf", 8000, ("--steps_per_call=1", "--nojit_compile"), SINGLE_TF),
-    Contender("MultiWorkerMirroredStrategy", "tf2_multi_worker_mirrored", 2400),
-    Contender("ParameterServerStrategy", "tf2_parameter_server", 4000, ("--steps_per_call=1",), PS_STRATEGY),
-    Contender(PS_STRATEGY, "tf2_parameter_server", 6000),
-    Contender(CLASSIC, "classic", 4500),
-    Contender(f"{OURS}, a constant batch", "ours", 20000, (CONSTANT,), OURS),
-    Contender(f"{OURS_16}, a constant batch", "ours", 40000, (f"{LOCAL}16", CONSTANT), OURS_16),
+    Contender(OURS, "watch", 2, ("--sync_replicas",), LOCAL_STEPS),
+    Contender("PyTorch, averaging at intervals", "pytorch", 2, variants=LOCAL_STEPS),
+    Contender(XLA, "tensorflow2", 1, ("--steps_per_call=64", "--jit_compile"), THREADS),
+    Contender("TensorFlow, one process", "tensorflow2", 1, ("--steps_per_call=1",), THREADS),
+    Contender(TORCH, "pytorch", variants=THREADS),
+    Contender(DDP, "pytorch", 2),
+    Contender("this script, synchronous", "watch", 2, ("--sync_replicas",)),
+    Contender(OURS_ASYNC, "watch"),
+    Contender("this script, asynchronous, at intervals", "watch", variants=LOCAL_STEPS),
+    Contender(CLASSIC, "classic"),
+    Contender("TensorFlow, ParameterServerStrategy", "tensorflow2", 1, (PARAMETER_SERVER,)),
+    Contender("TensorFlow, MultiWorkerMirroredStrategy", "tensorflow2", 2, (MIRRORED,)),
 ]
+BY_NAME = {contender.name: contender for contender in CONTENDERS}
 
-QUICK = (OURS, OURS_64, OURS_SYNC, DDP, SINGLE_TF, PS_STRATEGY, CLASSIC)  # and the recommended one
+
+class Role(NamedTuple):
+    """A process of a contender: its command, and what it finds in its environment beside a user's own."""
+
+    command: list[str]
+    env: Mapping[str, str] = MappingProxyType({})
+    ends_itself: bool = False
 
 
-def run(contender: Contender, setting: str, seed: int) -> dict[str, Any]:
-    """Train once with a setting such as "adam 0.001", and return the result that the peer prints last."""
-    optimizer, learning_rate = setting.split()
-    command = [sys.executable, "-m", f"benchmarks.peers.{contender.module}", *contender.flags, f"--seed={seed}"]
-    command += [f"--train_steps={contender.train_steps}", f"--optimizer={optimizer}"]
-    command += [f"--learning_rate={learning_rate}"]
-    environment = {**os.environ, **ENVIRONMENT}
-    process = subprocess.run(
-        command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECS
-    )
-    if process.returncode:
-        sys.exit(f"error: {contender.name} ended with status {process.returncode}:\n{process.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-    print(f"{contender.name}, {setting}: {result}", flush=True)
+def make_flags(contender: Contender, setting: Setting, seed: int) -> list[str]:
+    """Return the flags of a run, which every contender understands, and its own."""
+    variant = [setting.variant] if setting.variant else []
+    return [
+        *contender.flags,
+        *variant,
+        f"--lr_schedule={setting.lr_schedule}",
+        f"--optimizer={setting.optimizer}",
+        f"--learning_rate={setting.learning_rate:g}",
+        f"--train_steps={setting.num_batches // contender.batches_per_step}",
+        f"--seed={seed}",
+    ]
+
+
+def make_roles(
+    contender: Contender,
+    flags: list[str],
+    num_ps: int = NUM_PS,
+    num_workers: int = NUM_WORKERS,
+    snapshot_secs: float = 0.05,
+) -> dict[str, Role]:
+    """Return the processes of a run by name; the first of them measures."""
+    peer = [sys.executable, "-m", "benchmarks.peers", contender.peer]
+    snapshots = f"--snapshot_secs={snapshot_secs}"
+    chief, *others = [f"localhost:{port}" for port in choose_ports(1 + num_ps + num_workers)]
+    ps, workers = others[:num_ps], others[num_ps:]
+    hosts = [f"--ps_hosts={','.join(ps)}", f"--worker_hosts={','.join(workers)}"]
+    tasks = {f"worker {index}": [*hosts, "--job_name=worker", f"--task_index={index}"] for index in range(num_workers)}
+    tasks |= {f"ps {index}": [*hosts, "--job_name=ps", f"--task_index={index}"] for index in range(num_ps)}
+    if contender.peer == "watch":
+        script = [sys.executable, "distributed.py", *flags]
+        watched = [flag for flag in flags if flag.partition("=")[0] in WATCHED]
+        roles = {"watcher": Role([*peer, *hosts, *watched, snapshots])}
+        return roles | {name: Role([*script, *task], ends_itself=True) for name, task in tasks.items()}
+    peer += [*flags, snapshots]
+    if contender.peer == "classic":
+        return {name: Role([*peer, *task]) for name, task in tasks.items()}
+    if contender.peer == "pytorch" and contender.batches_per_step > 1:
+        host, port = chief.split(":")
+        world = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(num_workers)}
+        world["GLOO_SOCKET_IFNAME"] = "lo"  # otherwise gloo looks for an interface by the host's name
+        return {f"rank {rank}": Role(peer, world | {"RANK": str(rank)}) for rank in range(num_workers)}
+    if MIRRORED in flags:
+        return _with_tf_config(peer, {"worker": workers})
+    if PARAMETER_SERVER in flags:
+        # The guide demands the variable of every task.
+        return _with_tf_config(peer, {"chief": [chief], "ps": ps, "worker": workers}, GRPC_FAIL_FAST="use_caller")
+    return {"process": Role(peer)}
+
+
+def _with_tf_config(command: list[str], cluster: dict[str, list[str]], **env: str) -> dict[str, Role]:
+    roles = {}
+    for job, addresses in cluster.items():
+        for index in range(len(addresses)):
+            config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+            roles[f"{job} {index}"] = Role(command, env | {"TF_CONFIG": config})
+    return roles
+
+
+def train(contender: Contender, setting: Setting, seed: int) -> dict[str, Any]:
+    """Train once, and return the result that the measuring process prints."""
+    print(f"{contender.name}, {setting}, seed {seed}: ", end="", flush=True)
+    result = run(make_roles(contender, make_flags(contender, setting, seed)))
+    print(result, flush=True)
     return result
+
+
+def run(roles: dict[str, Role]) -> dict[str, Any]:
+    """Run processes until the first has its result; end those that do not end by themselves. A failure is an error."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes: dict[str, Process] = {}
+        try:
+            for name, role in roles.items():
+                processes[name] = Process(role.command, pathlib.Path(folder, name), role.env, PROJECT)
+            first, *others = processes.values()
+            poll_for(lambda: not first.is_running() or any(other.status for other in others), "result", TIMEOUT_SECS)
+            for name, role in roles.items():
+                if role.ends_itself and not first.status:
+                    processes[name].wait(ENDING_SECS)
+                if processes[name].status:
+                    output = processes[name].output()[-2000:]
+                    sys.exit(f"error: {name} has ended with status {processes[name].status}:\n{output}")
+            return dict(json.loads(re.findall(r"^\{.*\}$", first.output(), re.MULTILINE)[-1]))
+        finally:
+            for process in processes.values():
+                process.kill()

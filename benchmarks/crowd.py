@@ -1,22 +1,11 @@
-"""What many workers cost a ps beside their training, and whether a cluster of many workers keeps its promises.
+"""What many workers cost a ps beside their training, and whether a cluster of many workers keeps its promises."""
 
-    .venv/bin/python benchmarks/crowd.py simulated    # probes and words of up to 1000 workers that are not there
-    .venv/bin/python benchmarks/crowd.py real         # 2 ps and 24 workers, of which six die at once
-
-Each writes a table into `docs/scaling.md`.
-"""
-
-import argparse
 import concurrent.futures
-import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-
-sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
+from collections.abc import Callable
 
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
@@ -25,8 +14,7 @@ import psutil
 import tensorflow.compat.v1 as tf
 
 from benchmarks import report
-from benchmarks.isolation import isolate
-from benchmarks.testbed.processes import Cluster, poll_for
+from benchmarks.testbed.processes import Cluster, Process, poll_for
 from runtime.cluster.notes import Notes
 from runtime.cluster.probes import Line, probe
 from runtime.cluster.roll_call import TRAINING
@@ -36,84 +24,75 @@ from runtime.process import allow_many_files
 NUM_SIMULATED = (10, 100, 500, 1000)
 PROBE_PERIOD_SECS = 1.0  # as `waiting.Watch` looks
 WORDS_PER_SEC = 2  # of all workers: one comes, and another one leaves
-MEASURED_SECS = 20.0
+MEASURED_SECS = 20
 NUM_PS, NUM_WORKERS, NUM_KILLED = 2, 24, 6
 DEADLINE_SECS = 900.0
 TRAIN_STEPS = 60_000
 PROGRESS = r"worker \d+: global step (\d+)/\d+, local step"
 
 
-def measure_simulated() -> str:
+def measure_simulated(measured_secs: int = MEASURED_SECS) -> str:
     """Return a table of the share of a core that a ps uses, for each number of workers that are not there."""
+    allow_many_files()  # each simulated worker has a connection
     rows = []
     for num_workers in NUM_SIMULATED:
-        idle, busy = (measure_ps(num_workers, num_lines) for num_lines in (0, num_workers))
+        idle, busy = (measure_ps(num_workers, num_lines, measured_secs) for num_lines in (0, num_workers))
         rows.append([str(num_workers), f"{100 * idle:.1f} %", f"{100 * busy:.1f} %"])
         print(*rows[-1], flush=True)
     return report.make_table(("workers", "listening alone", "with their probes and words"), rows)
 
 
-def measure_ps(num_workers: int, num_lines: int) -> float:
+def measure_ps(num_workers: int, num_lines: int, measured_secs: int) -> float:
     """Return the processor seconds per second of a ps which `num_lines` of its `num_workers` probe."""
     (port,) = choose_ports(1)
     address = f"localhost:{port}"
     workers = ",".join(f"worker-{index}.invalid:2222" for index in range(num_workers))
     command = [sys.executable, "distributed.py", "--job_name=ps", "--task_index=0", f"--ps_hosts={address}"]
     command += [f"--worker_hosts={workers}"]
-    with tempfile.TemporaryFile("w+") as log:
-        ps = subprocess.Popen(command, cwd=report.PROJECT, stdout=log, stderr=log)
+    with tempfile.NamedTemporaryFile() as log:
+        ps = Process(command, log.name, cwd=report.PROJECT)
         try:
-            while probe(address):
-                if ps.poll() is not None:
-                    log.seek(0)
-                    sys.exit(f"error: the ps has ended:\n{log.read()[-2000:]}")
-                time.sleep(0.2)
-            lines = [Line(address) for _ in range(num_lines)]
-            with concurrent.futures.ThreadPoolExecutor(16) as pool:
-                return _measure_with(lines, address, psutil.Process(ps.pid), pool)
+            poll_for(lambda: not probe(address) or not ps.is_running(), "ps")
+            if not ps.is_running():
+                sys.exit(f"error: the ps has ended:\n{ps.output()[-2000:]}")
+            return _measure_with(num_lines, address, psutil.Process(ps.pid), measured_secs)
         finally:
             ps.kill()
-            ps.wait()
 
 
-def _measure_with(
-    lines: Sequence[Line], address: str, ps: psutil.Process, pool: concurrent.futures.ThreadPoolExecutor
-) -> float:
+def _measure_with(num_lines: int, address: str, ps: psutil.Process, measured_secs: int) -> float:
     """Let all lines ask once a period, and some workers say something; return the processor seconds per second."""
     with tf.Graph().as_default() as graph:
         word = tf.placeholder(tf.string, [])
         notes = Notes("/job:ps/task:0", "roll_call")
-        say = [notes.write(worker, word) for worker in range(min(len(lines), WORDS_PER_SEC))]
+        say = [notes.write(worker, word) for worker in range(min(num_lines, WORDS_PER_SEC))]
     config = tf.ConfigProto(device_filters=["/job:nobody"])  # or the session would wait for the workers
-    with tf.Session(f"grpc://{address}", graph, config) as session:
+    lines = [Line(address) for _ in range(num_lines)]
+    session = tf.Session(f"grpc://{address}", graph, config)
+    with session, concurrent.futures.ThreadPoolExecutor(16) as pool:
         started_at = before = 0.0
-        num_periods = round(MEASURED_SECS / PROBE_PERIOD_SECS)
-        for period in range(-3, num_periods):  # in the first of these, the lines are opened
+        for period in range(
+            -3, round(measured_secs / PROBE_PERIOD_SECS)
+        ):  # in the first of these, the lines are opened
             due_at = time.monotonic() + PROBE_PERIOD_SECS
             if period == 0:
-                started_at, before = time.monotonic(), _processor_secs(ps)
-            reasons = {reason for reason in pool.map(Line.ask, lines) if reason}
-            if reasons:
+                started_at, before = time.monotonic(), sum(ps.cpu_times()[:2])
+            if reasons := {reason for reason in pool.map(Line.ask, lines) if reason}:
                 sys.exit(f"error: the ps does not answer: {', '.join(reasons)}")
             if say:
                 session.run(say, {word: f"{TRAINING} {period}"})
             time.sleep(max(0.0, due_at - time.monotonic()))
-        return (_processor_secs(ps) - before) / (time.monotonic() - started_at)
+        return float(sum(ps.cpu_times()[:2]) - before) / (time.monotonic() - started_at)
 
 
-def _processor_secs(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-def measure_real() -> str:
+def measure_real(num_workers: int = NUM_WORKERS, num_killed: int = NUM_KILLED, train_steps: int = TRAIN_STEPS) -> str:
     """Return a table of how long many workers take to come, and to come back; exit with an error if one fails."""
-    workers = [f"worker {index}" for index in range(NUM_WORKERS)]
-    killed = workers[-NUM_KILLED:]
+    workers = [f"worker {index}" for index in range(num_workers)]
+    killed = workers[-num_killed:]
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
-        flags = [f"--train_steps={TRAIN_STEPS}", "--startup_timeout_secs=600", f"--train_dir={folder}/train"]
-        with Cluster(folder, NUM_PS, NUM_WORKERS, *flags) as cluster:
+        flags = [f"--train_steps={train_steps}", "--startup_timeout_secs=600", f"--train_dir={folder}/train"]
+        with Cluster(folder, NUM_PS, num_workers, *flags) as cluster:
 
             def time_until(what: str, is_so: Callable[[], bool]) -> None:
                 started_at = time.monotonic()
@@ -122,19 +101,19 @@ def measure_real() -> str:
                 print(*rows[-1], flush=True)
 
             cluster.start()
-            time_until("until all train", lambda: all(_trains(cluster, name) for name in workers))
+            time_until("until all train", lambda: all(_trains(cluster, name, 0) for name in workers))
             for name in killed:
                 cluster[name].kill()
             said = {name: len(cluster[name].output()) for name in killed}
             cluster.start(*killed)
-            what = f"until {NUM_KILLED} that were killed train again"
+            what = f"until {num_killed} that were killed train again"
             time_until(what, lambda: all(_trains(cluster, name, since) for name, since in said.items()))
             time_until("until all have ended", lambda: not any(task.is_running() for task in cluster.tasks.values()))
             _check(cluster)
-    return report.make_table((f"{NUM_PS} ps, {NUM_WORKERS} workers", "seconds"), rows)
+    return report.make_table((f"{NUM_PS} ps, {num_workers} workers", "seconds"), rows)
 
 
-def _trains(cluster: Cluster, name: str, since: int = 0) -> bool:
+def _trains(cluster: Cluster, name: str, since: int) -> bool:
     return bool(re.search(PROGRESS, cluster[name].output()[since:]))
 
 
@@ -143,25 +122,3 @@ def _check(cluster: Cluster) -> bool:
     if failed := {name: task.status for name, task in cluster.tasks.items() if task.status}:
         sys.exit(f"error: these have failed: {failed}\n{cluster[next(iter(failed))].output()[-2000:]}")
     return True
-
-
-MEASUREMENTS: dict[str, Callable[[], str]] = {"simulated": measure_simulated, "real": measure_real}
-
-
-def main() -> None:
-    """Measure what the command line names, and write its section of the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=list(MEASUREMENTS))
-    parser.add_argument("--no_isolation", action="store_true", help="run in the machine's own network")
-    options = parser.parse_args()
-    if not options.no_isolation:
-        isolate()
-    allow_many_files()  # each simulated worker has a connection
-    header = report.run_header()
-    text = MEASUREMENTS[options.what]()
-    print(text)
-    report.write_section(report.SCALING, options.what, f"{header}\n\n{text}")
-
-
-if __name__ == "__main__":
-    main()

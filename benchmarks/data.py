@@ -1,24 +1,17 @@
-"""What examples in TFRecord files cost, and examples that workers share: speed and memory, into `docs/data.md`.
-
-    .venv/bin/python benchmarks/data.py
+"""What examples in TFRecord files cost, and examples that workers share: speed and memory.
 
 It makes MNIST larger by shifting its images, writes that as TFRecord files, and trains on them with 16 local steps,
 with one ps and two workers. For comparison it trains on MNIST in memory. Linux only: it says how much memory a process
 has used at most.
 """
 
-import argparse
 import itertools
 import math
 import pathlib
 import re
-import shutil
 import statistics
-import sys
 import tempfile
 import time
-
-sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
 
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
@@ -28,19 +21,16 @@ import tensorflow as tf
 
 import mnist_input
 from benchmarks import report
-from benchmarks.isolation import isolate
 from benchmarks.testbed.processes import Cluster, poll_for
 from runtime.data import convert, download
 from runtime.data.shards import BLOCK_SIZE, ShardSource
 from runtime.data.sources import open_source
 
-DOCUMENT = report.PROJECT / "docs" / "data.md"
 NUM_PS, NUM_WORKERS, NUM_SHARDS = 1, 2, 16
 NUM_READ = 100_000  # examples, to measure reading alone
 FLAGS = ["--local_steps=16", "--optimizer=sgd", "--learning_rate=0.1", "--log_every_secs=1"]
-SHIFTS = sorted(itertools.product(range(-3, 5), repeat=2), key=lambda shift: max(map(abs, shift)))[
-    :50
-]  # pixels down and right
+_ALL_SHIFTS = itertools.product(range(-3, 5), repeat=2)  # pixels down and right
+SHIFTS = sorted(_ALL_SHIFTS, key=lambda shift: max(map(abs, shift)))[:50]
 LAST_LINE = r"test accuracy (\d\.\d+) .* in \d+\.\d s, (\d+) examples/s\n"
 
 
@@ -68,13 +58,12 @@ def train(data_dir: str, sharding: str, train_steps: int) -> tuple[float, float,
     with tempfile.TemporaryDirectory() as folder, Cluster(folder, NUM_PS, NUM_WORKERS, *flags) as cluster:
         cluster.start()
         workers = [cluster[f"worker {index}"] for index in range(NUM_WORKERS)]
-        peaks = [0] * NUM_WORKERS
+        peaks = [0]
 
         def have_ended() -> bool:
-            for index, worker in enumerate(workers):
-                if worker.is_running():
-                    peaks[index] = max(peaks[index], peak_bytes(worker.pid))
-            return not any(worker.is_running() for worker in workers)
+            running = [worker for worker in workers if worker.is_running()]
+            peaks.extend(peak_bytes(worker.pid) for worker in running)
+            return not running
 
         poll_for(have_ended, "end of training", timeout_secs=3600)
         cluster.wait()
@@ -109,59 +98,34 @@ def peak_bytes(pid: int) -> int:
     return 1024 * int(match[1]) if match else 0
 
 
-def main() -> None:
-    """Measure in turns, and write the medians into the document."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--examples", type=int, default=3_000_000, help="in the TFRecord files, 3 million at most")
-    parser.add_argument("--train_steps", type=int, default=60_000, help="of each run: 100 examples each")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is measured")
-    parser.add_argument("--no_isolation", action="store_true", help="do not use a private network")
-    arguments = parser.parse_args()
+def measure_data(examples: int = 3_000_000, train_steps: int = 60_000, rounds: int = 5) -> str:
+    """Return a table of the medians of runs in turns, and what reading alone takes; 3 million examples at most."""
     data_dir = download.default_data_dir()
-    download.fetch(data_dir)
-    if not arguments.no_isolation:
-        isolate()
-    header = report.run_header()
-    folder = tempfile.mkdtemp()
-    try:
-        files = f"{folder}/shards"
-        convert.convert(load_shifted(arguments.examples), data_dir, files, NUM_SHARDS)
-        in_blocks, one_by_one = time_reading(files)
-        of_files = f"{arguments.examples:,} in {NUM_SHARDS} files".replace(",", " ")
+    with tempfile.TemporaryDirectory() as folder:
+        convert.convert(load_shifted(examples), data_dir, folder, NUM_SHARDS)
+        in_blocks, one_by_one = time_reading(folder)
+        of_files = f"{examples:,} in {NUM_SHARDS} files".replace(",", " ")
         kinds = [
             (where, sharding, path)
-            for where, path in (("60 000 in memory", data_dir), (of_files, files))
+            for where, path in (("60 000 in memory", data_dir), (of_files, folder))
             for sharding in ("static", "dynamic")
         ]
         runs: dict[tuple[str, str, str], list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
-        for _ in range(arguments.rounds):
+        for _ in range(rounds):
             for kind, measured in runs.items():
-                measured.append(train(kind[2], kind[1], arguments.train_steps))
+                measured.append(train(kind[2], kind[1], train_steps))
                 print(*kind, measured[-1], flush=True)
-    finally:
-        shutil.rmtree(folder)
     rows = []
     first_rate = statistics.median(rate for rate, _, _ in runs[kinds[0]])
     for (where, sharding, _), measured in runs.items():
         rates, peaks, accuracies = zip(*measured, strict=True)
         rate = statistics.median(rates)
-        rows.append(
-            (
-                where,
-                sharding,
-                f"{rate / 1000:.0f} ({min(rates) / 1000:.0f} to {max(rates) / 1000:.0f})",
-                f"{100 * rate / first_rate:.0f} %",
-                f"{max(peaks):.2f} GB",
-                f"{statistics.median(accuracies):.4f}",
-            )
-        )
+        speed = f"{rate / 1000:.0f} ({min(rates) / 1000:.0f} to {max(rates) / 1000:.0f})"
+        share = f"{100 * rate / first_rate:.0f} %"
+        rows.append([where, sharding, speed, share, f"{max(peaks):.2f} GB", f"{statistics.median(accuracies):.4f}"])
     headings = ("examples", "sharding", "1000 examples/s", "of the first", "memory of a worker", "test accuracy")
     reading = (
         f"Reading alone takes {in_blocks:.2f} µs of a processor for each example, and {one_by_one:.2f} µs with"
         " `tf.data.TFRecordDataset`."
     )
-    report.write_section(DOCUMENT, "data", f"{header}\n\n{report.make_table(headings, rows)}\n\n{reading}")
-
-
-if __name__ == "__main__":
-    main()
+    return f"{report.make_table(headings, rows)}\n\n{reading}"

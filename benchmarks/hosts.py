@@ -1,21 +1,11 @@
 """What the network between hosts does to the speed: each task has a host of its own, one ps and two workers.
 
-    .venv/bin/python benchmarks/hosts.py network     # slow links between them, and what a simple model says of it
-    .venv/bin/python benchmarks/hosts.py encryption  # the same hosts, without and with WireGuard
-
-The first writes a table into `docs/scaling.md`, the second into `docs/security.md`. They need Linux, `unshare`, `ip`
-and `/dev/net/tun`, and the second also WireGuard.
+It needs Linux, `unshare`, `ip` and `/dev/net/tun`, and the encryption also WireGuard.
 """
 
-import argparse
-import pathlib
-import re
-import sys
 import tempfile
 import time
 from typing import NamedTuple
-
-sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
 
 import runtime.environment  # noqa: F401  (first: it sets what TensorFlow reads when it is imported)
 
@@ -23,7 +13,7 @@ import runtime.environment  # noqa: F401  (first: it sets what TensorFlow reads 
 from benchmarks import report
 from benchmarks.testbed.encrypted import EncryptedNetwork
 from benchmarks.testbed.network import Network
-from benchmarks.testbed.processes import Cluster, poll_for
+from benchmarks.testbed.processes import Cluster
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 
 BATCH_SIZE = 100
@@ -37,8 +27,9 @@ LINKS = {  # seconds of a round trip, and bits per second of each host, each way
 NETWORK_WORKERS = 2
 LOCAL_STEPS = (1, 4, 16, 64)
 EXCHANGES = [(local_steps, "float32") for local_steps in LOCAL_STEPS] + [(1, "bfloat16"), (16, "bfloat16")]
-MEASURED_SECS = 8.0
-PROGRESS = re.compile(r"global step (\d+)/\d+, local step \d+, loss")
+MEASURED_SECS = 8
+FLAGS = ("--train_steps=100000000", "--log_every_secs=0.1", "--optimizer=sgd")
+PROGRESS = r"global step (\d+)/\d+, local step \d+, loss"
 
 
 class Rate(NamedTuple):
@@ -48,14 +39,14 @@ class Rate(NamedTuple):
     bytes: float  # that the ps sent and received
 
 
-def measure_network() -> str:
+def measure_network(measured_secs: int = MEASURED_SECS) -> str:
     """Return a table of 1000 examples/s over each link, and of what the model predicts: see `predict()`."""
     rows = []
     unlimited: dict[tuple[int, str], Rate] = {}
     for link, (round_trip_secs, bits_per_sec) in LINKS.items():
         row = [link]
         for local_steps, dtype in EXCHANGES:
-            rate = measure_rate(local_steps, round_trip_secs, bits_per_sec, dtype=dtype)
+            rate = measure_rate(measured_secs, local_steps, dtype, round_trip_secs, bits_per_sec)
             print(f"{link}, {local_steps} local steps, {dtype}: {rate}", flush=True)
             base = unlimited.setdefault((local_steps, dtype), rate)
             examples = local_steps * BATCH_SIZE / 1000
@@ -85,46 +76,38 @@ def predict(unlimited: Rate, local_steps: int, round_trip_secs: float, bits_per_
     return NETWORK_WORKERS / max(worker_secs, ps_link_secs)
 
 
-def measure_encryption() -> str:
+def measure_encryption(measured_secs: int = MEASURED_SECS) -> str:
     """Return a table of 1000 examples/s without encryption and with it, and of the ratio."""
-    rates = {
-        name: [measure_rate(local_steps, 0.0, float("inf"), kind).exchanges for local_steps in LOCAL_STEPS]
-        for name, kind in (("open", Network), ("WireGuard", EncryptedNetwork))
-    }
-    rows = [
-        [
-            name,
-            *(
-                f"{local_steps * BATCH_SIZE / 1000 * rate:.1f}"
-                for local_steps, rate in zip(LOCAL_STEPS, row, strict=True)
-            ),
-        ]
-        for name, row in rates.items()
-    ]
-    rows.append(["ratio", *(f"{encrypted / opened:.2f}" for opened, encrypted in zip(*rates.values(), strict=True))])
-    return report.make_table(("network", *(f"H = {local_steps}" for local_steps in LOCAL_STEPS)), rows)
+    columns = []
+    for local_steps in LOCAL_STEPS:
+        kinds = (Network, EncryptedNetwork)
+        rates = [measure_rate(measured_secs, local_steps, kind=kind).exchanges for kind in kinds]
+        opened, encrypted = (local_steps * BATCH_SIZE / 1000 * rate for rate in rates)
+        columns.append([f"H = {local_steps}", f"{opened:.1f}", f"{encrypted:.1f}", f"{encrypted / opened:.2f}"])
+    headings, *rows = zip(["network", "open", "WireGuard", "ratio"], *columns, strict=True)
+    return report.make_table(headings, rows)
 
 
 def measure_rate(
+    measured_secs: int,
     local_steps: int,
-    round_trip_secs: float,
-    bits_per_sec: float,
-    kind: type[Network] = Network,
     dtype: str = "float32",
+    round_trip_secs: float = 0.0,
+    bits_per_sec: float = float("inf"),
+    kind: type[Network] = Network,
 ) -> Rate:
     """Train for a while on one ps and two workers, each on a host of its own."""
     with tempfile.TemporaryDirectory() as folder, kind(1 + NETWORK_WORKERS) as network:
-        flags = ["--train_steps=100000000", f"--local_steps={local_steps}", "--log_every_secs=0.1", "--optimizer=sgd"]
-        flags.append(f"--exchange_dtype={dtype}")
+        flags = [*FLAGS, f"--local_steps={local_steps}", f"--exchange_dtype={dtype}"]
         with Cluster(folder, 1, NETWORK_WORKERS, *flags, network=network) as tasks:
             tasks.start()
             for worker in range(NETWORK_WORKERS):
-                tasks[f"worker {worker}"].wait_for_output(PROGRESS.pattern)
+                tasks[f"worker {worker}"].wait_for_output(PROGRESS)
             network.set_delay(round_trip_secs / 2)
             network.set_bits_per_sec(bits_per_sec)
             time.sleep(2)  # until everything on its way has arrived
             secs, step, num_bytes = _read(tasks, network)
-            time.sleep(MEASURED_SECS)
+            time.sleep(measured_secs)
             secs_after, step_after, num_bytes_after = _read(tasks, network)
             for name in tasks.names:
                 tasks[name].kill()
@@ -134,25 +117,5 @@ def measure_rate(
 
 def _read(tasks: Cluster, network: Network) -> tuple[float, int, int]:
     """Return the time, the global step and the bytes so far, as soon as the chief has logged its next line."""
-    before = len(PROGRESS.findall(tasks["worker 0"].output()))
-    lines = poll_for(lambda: PROGRESS.findall(tasks["worker 0"].output())[before:], "progress of worker 0")
-    return time.monotonic(), int(lines[-1]), network.num_bytes(0)
-
-
-MEASUREMENTS = {"network": (measure_network, report.SCALING), "encryption": (measure_encryption, report.SECURITY)}
-
-
-def main() -> None:
-    """Measure what the command line names, and write its section of the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=list(MEASUREMENTS))
-    what = parser.parse_args().what
-    measure, document = MEASUREMENTS[what]
-    header = report.run_header()
-    text = measure()
-    print(text)
-    report.write_section(document, what, f"{header}\n\n{text}")
-
-
-if __name__ == "__main__":
-    main()
+    step = int(tasks["worker 0"].wait_for_new_output(PROGRESS))
+    return time.monotonic(), step, network.num_bytes(0)

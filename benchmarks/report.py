@@ -2,20 +2,19 @@
 
 import datetime
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
 import re
 import statistics
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 PROJECT = pathlib.Path(__file__).parents[1]
 BENCHMARKS = PROJECT / "docs" / "benchmarks.md"
-OVERHEAD = PROJECT / "docs" / "overhead.md"
 SCALING = PROJECT / "docs" / "scaling.md"
-REPLICATION = PROJECT / "docs" / "replication.md"
-SECURITY = PROJECT / "docs" / "security.md"
 # The figures do not depend on these files, and benchmarks write some of them.
 NOT_MEASURED = (":!docs", ":!*.md", ":!benchmarks/*.json")
 
@@ -33,6 +32,13 @@ def write_section(path: pathlib.Path, name: str, text: str) -> None:
     before, _, rest = document.partition(begin)
     _, _, after = rest.partition(end)
     path.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")
+
+
+def write_json(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
+    """Write an object, one field a line."""
+    path.write_text(
+        "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(fields[name])}" for name in fields) + "\n}\n"
+    )
 
 
 def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -64,7 +70,7 @@ def _versions() -> str:
     for name, package in (("TensorFlow", "tensorflow"), ("PyTorch", "torch")):
         try:
             versions.append(f"{name} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:  # PyTorch is a requirement of `compare.py` only
+        except importlib.metadata.PackageNotFoundError:  # PyTorch is a requirement of the comparison only
             continue
     return ", ".join(versions)
 

@@ -1,17 +1,6 @@
-"""How the cost of a step grows with workers and ps tasks.
+"""How the cost of a step grows with workers and ps tasks."""
 
-    .venv/bin/python benchmarks/scaling.py messages   # what crosses between tasks, counted in TensorFlow's graphs
-    .venv/bin/python benchmarks/scaling.py processes  # 1 to 8 workers, 1 to 4 ps, both models
-
-Each writes a table into `docs/scaling.md`.
-"""
-
-import argparse
-import pathlib
-import sys
 from typing import NamedTuple
-
-sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
 
 import distributed  # first: it sets what TensorFlow reads when it is imported
 
@@ -21,7 +10,6 @@ import tensorflow.compat.v1 as tf
 
 import mnist_input
 from benchmarks import contenders, report
-from benchmarks.isolation import isolate
 from benchmarks.testbed.messages import num_tensors_sent
 from runtime.cluster.task import Task
 from runtime.data.sources import open_source
@@ -32,7 +20,6 @@ from runtime.member import Member
 
 BATCH_SIZE = 100
 MODELS = ("mlp", "cnn")
-ADAM = "adam 0.002"
 NUM_STEPS = {"mlp": 6000, "cnn": 800}
 NUM_PS = (1, 2, 4)
 NUM_WORKERS = (1, 2, 4, 8)
@@ -92,11 +79,13 @@ class Run(NamedTuple):
         return f"{rate} (never)" if self.secs_to_target is None else f"{rate} ({self.secs_to_target:.1f} s)"
 
 
-def measure_processes() -> str:
+def measure_processes(percent_of_steps: int = 100) -> str:
     """Return a table for each number of tasks, asynchronous, with one step per exchange."""
     columns = [(model, num_ps) for model in MODELS for num_ps in NUM_PS]
     runs = {
-        (*column, num_workers): run_tasks(*column, num_workers) for num_workers in NUM_WORKERS for column in columns
+        (*column, num_workers): run_tasks(*column, num_workers, percent_of_steps)
+        for num_workers in NUM_WORKERS
+        for column in columns
     }
     rows = [[str(num), *(str(run) for key, run in runs.items() if key[-1] == num)] for num in NUM_WORKERS]
     lines = [report.make_table(("workers", *(f"`{model}`, {num_ps} ps" for model, num_ps in columns)), rows), ""]
@@ -106,36 +95,17 @@ def measure_processes() -> str:
     return "\n".join(lines)
 
 
-def run_tasks(model: str, num_ps: int, num_workers: int) -> Run:
+def run_tasks(model: str, num_ps: int, num_workers: int, percent_of_steps: int) -> Run:
     """Train once."""
-    flags = (f"--model={model}", f"--ps={num_ps}", f"--workers={num_workers}", "--ps_strategy=greedy")
-    contender = contenders.Contender(f"{flags}", "ours", NUM_STEPS[model], (*flags, "--snapshot_secs=0.5"))
+    train_steps = NUM_STEPS[model] * percent_of_steps // 100
+    flags = [f"--model={model}", "--ps_strategy=greedy", "--learning_rate=0.002", f"--train_steps={train_steps}"]
     num_bytes = _loopback_bytes()
-    result = contenders.run(contender, ADAM, seed=0)
-    step_bytes = (_loopback_bytes() - num_bytes) / NUM_STEPS[model]  # with the few bytes of the start
+    ours = contenders.BY_NAME[contenders.OURS_ASYNC]
+    result = contenders.run(contenders.make_roles(ours, flags, num_ps, num_workers, snapshot_secs=0.5))
+    print(*flags, f"{num_ps} ps, {num_workers} workers:", result, flush=True)
+    step_bytes = (_loopback_bytes() - num_bytes) / train_steps  # with the few bytes of the start
     return Run(result["examples_per_sec"], result["secs_to_target"], step_bytes)
 
 
 def _loopback_bytes() -> int:
     return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
-
-
-MEASUREMENTS = {"messages": count_messages, "processes": measure_processes}
-
-
-def main() -> None:
-    """Measure what the command line names, and write its section of the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=list(MEASUREMENTS))
-    parser.add_argument("--no_isolation", action="store_true", help="run in the machine's own network")
-    options = parser.parse_args()
-    if not options.no_isolation:
-        isolate()
-    header = report.run_header()
-    text = MEASUREMENTS[options.what]()
-    print(text)
-    report.write_section(report.SCALING, options.what, f"{header}\n\n{text}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
 """How long a cluster takes until its first step, without the import of TensorFlow, and how long to end after the last.
 
-    .venv/bin/python benchmarks/start.py
-
-It writes the table into `docs/overhead.md`. In each round, three processes first import TensorFlow at the same time
+In each round, three processes first import TensorFlow at the same time
 and do nothing else; then a cluster of as many tasks, one ps and two workers, starts.
 """
 
 import datetime
-import pathlib
 import re
 import statistics
 import subprocess
@@ -15,11 +12,7 @@ import sys
 import tempfile
 import time
 
-sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the project is run from its checkout, not installed
-
-
 from benchmarks import report
-from benchmarks.isolation import isolate
 from benchmarks.testbed.processes import Cluster
 
 NUM_ROUNDS = 7
@@ -55,25 +48,19 @@ def time_cluster() -> tuple[float, float]:
     return (first_at - start).total_seconds(), end_secs
 
 
-def main() -> None:
-    """Measure, and write the medians and spreads into the document."""
-    header = report.run_header()
-    rounds = [(time_imports(), *time_cluster()) for _ in range(NUM_ROUNDS)]
-    rows = []
-    for name, secs in (
-        ("import of TensorFlow", [imports for imports, _, _ in rounds]),
-        ("until the first step", [first_step for _, first_step, _ in rounds]),
-        ("all but the import", [first_step - imports for imports, first_step, _ in rounds]),
-        ("from the last line to the end of every process", [end for _, _, end in rounds]),
-    ):
-        rows.append([name, *report.median_and_spread(secs)])
+def measure_start(rounds: int = NUM_ROUNDS) -> str:
+    """Return a table of medians and spreads."""
+    measured = [(time_imports(), *time_cluster()) for _ in range(rounds)]
+    imports, first_steps, ends = zip(*measured, strict=True)
+    rest = [first_step - secs for secs, first_step in zip(imports, first_steps, strict=True)]
+    rows = [
+        [name, *report.median_and_spread(secs)]
+        for name, secs in (
+            ("import of TensorFlow", imports),
+            ("until the first step", first_steps),
+            ("all but the import", rest),
+            ("from the last line to the end of every process", ends),
+        )
+    ]
     table = report.make_table(("", "seconds", "spread"), rows)
-    print(table)
-    text = f"{header}\nMedians of {NUM_ROUNDS} rounds, one ps and two workers.\n\n{table}"
-    report.write_section(report.OVERHEAD, "start", text)
-
-
-if __name__ == "__main__":
-    if "--no_isolation" not in sys.argv:
-        isolate()
-    main()
+    return f"Medians of {rounds} rounds, one ps and two workers.\n\n{table}"

@@ -1,16 +1,20 @@
 """The arithmetic of the benchmarks, against numbers worked out by hand."""
 
-import json
+import inspect
 import re
-import statistics
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
 import mnist_input
-from benchmarks import compare, contenders, data, report, results, tables, tuning
+from benchmarks import __main__ as main
+from benchmarks import compare, contenders, data, report, tuning
+from benchmarks.contenders import Setting
 from benchmarks.peers.clock import Clock
-from benchmarks.peers.input_cost import constant_batch_ratio
+from benchmarks.peers.rates import make_rates
+from runtime.updates.schedule import Schedule
 
 
 class Time:
@@ -72,172 +76,218 @@ def test_a_target_that_is_never_reached_has_no_time():
 
 
 @pytest.mark.parametrize("snapshots", [[], [(1.0, 100, 0.9)], [(9.0, 700, 0.9)]])
-def test_a_run_without_a_snapshot_between_its_warm_up_and_its_end_is_too_short(snapshots):
-    with pytest.raises(SystemExit, match="too short"):
-        run_clock(1.0, 10, snapshots, end=(9.0, 700))
+def test_without_a_snapshot_between_the_warm_up_and_the_end_the_rate_is_that_of_the_whole_run(snapshots):
+    assert run_clock(1.0, 10, snapshots, end=(9.0, 700)).examples_per_sec == pytest.approx(690 * 100 / 9.0, abs=0.1)
 
 
-def test_the_constant_batch_ratio_compares_odd_seconds_with_even_ones():
-    # 10 steps in each tenth of an even second, 12 in one of an odd second.
-    progress, step = [], 0
-    for tenth in range(81):
-        progress.append((100 + tenth / 10 + 0.05, step))
-        step += 12 if (100 + tenth // 10) % 2 else 10
-    assert constant_batch_ratio(progress) == pytest.approx(1.2)
+def test_a_run_that_is_over_when_its_clock_starts_is_too_short():
+    with pytest.raises(SystemExit, match="give more --train_steps"):
+        run_clock(1.0, 700, [], end=(9.0, 700))
 
 
-def test_the_constant_batch_ratio_ignores_the_start_of_a_second_the_warm_up_and_the_last_step():
-    pairs = [(0.25, 0), (0.75, 999), (2.25, 1000), (2.75, 1010), (3.05, 1500), (3.25, 1600), (3.75, 1615), (3.95, 1616)]
-    # The first two of eight are the warm-up. From 2.25 to 2.75 there are 10 steps; from 2.75 to 3.25 the second changes
-    # or has just begun; from 3.25 to 3.75 there are 15; the last pair may be later than the end of training.
-    assert constant_batch_ratio(pairs) == pytest.approx((15 / 0.5) / (10 / 0.5))
+def test_one_cycle_is_the_same_for_every_contender():
+    with tf.Graph().as_default(), tf.Session() as session:
+        ours = session.run(Schedule("one_cycle", 0.3, None, 640).build(tf.range(641, dtype=tf.int64)))
+    np.testing.assert_allclose(make_rates("one_cycle", 0.3, 640), ours, rtol=1e-5, atol=1e-8)
+    assert set(make_rates("constant", 0.3, 640)) == {np.float32(0.3)}
 
 
-def test_the_soonest_has_the_lowest_median_of_those_that_reach_the_target_most_often():
-    assert tuning.soonest({"a": [1.0, 1.0, None], "b": [3.0, 2.0, 4.0]}) == "b"
-    assert tuning.soonest({"a": [1.0, 9.0, 9.0], "b": [3.0, 2.0, 4.0], "c": [0.5, None, None]}) == "b"
-    assert tuning.soonest({"a": [None], "b": [60.0]}) == "b"
+SLOW, FAST = Setting("sgd", 0.5, "constant", 8192), Setting("nesterov", 0.3, "one_cycle", 2048, "--local_steps=64")
 
 
-def fake_run(secs_to_target):
-    """Return a stand-in for `contenders.run()`, and the runs that it was asked for."""
+def test_the_first_has_the_lowest_median_of_those_that_reach_the_target_most_often():
+    a, b, c = (SLOW._replace(learning_rate=rate) for rate in (0.1, 0.2, 0.3))
+    assert tuning.ranked({a: [1.0, 1.0, None], b: [3.0, 2.0, 4.0]}) == [b, a]
+    assert tuning.ranked({a: [1.0, 9.0, 9.0], b: [3.0, 2.0, 4.0], c: [0.5, None, None]}) == [b, a, c]
+    assert tuning.ranked({a: [None], b: [60.0]}) == [b, a]
+
+
+@pytest.mark.parametrize("contender", contenders.CONTENDERS, ids=lambda contender: contender.name)
+def test_all_contenders_are_tuned_alike(monkeypatch, contender):
+    # With the first seed, one cycle of Nesterov's momentum at 0.2 is the soonest, with 1280 batches more so, and with
+    # the last variant still more; with the other seeds a constant rate is.
     runs = []
 
-    def run(contender, setting, seed):
-        runs.append((contender.name, setting, seed))
-        return {"secs_to_target": secs_to_target(contender.name, setting, seed)}
+    def train(contender, setting, seed):
+        runs.append((setting, seed))
+        secs = {"constant": 5.0 if seed == tuning.SEEDS[0] else 1.0, "one_cycle": 6.0}[setting.lr_schedule]
+        if setting[:3] == ("nesterov", 0.2, "one_cycle") and seed == tuning.SEEDS[0]:
+            secs = 2.0 + setting.num_batches / 10000 - 0.1 * contender.variants.index(setting.variant)
+        return {"secs_to_target": secs if setting.optimizer != "adam" else None}
 
-    return run, runs
-
-
-def test_the_best_setting_is_the_best_finalist_over_all_tuning_seeds(monkeypatch):
-    # With the first seed, three settings are better than all others; with the other two, the last of them wins.
-    first = {"sgd 0.5": 1.0, "adam 0.002": 2.0, "momentum 0.1": 3.0}
-    others = {"sgd 0.5": 9.0, "adam 0.002": 5.0, "momentum 0.1": 4.0}
-    run, runs = fake_run(lambda _, setting, seed: (first if seed == 100 else others).get(setting))
-    monkeypatch.setattr(contenders, "run", run)
-    assert tuning.best_setting(contenders.CONTENDERS[0]) == "momentum 0.1"
-    assert len(runs) == 9 + 3 * 2
-
-
-def test_one_cycle_is_tuned_with_greater_rates(monkeypatch):
-    run, runs = fake_run(lambda _, setting, seed: {"nesterov 0.3": 1.0}.get(setting))
-    monkeypatch.setattr(contenders, "run", run)
-    assert tuning.best_setting(contenders.OURS_ONE_CYCLE) == "nesterov 0.3"
-    assert len(runs) == 6 + 3 * 2
+    monkeypatch.setattr(contenders, "train", train)
+    best = tuning.best_setting(contender)
+    first = [setting for setting, seed in runs if seed == tuning.SEEDS[0]]
+    assert len(first) == len(set(first)) == 20 + 2 + len(contender.variants) - 1
+    assert {setting.lr_schedule for setting in first} == {"constant", "one_cycle"}
+    assert first[-1].num_batches == (1280 if len(contender.variants) > 1 else first[-1].num_batches)
+    finalists = {setting for setting, seed in runs if seed != tuning.SEEDS[0]}
+    assert len(finalists) == 3
+    assert len(runs) == len(first) + 6
+    assert Setting("nesterov", 0.2, "one_cycle", 1280, contender.variants[-1]) in finalists
+    assert best in finalists
 
 
-def test_tuning_chooses_the_recommended_setting_with_its_own_seeds(monkeypatch, tmp_path):
-    secs = {"32 local steps": 2.0, "64 local steps": 1.0, "128 local steps": 0.5, "one cycle": 0.6}
-    run, runs = fake_run(lambda name, *_: secs.get(name.split(", ")[-1]))
-    monkeypatch.setattr(contenders, "run", run)
-    monkeypatch.setattr(tuning, "SETTINGS", tmp_path / "settings.json")
-    settings = {contenders.OURS_SYNC_16: "momentum 0.1", contenders.OURS_ONE_CYCLE.name: "momentum 0.1"}
-    tuning.SETTINGS.write_text(json.dumps(settings))
-    tuning.tune([contenders.RECOMMENDED])
-    assert tuning.read_settings() == {**settings, contenders.RECOMMENDED: "ours, synchronous, 128 local steps"}
-    assert len(runs) == 5 * 3
-    assert {(setting, seed) for _, setting, seed in runs} == {("momentum 0.1", seed) for seed in (100, 101, 102)}
+def test_the_seeds_of_tuning_are_not_those_of_the_comparison():
+    rounds = inspect.signature(compare.compare).parameters["rounds"].default
+    assert set(tuning.SEEDS).isdisjoint(range(rounds))
 
 
-def test_a_comparison_has_the_recommended_number_of_pytorchs_local_steps_and_no_other():
-    settings = {contenders.RECOMMENDED: "ours, synchronous, 64 local steps"}
-    with pytest.raises(SystemExit, match="recommended of PyTorch"):
-        tuning.compared(settings, is_quick=False)
-    settings[contenders.RECOMMENDED_TORCH] = "PyTorch, 64 local steps"
-    compared = tuning.compared(settings, is_quick=False)
-    names = [contender.name for contender in compared if contender.module == "torch_local_steps"]
-    assert names == ["PyTorch, 64 local steps", contenders.TORCH_16]
-    assert len(compared) == len(contenders.CONTENDERS) - 3
+def test_every_number_of_batches_is_a_whole_number_of_calls():
+    longest = max(int(flag.partition("=")[2]) for flag in contenders.LOCAL_STEPS)
+    for num_batches in (*tuning.CYCLES[1:], tuning.CONSTANT):
+        assert num_batches % (8 * contenders.NUM_WORKERS) == num_batches % 64 == 0
+        assert num_batches % (longest * contenders.NUM_WORKERS) == 0
 
 
-def test_a_quick_comparison_has_eight_contenders_and_the_recommended_one_is_among_them():
-    settings = {contenders.RECOMMENDED: "ours, synchronous, 64 local steps", contenders.RECOMMENDED_TORCH: "none"}
-    names = [contender.name for contender in tuning.compared(settings, is_quick=True)]
-    assert len(names) == 8
-    assert {*names} == {*contenders.QUICK, "ours, synchronous, 64 local steps"}
+def test_the_tasks_of_this_script_have_the_environment_of_a_user():
+    for contender in contenders.CONTENDERS:
+        roles = contenders.make_roles(contender, contenders.make_flags(contender, FAST, seed=0))
+        if contender.peer == "watch":
+            assert [role.env for role in roles.values()] == [{}] * 4
+            tasks = [role.command[1] for role in roles.values() if role.ends_itself]
+            assert tasks == ["distributed.py"] * 3
 
 
 def test_a_contender_that_is_not_tuned_ends_the_comparison():
-    with pytest.raises(SystemExit, match="--tune --only 'the classic script'"):
-        tuning.setting_of(contenders.Contender("the classic script", "classic", 1), {})
+    with pytest.raises(SystemExit, match='tune --only "another"'):
+        tuning.setting_of(contenders.Contender("another", "classic"))
 
 
-COMPARISON = results.Results(
+def test_a_peer_is_trained_by_its_processes_and_measured(mnist_dir):
+    classic = contenders.BY_NAME[contenders.CLASSIC]
+    flags = [*contenders.make_flags(classic, SLOW._replace(num_batches=400), seed=0), f"--data_dir={mnist_dir}"]
+    result = contenders.run(contenders.make_roles(classic, flags))
+    assert result["global_step"] >= 400
+    assert result["examples_per_sec"] > 0
+    assert 0 < result["test_accuracy"] <= 1
+
+
+def test_a_peer_that_fails_ends_the_comparison():
+    classic = contenders.BY_NAME[contenders.CLASSIC]
+    with pytest.raises(SystemExit, match=r"error: .* has ended with status 1:(?s:.*)not-there"):
+        contenders.run(contenders.make_roles(classic, ["--data_dir=not-there"]))
+
+
+COMPARISON = compare.Results(
     "a machine",
-    "fast",
     {
-        "slow": results.Figures("sgd 0.5", [10000.0, 30000.0, 20000.0], [4.0, None, 3.5], [1.04, 1.26, 0.9], None),
-        "fast": results.Figures("adam 0.001", [50000.0, 10.0, 70000.0], [None, None, None], [0.5, 0.4, 0.6], None),
-        "constant": results.Figures("adam 0.001", [1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.2, 1.1]),
+        contenders.CLASSIC: compare.Figures(
+            "sgd 0.5", [10000.0, 30000.0, 20000.0], [4.0, None, 3.5], [1.04, 1.26, 0.9]
+        ),
+        contenders.DDP: compare.Figures("adam 0.001", [5000.0, 10.0, 7000.0], [None, None, None], [0.5, 0.4, 0.6]),
+        contenders.OURS: compare.Figures(str(FAST), [90000.0, 80000.0, 70000.0], [0.2, 0.3, 0.1], [1.0, 1.0, 1.0]),
+        contenders.XLA: compare.Figures("sgd 0.5", [60000.0, 60000.0, 60000.0], [0.3, 0.3, 0.3], [1.0, 1.0, 1.0]),
+    },
+    {
+        compare.OWN_COMMAND: [(6.0, 0.975), (5.0, 0.976), (7.0, 0.977)],
+        contenders.TORCH: [(4.0, 0.975), (4.0, 0.976), (4.0, 0.977)],
+        compare.TORCHRUN: [(8.04, 0.97), (8.06, 0.98), (8.06, 0.98)],
     },
 )
 
 
-def test_the_table_of_the_results_has_medians_ratios_and_spreads():
-    assert tables.results_table(COMPARISON).splitlines()[2:] == [
-        "| slow | sgd 0.5 | 20 | 1.00 | 4.00 | 3.50 to never | 1.0 |",
-        "| fast (recommended) | adam 0.001 | 50 | 2.50 | never | never | 0.5 |",
+def test_the_table_of_a_comparison_has_medians_and_spreads_and_the_soonest_first():
+    assert compare.results_table(COMPARISON).splitlines()[2:] == [
+        f"| {contenders.OURS} | {FAST} | 0.20 | 0.10 to 0.30 | 80 | 1.0 |",
+        f"| {contenders.XLA} | sgd 0.5 | 0.30 | 0.30 | 60 | 1.0 |",
+        f"| {contenders.CLASSIC} | sgd 0.5 | 4.00 | 3.50 to never | 20 | 1.0 |",
+        f"| {contenders.DDP} | adam 0.001 | never | never | 5 | 0.5 |",
     ]
+    assert compare.commands_table(COMPARISON).splitlines()[2] == (
+        f"| {compare.OWN_COMMAND} | 6.00 | 5.00 to 7.00 | 97.60 % | 97.50 to 97.70 |"
+    )
 
 
-def test_the_table_of_the_input_has_only_constant_batches():
-    assert tables.input_table(COMPARISON.figures).splitlines()[2:] == ["| constant | 1.15 | 1.10 to 1.20 |"]
+def test_a_readme_gets_rounded_ratios_and_the_seconds_of_the_commands():
+    sections = compare.make_sections(COMPARISON)
+    assert sections[report.PROJECT / "README.md", "times"] == (
+        "The command below reaches 97.5 % test accuracy after 0.2 s of training. One TensorFlow process that XLA has"
+        " compiled takes 1.5 times as long, and the classic script of the tutorials 20 times. From the command to the"
+        " printed accuracy, everything included, it takes 6.0 s, a plain script in one PyTorch process 4.0 s, and"
+        " `torchrun` with two processes 8.1 s."
+    )
 
 
-def test_the_table_of_the_accuracies_has_means():
-    accuracy = results.Accuracy("a machine", 10000, "adam 0.001", {"ours": [0.97, 0.98]})
-    assert tables.accuracy_table(accuracy).splitlines()[2:] == ["| ours | 0.9750 | 0.9700 to 0.9800 |"]
+def test_the_chart_shows_the_soonest_first_with_its_values_and_in_dark_mode_too():
+    svg = compare.make_chart(COMPARISON)
+    root = ElementTree.fromstring(svg)
+    groups = root.findall("{*}g")
+    shown = [[text.text for text in group.findall("{*}text")] for group in groups]
+    assert shown == [
+        [contenders.OURS, "0.20", "80"],
+        [contenders.XLA, "0.30", "60"],
+        [contenders.CLASSIC, "4.00", "20"],
+        [contenders.DDP, "never", "5"],
+    ]
+    assert [group.get("class") for group in groups] == ["own", "other", "other", "other"]
+    assert "prefers-color-scheme: dark" in svg
 
 
-def test_figures_hold_what_the_tables_need():
-    run = {"examples_per_sec": 5.0, "secs_to_target": None, "setup_secs": 1.0, "train_secs": 9.0}
-    assert results.make_figures("sgd 0.5", [run]) == results.Figures("sgd 0.5", [5.0], [None], [1.0], None)
-    constant = {**run, "constant_batch_ratio": 1.5}
-    assert results.make_figures("sgd 0.5", [constant]).constant_batch_ratio == [1.5]
+def test_what_the_documents_and_the_chart_show_is_of_the_last_comparison(tmp_path):
+    comparison = compare.read_results()
+    stale = "stale: run .venv/bin/python -m benchmarks redraw"
+    assert compare.CHART.read_text() == compare.make_chart(comparison), stale
+    for (document, section), text in compare.make_sections(comparison).items():
+        renewed = tmp_path / document.name
+        renewed.write_text(document.read_text())
+        report.write_section(renewed, section, text)
+        assert renewed.read_text() == document.read_text(), f"{document.name} is {stale}"
 
 
-def test_a_document_is_written_from_the_files_of_the_last_full_runs(monkeypatch, tmp_path):
-    accuracy = results.Accuracy("a machine", 10000, "adam 0.001", {"ours": [0.97]})
-    monkeypatch.setattr(results, "RESULTS", tmp_path / "results.json")
-    monkeypatch.setattr(results, "ACCURACY", tmp_path / "accuracy.json")
-    monkeypatch.setattr(results, "QUICK", tmp_path / "quick.json")
-    results.write_results(COMPARISON, results.RESULTS)
-    results.write_results(COMPARISON._replace(header="another machine"), results.QUICK)
-    results.write_accuracy(accuracy)
-    assert (results.read_results(results.RESULTS), results.read_accuracy()) == (COMPARISON, accuracy)
-
-    monkeypatch.setattr(report, "BENCHMARKS", tmp_path / "benchmarks.md")
-    monkeypatch.setattr(compare, "CHART", tmp_path / "benchmarks.png")
-    monkeypatch.setattr(compare, "QUICK_CHART", tmp_path / "quick.png")
-    monkeypatch.setattr(compare.chart, "draw_chart", lambda figures, path: path.write_text(",".join(figures)))
-    monkeypatch.setattr(report, "OVERHEAD", tmp_path / "overhead.md")
-    report.OVERHEAD.write_text("<!-- begin input -->\n<!-- end input -->")
-    names = ("results", "chart", "quick", "accuracy")
-    report.BENCHMARKS.write_text("\n".join(f"<!-- begin {name} -->\n<!-- end {name} -->" for name in names))
-    compare.write_document()
-    assert "| constant |" in report.OVERHEAD.read_text()
-    assert compare.CHART.read_text() == "slow,fast"
-    document = report.BENCHMARKS.read_text()
-    assert document.count(tables.results_table(COMPARISON)) == 2
-    assert document.count("another machine") == 1
-    for text in ("(benchmarks.png)", "(quick.png)", "0.9700 to 0.9700"):
-        assert document.count(text) == 1
-
-
-def test_a_comparison_of_only_some_prints_its_tables_and_writes_nothing(monkeypatch, tmp_path, capsys):
+def test_a_comparison_writes_its_results_and_one_of_only_some_does_not(monkeypatch, tmp_path, capsys):
     result = {"examples_per_sec": 20000.0, "secs_to_target": 3.0, "setup_secs": 1.0, "test_accuracy": 0.5}
-    monkeypatch.setattr(contenders, "run", lambda *_: result)
-    monkeypatch.setattr(tuning, "read_settings", lambda: {contenders.OURS: "sgd 0.5"})
-    for module, name in ((results, "RESULTS"), (results, "ACCURACY"), (report, "BENCHMARKS"), (compare, "CHART")):
-        monkeypatch.setattr(module, name, tmp_path / name)
-    for mode in ([], ["--accuracy"]):
-        monkeypatch.setattr("sys.argv", ["compare.py", "--no_isolation", "--only", contenders.OURS, *mode])
-        compare.main()
+    monkeypatch.setattr(contenders, "train", lambda *_: result)
+    monkeypatch.setattr(compare, "time_command", lambda _: (5.0, 0.97))
+    monkeypatch.setattr(compare, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(compare, "CHART", tmp_path / "chart.svg")
+    sections = {}
+    monkeypatch.setattr(report, "write_section", lambda document, name, text: sections.update({name: text}))
+    compare.compare(rounds=2, only=[contenders.CLASSIC])
+    assert not sections
     assert list(tmp_path.iterdir()) == []
-    printed = capsys.readouterr().out
-    assert f"| {contenders.OURS} | sgd 0.5 | 20 | 1.00 | 3.00 | 3.00 | 1.0 |" in printed
-    assert f"| {contenders.OURS} | 0.5000 | 0.5000 to 0.5000 |" in printed
+    assert f"| {contenders.CLASSIC} |" in capsys.readouterr().out
+    compare.compare(rounds=2)
+    comparison = compare.read_results()
+    assert list(comparison.contenders) == list(contenders.BY_NAME)
+    assert len(comparison.contenders) <= 12
+    assert {len(of_one) for of_one in comparison.commands.values()} == {2}
+    assert sections.keys() == {"command", "times", "results", "commands"}
+    assert compare.CHART.read_text() == compare.make_chart(comparison)
+
+
+def test_a_plain_script_prints_its_accuracy_and_the_time_ends_there():
+    secs, accuracy = compare.time_command(
+        ["sh", "-c", "echo start; sleep 0.3; echo test accuracy 0.9751; sleep 0.3; echo end"]
+    )
+    assert secs >= 0.3
+    assert accuracy == 0.9751
+
+
+def test_a_command_that_fails_ends_the_comparison():
+    with pytest.raises(SystemExit, match="status 3:\nwhy"):
+        compare.time_command(["sh", "-c", "echo why >&2; exit 3"])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["unknown"], ["start", "--rounds=many"], ["messages", "--rounds=1"], ["compare", "--only", "nobody"]]
+)
+def test_an_unknown_benchmark_or_option_is_refused(arguments):
+    with pytest.raises(SystemExit, match="2"):
+        main.parse(arguments)
+
+
+def test_the_options_of_a_benchmark_are_the_parameters_of_its_function():
+    options = vars(main.parse(["compare", "--rounds=2", "--only", contenders.OURS, contenders.DDP, "--dry_run"]))
+    assert (options["rounds"], options["only"]) == (2, [contenders.OURS, contenders.DDP])
+    assert options["dry_run"]
+
+
+def test_every_section_of_a_benchmark_has_its_place():
+    for name, benchmark in main.BENCHMARKS.items():
+        if benchmark.document:
+            text = benchmark.document.read_text()
+            assert text.count(f"<!-- begin {name} -->") == text.count(f"<!-- end {name} -->") == 1, name
 
 
 def test_a_section_is_replaced_and_the_rest_of_the_document_stays(tmp_path):
@@ -280,16 +330,6 @@ def test_the_header_of_a_run_names_machine_versions_and_commit_in_one_line():
         assert re.search(pattern, header), pattern
 
 
-def test_the_readme_recommends_what_tuning_chose():
-    settings = tuning.read_settings()
-    (chosen,) = [c for c in contenders.CONTENDERS if c.name == settings[contenders.RECOMMENDED]]
-    optimizer, learning_rate = tuning.setting_of(chosen, settings).split()
-    flags = f"{' '.join(chosen.flags)} --optimizer={optimizer} --learning_rate={learning_rate}"
-    if chosen == contenders.OURS_ONE_CYCLE:
-        flags += f" --train_steps={chosen.train_steps}"
-    assert f"./run_local_cluster.sh {flags}\n" in (report.PROJECT / "README.md").read_text()
-
-
 def test_mnist_is_shifted_until_there_are_as_many_examples_as_wanted(mnist_dir):
     images, labels = data.load_shifted(60_003)(mnist_dir, "train")
     assert (len(images), len(labels)) == (60_003, 60_003)
@@ -299,27 +339,3 @@ def test_mnist_is_shifted_until_there_are_as_many_examples_as_wanted(mnist_dir):
     shifted = np.roll(examples.images[:3].reshape(3, 28, 28), data.SHIFTS[1], axis=(1, 2))
     np.testing.assert_array_equal(images[60_000:].reshape(3, 28, 28), shifted)
     assert len(set(data.SHIFTS)) == 50
-
-
-FRACTIONS = {"half": 1 / 2, "two fifths": 2 / 5, "a third": 1 / 3, "three tenths": 3 / 10, "a thirteenth": 1 / 13}
-
-
-@pytest.mark.parametrize(
-    ("row", "name"),
-    [
-        ("PyTorch, `DistributedDataParallel`", contenders.DDP),
-        ("PyTorch, averaging the workers every 32 steps", "PyTorch, 32 local steps"),
-        ("one TensorFlow process, no cluster", "one process, TensorFlow"),
-        ("this script, with `--optimizer=momentum --learning_rate=0.05`", contenders.OURS),
-        ("this script, with the command below", contenders.OURS_ONE_CYCLE.name),
-    ],
-)
-def test_the_ratios_of_readme_are_those_of_the_last_full_comparison(row, name):
-    readme = (report.PROJECT / "README.md").read_text()
-    ((times, fraction),) = re.findall(rf"^\| {re.escape(row)} \| (\d+) times \| (.*) \|$", readme, re.MULTILINE)
-    figures = results.read_results(results.RESULTS).figures
-    ours, classic = figures[name], figures[contenders.CLASSIC]
-    ratio = statistics.median(ours.examples_per_sec) / statistics.median(classic.examples_per_sec)
-    assert round(ratio) == int(times)
-    ratio = statistics.median(ours.secs_to_target) / statistics.median(classic.secs_to_target)
-    assert ratio == pytest.approx(FRACTIONS[fraction], rel=0.15)

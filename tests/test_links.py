@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import inspect
 import pathlib
 import re
 import shlex
@@ -13,7 +14,8 @@ from typing import NamedTuple
 import pytest
 
 import distributed
-from benchmarks import recommended
+from benchmarks import compare, outcomes
+from benchmarks.__main__ import BENCHMARKS, load
 from tests import forked
 
 PROJECT = pathlib.Path(__file__).parents[1]
@@ -67,6 +69,14 @@ class Offered(NamedTuple):
         start = 3 if words[1] == "-m" else 2
         text, arguments = run_python(*words[1:start], "--help").stdout, words[start:]
         assert [argument for argument in arguments if argument not in text] == []
+
+
+class Explained(NamedTuple):
+    """A command too long to run: it loads all that it needs, and says what its options are."""
+
+    def check(self, command, _):
+        process = run_python(*command.split()[1:], "--help")
+        assert process.returncode == 0, process.stderr
 
 
 class Loaded(NamedTuple):
@@ -139,7 +149,10 @@ LOCK = "uv pip compile --universal --generate-hashes --python-version 3.10"
 EXERCISED = {
     "./run_local_cluster.sh": RunBy("def test_one_command_trains_mnist_and_prints_the_accuracy("),
     "./run_local_cluster.sh --help": Executed(),
-    **{f"./run_local_cluster.sh {' '.join(flags)}": ParsedFlags() for flags in recommended.FLAGS.values()},
+    **{
+        f"./run_local_cluster.sh {' '.join(flags)}": ParsedFlags()
+        for flags in (compare.recommended_flags(), outcomes.CNN_FLAGS)
+    },
     "./run_local_cluster.sh --replication=in_graph": ParsedFlags(),
     "./run_local_cluster.sh --eval_every_secs=1 --stop_at_accuracy=0.97 --train_steps=1000000": ParsedFlags(),
     "./run_local_cluster.sh --model=cnn --export_dir=exported": ParsedFlags(),
@@ -200,23 +213,9 @@ EXERCISED = {
     ),
     f"{LOCK} {BOARD}.txt --constraints requirements.lock -o {BOARD}.lock": Wrote(f"{BOARD}.lock"),
     ".venv/bin/python -m pip install -r benchmarks/requirements.txt": Installed(),
-    ".venv/bin/python benchmarks/compare.py": Offered(),
-    ".venv/bin/python benchmarks/compare.py --tune": Offered(),
-    ".venv/bin/python benchmarks/compare.py --quick": Offered(),
-    ".venv/bin/python benchmarks/compare.py --accuracy": Offered(),
-    ".venv/bin/python benchmarks/data.py": Offered(),
+    ".venv/bin/python -m benchmarks": Executed(),
+    **{f".venv/bin/python -m benchmarks {name}": Explained() for name in BENCHMARKS if name != "redraw"},
     "python mnist_input.py convert --shards 16": RunBy('"mnist_input.py", "convert", "--shards"'),
-    ".venv/bin/python benchmarks/start.py": Loaded(),
-    ".venv/bin/python benchmarks/watching.py": Loaded(),
-    ".venv/bin/python benchmarks/unequal.py": Loaded(),
-    ".venv/bin/python benchmarks/scaling.py messages": Offered(),
-    ".venv/bin/python benchmarks/scaling.py processes": Offered(),
-    ".venv/bin/python benchmarks/replication.py": Loaded(),
-    ".venv/bin/python benchmarks/recommended.py": Loaded(),
-    ".venv/bin/python benchmarks/hosts.py network": Offered(),
-    ".venv/bin/python benchmarks/hosts.py encryption": Offered(),
-    ".venv/bin/python benchmarks/crowd.py simulated": Offered(),
-    ".venv/bin/python benchmarks/crowd.py real": Offered(),
 }
 
 
@@ -337,6 +336,8 @@ def test_every_flag_exists(document):
     for script in ("run_local_cluster.sh", "tests/run"):
         known.update(FLAG.findall((PROJECT / script).read_text()))
     programs = [PROJECT / name for name in ("tests/chaos.py", "tests/soak.py", "runtime/data/convert.py")]
+    for benchmark in BENCHMARKS.values():
+        known.update(inspect.signature(load(benchmark)).parameters)
     for script in [*programs, *(PROJECT / "benchmarks").rglob("*.py")]:
         known.update(re.findall(r'add_argument\(\s*"--(\w+)"', script.read_text()))
         known.update(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', script.read_text()))

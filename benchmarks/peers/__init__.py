@@ -1,1 +1,1 @@
-"""The contenders of `compare.py`: each is a module, run from the root of the checkout with `python -m`."""
+"""Other ways to train the same model: `python -m benchmarks.peers NAME [flags]` is one process of one of them."""

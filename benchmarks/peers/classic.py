@@ -2,7 +2,7 @@
 
 One ps and two asynchronous workers: `feed_dict` from numpy, a cross-entropy summed over the batch, `Supervisor`, and a
 line printed for each step. A global step is one worker's batch. Three things are not in the tutorials: each worker
-trains on a shard of the data, the clock runs, and the launcher ends the ps.
+trains on a shard of the data, the clock runs, and who starts the ps also ends it.
 """
 
 import tempfile
@@ -12,14 +12,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
-from absl import app, flags
+from absl import flags
 
 import mnist_input
-from benchmarks.peers import launch, measure, problem
-from runtime.launch import ports
+from benchmarks.peers import measure, problem, tensorflow2
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum("job_name", None, ["ps", "worker"], "job of this process; without it, all are started")
+flags.DEFINE_enum("job_name", None, ["ps", "worker"], "job of this process")
 flags.DEFINE_integer("task_index", 0, "index of this process within its job")
 flags.DEFINE_list("ps_hosts", [], "host:port of the ps tasks")
 flags.DEFINE_list("worker_hosts", [], "host:port of the workers")
@@ -28,11 +27,8 @@ Images = npt.NDArray[np.float32]  # [n, 784], in [0, 1]
 Labels = npt.NDArray[np.float32]  # [n, 10], one-hot
 
 
-def main(_: object) -> None:
-    """Serve as a ps, or train as a worker, or start all."""
-    if FLAGS.job_name is None:
-        start()
-        return
+def main() -> None:
+    """Serve as a ps, or train as a worker."""
     tf.disable_v2_behavior()
     cluster = tf.train.ClusterSpec({"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts})
     server = tf.train.Server(cluster, job_name=FLAGS.job_name, task_index=FLAGS.task_index)
@@ -40,18 +36,6 @@ def main(_: object) -> None:
         server.join()
     else:
         train(cluster, server)
-
-
-def start() -> None:
-    """Start all processes."""
-    ps, *workers = [f"localhost:{port}" for port in ports.choose_ports(1 + problem.NUM_WORKERS)]
-    hosts = [f"--ps_hosts={ps}", f"--worker_hosts={','.join(workers)}"]
-    children = [
-        launch.Child(f"worker {index}", [*hosts, "--job_name=worker", f"--task_index={index}"])
-        for index in range(problem.NUM_WORKERS)
-    ]
-    server = launch.Child("ps 0", [*hosts, "--job_name=ps"], ends_itself=False)
-    print(launch.run([*children, server])[0])
 
 
 def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
@@ -70,7 +54,10 @@ def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
         variables = [*hidden_variables, *logits_variables]
         probabilities = tf.nn.softmax(logits)
         loss = -tf.reduce_sum(labels * tf.log(tf.clip_by_value(probabilities, 1e-10, 1.0)))
-        train_op = make_optimizer().minimize(loss, global_step=global_step)
+        # The loss is a sum over the batch, and so are its gradients. Divided by the batch size, a learning rate means
+        # the same as for the peers, whose loss is a mean. Adam does not depend on the scale of the gradients.
+        scale = 1.0 if FLAGS.optimizer == "adam" else 1 / problem.BATCH_SIZE
+        train_op = tensorflow2.make_optimizer(global_step, scale).minimize(loss, global_step=global_step)
         init_op = tf.global_variables_initializer()
 
     logdir = tempfile.TemporaryDirectory()  # nobody reads its checkpoints
@@ -113,18 +100,6 @@ def dense(inputs: tf.Tensor, num_outputs: int) -> tuple[tf.Tensor, tf.Variable, 
     return tf.matmul(inputs, weights) + biases, weights, biases
 
 
-def make_optimizer() -> tf.train.Optimizer:
-    """Return the optimizer of the flags."""
-    if FLAGS.optimizer == "adam":
-        return tf.train.AdamOptimizer(FLAGS.learning_rate)
-    # The loss is a sum over the batch, and so are its gradients. Divided by the batch size, a learning rate means the
-    # same as for the peers, whose loss is a mean. Adam does not depend on the scale of the gradients.
-    learning_rate = FLAGS.learning_rate / problem.BATCH_SIZE
-    if FLAGS.optimizer == "sgd":
-        return tf.train.GradientDescentOptimizer(learning_rate)
-    return tf.train.MomentumOptimizer(learning_rate, problem.MOMENTUM, use_nesterov=FLAGS.optimizer == "nesterov")
-
-
 def load_train() -> tuple[Images, Labels]:
     """Read this worker's training examples."""
     images, labels = problem.load_train(FLAGS.task_index, problem.NUM_WORKERS)
@@ -140,7 +115,3 @@ def next_batches(images: Images, labels: Labels) -> Iterator[tuple[Images, Label
         for start in range(0, len(labels) - problem.BATCH_SIZE + 1, problem.BATCH_SIZE):
             stop = start + problem.BATCH_SIZE
             yield images[start:stop], labels[start:stop]
-
-
-if __name__ == "__main__":
-    app.run(main)

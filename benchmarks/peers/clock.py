@@ -45,13 +45,7 @@ class Clock:
     """
 
     def __init__(self, examples_per_step: int, snapshot_secs: float, now: Callable[[], float] = time.perf_counter):
-        """Begin the set-up.
-
-        Args:
-          examples_per_step: examples of all workers in one global step.
-          snapshot_secs: period of the snapshots.
-          now: returns the time in seconds.
-        """
+        """Begin the set-up; a global step has `examples_per_step` of all workers."""
         self._examples_per_step = examples_per_step
         self._snapshot_secs = snapshot_secs
         self._now = now
@@ -91,12 +85,14 @@ class Clock:
           accuracy: returns the test accuracy of such parameters, in [0, 1].
 
         Raises:
-          SystemExit: the run had no snapshot after its warm-up.
+          SystemExit: the run was over before its clock started.
         """
         end = Snapshot(self._train_secs, self._last_step, parameters)
-        warm = next((snapshot for snapshot in self._snapshots if snapshot.secs >= WARM_UP * end.secs), None)
-        if not warm or warm.global_step >= end.global_step:
-            sys.exit("error: the run was too short to measure: give more --train_steps")
+        start = Snapshot(0.0, self._first_step, parameters)  # for a run that was too short for snapshots
+        later = [s for s in self._snapshots if s.secs >= WARM_UP * end.secs and s.global_step < end.global_step]
+        warm = later[0] if later else start
+        if warm.global_step >= end.global_step:
+            sys.exit("error: the run was over when its clock started: give more --train_steps")
         rate = (end.global_step - warm.global_step) * self._examples_per_step / (end.secs - warm.secs)
         first_secs = self._first_step * self._examples_per_step / rate
         reached = next((s for s in [*self._snapshots, end] if accuracy(s.parameters) >= TARGET_ACCURACY), None)

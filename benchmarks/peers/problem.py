@@ -1,4 +1,4 @@
-"""The problem that every peer solves: the flags, the data, the model and where its training starts."""
+"""The problem that every peer solves: the flags, the data, the model, where its training starts, and the rates."""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ import numpy.typing as npt
 from absl import flags
 
 import mnist_input
+from benchmarks.peers import rates
 from runtime.data import download
 from runtime.data.memory import MemorySource
 
@@ -20,12 +21,14 @@ MOMENTUM = 0.9
 FLAGS = flags.FLAGS
 flags.DEFINE_string("data_dir", download.default_data_dir(), "folder with the four MNIST files")
 flags.DEFINE_enum("optimizer", "adam", ["adam", "sgd", "momentum", "nesterov"], "its momentum is 0.9")
-flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer")
+flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer, or the greatest of one cycle")
+flags.DEFINE_enum("lr_schedule", "constant", ["constant", "one_cycle"], "what the rate does")
 flags.DEFINE_integer(
     "train_steps", 3000, "global steps: batches, or rounds of batches where all workers update together"
 )
+flags.DEFINE_integer("num_threads", 1, "threads of an operation")
 flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples")
-flags.DEFINE_float("snapshot_secs", 0.05, "period of the snapshots")
+flags.DEFINE_float("snapshot_secs", 0.05, "period of the snapshots; 0: none, and only the test accuracy is printed")
 
 
 class Parameters(NamedTuple):
@@ -52,6 +55,11 @@ def initial_parameters() -> Parameters:
         weights(HIDDEN_UNITS, num_classes),
         np.zeros(num_classes, np.float32),
     )
+
+
+def make_rates() -> npt.NDArray[np.float32]:
+    """Return the learning rate of each step, and of all later ones: float32 [train_steps + 1]."""
+    return rates.make_rates(FLAGS.lr_schedule, FLAGS.learning_rate, FLAGS.train_steps)
 
 
 def load_train(index: int = 0, num_workers: int = 1) -> mnist_input.Examples:

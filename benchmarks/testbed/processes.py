@@ -66,6 +66,11 @@ class Process:
         assert matches, f"the process ended with {self.status} before it said {pattern!r}:\n{self.output()}"
         return matches[-1]
 
+    def wait_for_new_output(self, pattern):
+        """Return the last match of a pattern, or of its group, once there is one more than now."""
+        before = len(re.findall(pattern, self.output()))
+        return poll_for(lambda: re.findall(pattern, self.output())[before:], repr(pattern))[-1]
+
     def wait(self, timeout_secs=DEADLINE_SECS):
         return self._popen.wait(timeout_secs)
 

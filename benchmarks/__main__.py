@@ -1,0 +1,113 @@
+"""Measure something, and write its section of a document: `python -m benchmarks NAME [options]`.
+
+Without a name it lists what there is. What is measured runs in a private network where the system allows it, since
+TensorFlow's servers listen on every interface of their machine.
+"""
+
+import argparse
+import importlib
+import inspect
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+from benchmarks import contenders, report
+from runtime.data import download
+
+PRIVATE_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"']
+DOCS = report.PROJECT / "docs"
+
+
+class Benchmark(NamedTuple):
+    """What a name stands for."""
+
+    function: str  # "module.function"; its parameters are the options
+    what: str
+    document: pathlib.Path | None = None  # what the function returns becomes the section of that name; None: it writes
+    has_own_network: bool = False
+
+
+BENCHMARKS = {
+    "tune": Benchmark("tuning.tune", "find the best setting of each contender of the comparison: over an hour"),
+    "compare": Benchmark("compare.compare", "compare this script with others, at these settings: a quarter of an hour"),
+    "redraw": Benchmark("compare.write_documents", "write tables and chart of the last comparison again"),
+    "recommended": Benchmark("outcomes.measure_recommended", "what the recommended flags reach", report.BENCHMARKS),
+    "accuracy": Benchmark(
+        "outcomes.measure_accuracy", "the accuracy after 10 000 steps of each kind", report.BENCHMARKS
+    ),
+    "replication": Benchmark("outcomes.measure_replication", "ways to replicate a model", DOCS / "replication.md"),
+    "start": Benchmark("start.measure_start", "how long a cluster takes to start and to end", DOCS / "overhead.md"),
+    "watching": Benchmark("watching.measure_watching", "what it costs to watch a run", DOCS / "overhead.md"),
+    "data": Benchmark("data.measure_data", "speed and memory with TFRecord files", DOCS / "data.md"),
+    "messages": Benchmark("scaling.count_messages", "the messages of an exchange", report.SCALING),
+    "processes": Benchmark("scaling.measure_processes", "1 to 8 workers, 1 to 4 ps tasks", report.SCALING),
+    "network": Benchmark("hosts.measure_network", "slow links between the tasks", report.SCALING, True),
+    "encryption": Benchmark("hosts.measure_encryption", "what WireGuard costs", DOCS / "security.md", True),
+    "unequal": Benchmark("unequal.measure_unequal", "one of two workers slowed down to a third", report.SCALING),
+    "simulated": Benchmark("crowd.measure_simulated", "signs of life of up to 1000 workers", report.SCALING),
+    "real": Benchmark("crowd.measure_real", "2 ps and 24 workers, of which six die at once", report.SCALING),
+}
+
+
+def isolate() -> None:
+    """Start this program again in a network of its own, where the system allows it."""
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):  # gRPC would look for the tasks behind it
+        os.environ.pop(name, None)
+        os.environ.pop(name.upper(), None)
+    if not subprocess.run([*PRIVATE_NETWORK, "true"], capture_output=True).returncode:
+        command = [sys.executable, "-m", "benchmarks", *sys.argv[1:], "--no_isolation"]
+        os.execvp(PRIVATE_NETWORK[0], [*PRIVATE_NETWORK, *command])
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Return the options; those of a benchmark are the parameters of its function."""
+    names = "\n".join(f"  {name:12} {benchmark.what}" for name, benchmark in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks",
+        description=__doc__,
+        epilog=f"names:\n{names}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", choices=BENCHMARKS, metavar="NAME")
+    parser.add_argument("--dry_run", action="store_true", help="print the section, and write no document")
+    parser.add_argument("--no_isolation", action="store_true", help="run in the machine's own network")
+    if arguments and (benchmark := BENCHMARKS.get(arguments[0])):
+        for name, parameter in inspect.signature(load(benchmark)).parameters.items():
+            if isinstance(parameter.default, int):
+                parser.add_argument(f"--{name}", type=int, default=parameter.default, help="%(default)s by default")
+            else:
+                parser.add_argument(f"--{name}", nargs="+", choices=contenders.BY_NAME, default=(), metavar="CONTENDER")
+    options = parser.parse_args(arguments)
+    if options.name is None:
+        parser.print_help()
+        sys.exit()
+    return options
+
+
+def load(benchmark: Benchmark) -> Any:
+    """Return the function of a benchmark."""
+    module, _, function = benchmark.function.partition(".")
+    return getattr(importlib.import_module(f"benchmarks.{module}"), function)
+
+
+def main() -> None:
+    """Do what the command line says."""
+    options = vars(parse(sys.argv[1:]))
+    name, is_dry, is_isolated = (options.pop(option) for option in ("name", "dry_run", "no_isolation"))
+    benchmark = BENCHMARKS[name]
+    if not is_isolated:
+        download.fetch(download.default_data_dir())
+        if not benchmark.has_own_network:
+            isolate()
+    header = report.run_header()
+    text = load(benchmark)(**options)
+    if benchmark.document:
+        print(text)
+        if not is_dry:
+            report.write_section(benchmark.document, name, f"{header}\n\n{text}")
+
+
+if __name__ == "__main__":
+    main()
