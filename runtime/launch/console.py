@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from runtime import output
-from runtime.display.screen import Screen, do_people_look, without_prefix
+from runtime.display.screen import Screen, do_people_look, shorten
 from runtime.display.tail import Tail
 from runtime.folder import RunFolder
 from runtime.launch.options import PROGRAM
@@ -90,12 +90,12 @@ class Console:
 
     def _show(self, lines: Sequence[bytes]) -> None:
         if not self._screen or not os.isatty(1):
-            _write(sys.stdout, b"".join(lines))
+            _write(sys.stdout, b"".join(map(shorten, lines) if os.isatty(1) else lines))
             lines = []
         above: list[bytes] = []
         for line in lines:
             if self._last_lines or LAST_LINES.search(line):
-                self._last_lines.append(without_prefix(line))
+                self._last_lines.append(shorten(line, prefix=""))
             else:
                 above.append(line)
         self._draw(above)
