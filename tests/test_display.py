@@ -201,7 +201,7 @@ def wait_for_waiting(terminal):
 
 
 def test_the_display_shows_lines_above_and_the_last_below(launch):
-    last_lines = ["worker 0: finished at global step 7", "test accuracy 1.0"]
+    last_lines = ["test accuracy 1.0", "and more"]
     terminal = launch(f"echo 'worker 0: begins'; {WAIT} echo '{last_lines[0]}'; echo '{last_lines[1]}'")
     picture = re.compile("worker 0: begins\n\nglobal step 0 .*◌ worker 0  waiting", re.DOTALL)
     poll_for(lambda: picture.search("\n".join(terminal.lines)), "line above a task that waits")

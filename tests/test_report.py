@@ -114,7 +114,7 @@ def test_what_went_wrong_and_was_mended_is_told(train_dir):
             (6, "lost ps 0 (refused)"),
             (9, "ps 0 is back"),
             (9, "restored model.ckpt-120, at global step 120"),
-            (9, "30 steps are lost, going on at global step 120"),
+            (9, "steps lost: 30, going on at global step 120"),
         ],
         "worker 1": [(9, "ended with status unknown: killed, it seems")],
     }

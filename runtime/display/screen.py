@@ -35,9 +35,9 @@ def do_people_look() -> bool:
     return False
 
 
-def shorten(line: bytes, prefix: str = r"\3 ") -> bytes:
-    """Return a log line with nothing but the time before what it says, or another prefix."""
-    return PREFIX.sub(prefix, line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+def shorten(line: bytes) -> bytes:
+    """Return a log line with nothing but the time before what it says."""
+    return PREFIX.sub(r"\3 ", line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def make_line(line: str) -> Text | None:

@@ -20,7 +20,7 @@ MOMENTS = {
     "model": "{origin}, at global step {global_step}",
     "lost": "lost {task} ({reason})",
     "back": "{task} is back",
-    "steps lost": "{num_steps} steps are lost, going on at global step {global_step}",
+    "steps lost": "steps lost: {num_steps}, going on at global step {global_step}",
     "finished": "finished at global step {global_step}",
     "ended": "ended with status {status}: {message}",
 }
