@@ -140,8 +140,9 @@ def test_a_train_dir_may_begin_with_a_dash(arguments):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--job_name=ps", "--job_name is for this script to choose"),
-        ("--worker_hosts=a:1", "--worker_hosts is for this script to choose"),
+        ("--job_name=ps", "--job_name cannot be given here"),
+        ("--worker_hosts=a:1", "--worker_hosts cannot be given here"),
+        ("--worker=3", "--worker cannot be given here: say with --ps=N and --workers=N how many tasks there are"),
         ("--workers=0", "flag --workers=0: 0 is not an integer in the range [1, 99]"),
         ("--ps=two", "flag --ps=two: invalid literal"),
         ("--ps", "Missing value for flag --ps"),

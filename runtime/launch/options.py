@@ -15,7 +15,8 @@ from runtime.folder import RunFolder
 PROGRAM = "run_local_cluster.sh"
 PROJECT = pathlib.Path(__file__).parents[2]
 UNUSABLE_STATUS = 2  # as of the tasks
-CHOSEN = re.compile(r"--?(job_name|task_index|ps_hosts|worker_hosts)(?==|$)")
+# What the launcher chooses itself, and what people may write for --ps and --workers.
+CHOSEN = re.compile(r"--?(job_name|task_index|(?:ps|worker)_hosts?|worker|num_(?:ps|workers?))(?==|$)")
 HELP = re.compile(r"--?(help(full|short|xml)|version)$")
 
 
@@ -62,7 +63,7 @@ def parse(arguments: Sequence[str]) -> Options:
     except flags.Error as error:
         refuse(str(error))
     for chosen in filter(None, map(CHOSEN.match, others)):
-        refuse(f"--{chosen[1]} is for this script to choose: say with --ps and --workers how many tasks there are")
+        refuse(f"--{chosen[1]} cannot be given here: say with --ps=N and --workers=N how many tasks there are")
     values: dict[str, Any] = own.flag_values_dict()
     return Options(**values, flags=others)
 
