@@ -2,8 +2,9 @@
 
     python predict.py --model DIR picture.png ...
 
-A picture may have any size and any colours, dark on light or light on dark; it shows one digit. It is made into what
-MNIST has: the digit, upright, fitted into 20 x 20 pixels, with its centre of mass in the middle of 28 x 28.
+A picture may have any size and any colours, dark on light or light on dark, and be a photograph in uneven light. It
+shows one digit. It is made into what MNIST has: the digit, upright, fitted into 20 x 20 pixels, with its centre of mass
+in the middle of 28 x 28.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from PIL import Image, ImageFilter, ImageOps
 
-from runtime.errors import UnusableError
+from runtime.errors import UNUSABLE_STATUS, UnusableError
 
 Ink = npt.NDArray[np.float64]  # [height, width], from 0 for paper to 1
 
@@ -28,6 +29,11 @@ IMAGE_SIZE, DIGIT_SIZE = 28, 20  # of MNIST, and of the box that a digit fits in
 WORK_SIZE = 280  # every picture is brought to this size first
 MIN_CONTRAST = 24  # of 255: a picture with less has no digit
 MIN_INK = 0.2  # what is fainter is a shadow, or what JPEG leaves around a stroke
+MAX_UNEVENNESS = 3  # of 255: a border whose quarter differs more is of a sheet in uneven light
+MIN_INK_OF_PHOTO = 0.4  # what is fainter there may be squared paper
+PAPER_SCALE, PAPER_SIZE = 4, 25  # to see the paper: so many pixels become one, and so many around count
+MIN_SHARE = 0.25  # of all ink, in a digit beside another one
+MIN_PROBABILITY = 0.8  # whoever is less sure says so
 MAX_SLANT = 0.6  # of a digit, sideways for each step down; more is no slant
 OVERSAMPLING = 20  # so many pixels, in each direction, become one: enough that no pixel of a picture is left out
 
@@ -48,6 +54,8 @@ def prepare(path: str) -> npt.NDArray[np.uint8]:
     ink = _find_ink(np.asarray(picture, np.float64))
     if not ink.any():
         raise UnusableError(f"{path} shows no digit: it is empty, or too faint")
+    if _has_gap(ink) or _has_gap(ink.T):
+        raise UnusableError(f"{path} shows several digits: cut it into pictures of one digit each")
     return _center(ink)
 
 
@@ -70,12 +78,34 @@ def _find_ink(pixels: npt.NDArray[np.float64]) -> Ink:
         ink_color = np.average(colors, axis=(0, 1), weights=opacity[..., 0] + 1e-9)
         colors = opacity * colors + (1 - opacity) * np.where(ink_color.mean() < 128, 255, 0)
     border = np.concatenate([colors[0], colors[-1], colors[:, 0], colors[:, -1]])
-    difference = np.abs(colors - np.median(border, axis=0)).max(axis=2)
-    # A lonely dot is noise.
-    solid = np.asarray(Image.fromarray(difference.astype(np.uint8)).filter(ImageFilter.MedianFilter(3)), np.float64)
+    paper = np.median(border, axis=0)
+    difference, min_ink, dot_size = np.abs(colors - paper).max(axis=2), MIN_INK, 3
+    if np.percentile(np.abs(border - paper).max(axis=1), 75) > MAX_UNEVENNESS:
+        paper = _find_paper(colors)
+        # Light and shadow multiply what comes from the paper and from the ink alike.
+        difference = 255 * (np.abs(colors - paper) / np.maximum(np.maximum(colors, paper), 1)).max(axis=2)
+        min_ink, dot_size = MIN_INK_OF_PHOTO, 5
+    # A lonely dot is noise, and so is a line that is thinner than strokes are.
+    dots = ImageFilter.MedianFilter(dot_size)
+    solid = np.asarray(Image.fromarray(difference.astype(np.uint8)).filter(dots), np.float64)
     if solid.max() < MIN_CONTRAST:
         return np.zeros_like(difference)
-    return np.where(solid < MIN_INK * solid.max(), 0, np.minimum(difference / solid.max(), 1))
+    return np.where(solid < min_ink * solid.max(), 0, np.minimum(difference / solid.max(), 1))
+
+
+def _find_paper(colors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the paper of a photographed sheet at each pixel, [height, width, 3]: most of what is around is no ink."""
+    picture = Image.fromarray(colors.astype(np.uint8))
+    small = picture.reduce(PAPER_SCALE)
+    bands = [band.filter(ImageFilter.MedianFilter(PAPER_SIZE)) for band in small.split()]
+    return np.asarray(Image.merge("RGB", bands).resize(picture.size, Image.Resampling.BICUBIC), np.float64)
+
+
+def _has_gap(ink: Ink) -> bool:
+    """Return whether columns without ink part it into two that are both too much for a piece of one digit."""
+    of_columns = ink.sum(axis=0)
+    shares = np.cumsum(of_columns)[of_columns == 0] / of_columns.sum()
+    return bool(np.any((shares > MIN_SHARE) & (shares < 1 - MIN_SHARE)))
 
 
 def _center(ink: Ink) -> npt.NDArray[np.uint8]:
@@ -125,15 +155,27 @@ def main() -> None:
     parser.add_argument("--model", metavar="DIR", required=True, help="the --export_dir of distributed.py")
     parser.add_argument("pictures", metavar="picture", nargs="+", help="a picture of one digit")
     arguments = parser.parse_args()
+    status = 0
     try:
-        images = np.stack([prepare(path) for path in arguments.pictures])
-        outputs = load_model(arguments.model)(images=tf.constant(images))
+        model = load_model(arguments.model)
+        for path in arguments.pictures:
+            try:
+                outputs = model(images=tf.constant(prepare(path)[np.newaxis]))
+            except UnusableError as error:  # of this picture
+                status = _say(error)
+                continue
+            (label,), (probabilities,) = outputs["classes"].numpy(), outputs["probabilities"].numpy()
+            doubt = "perhaps " if probabilities[label] < MIN_PROBABILITY else ""
+            print(f"{path}: {doubt}{label} ({100 * probabilities[label]:.1f} %)")
     except UnusableError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    classes, probabilities = outputs["classes"].numpy(), outputs["probabilities"].numpy()
-    for path, label, of_classes in zip(arguments.pictures, classes, probabilities, strict=True):
-        print(f"{path}: {label} ({100 * of_classes[label]:.1f} %)")
+        status = _say(error)
+    sys.exit(status)
+
+
+def _say(error: UnusableError) -> int:
+    """Say what is wrong, and return the exit status of that."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return UNUSABLE_STATUS
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import io
+import logging as python_logging
 import os
 import stat
 import sys
@@ -30,7 +31,11 @@ def write_in_background() -> None:
         if stream := getattr(sys, name):  # there is none if its file is closed
             lines = io.TextIOWrapper(_Lines(stream, _writer), stream.encoding, stream.errors, line_buffering=True)
             setattr(sys, name, lines)
-    logging.get_absl_handler().python_handler.setStream(sys.stderr)
+    handler = logging.get_absl_handler().python_handler
+    handler.setStream(sys.stderr)
+    do_people_look = bool(sys.stderr and sys.stderr.isatty())  # then they want no date, thread and source file
+    brief = python_logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+    handler.setFormatter(brief if do_people_look else logging.PythonFormatter())  # a fork may be told to change it
 
 
 def wait_until_written() -> None:

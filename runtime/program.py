@@ -1,6 +1,7 @@
 """How the program starts and ends: from the command line to an exit status, with one line for every error."""
 
 import platform
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -37,7 +38,8 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
             raise flags.Error(f"unexpected argument {others[0]!r}: flags are written --name=value")
     except flags.Error as error:
         output.write_in_background()
-        end_process(UNUSABLE_STATUS, f"{error} (see --help)")
+        message = re.sub(r"\('Non-boolean argument.*?', (.*)\)", r"\1 is neither true nor false", str(error))
+        end_process(UNUSABLE_STATUS, f"{message} (see --help)")
     if "version" in flags.FLAGS and flags.FLAGS["version"].value:
         print(f"distributed-mnist {VERSION}, TensorFlow {tf.__version__}, Python {platform.python_version()}")
         sys.exit()

@@ -13,7 +13,7 @@ import threading
 
 from rich.text import Text
 
-# The control sequences that this terminal knows: colors, moving up, erasing to the end, showing and hiding the cursor.
+# The control sequences that this terminal knows: colors, moving up, erasing a line, showing and hiding the cursor.
 SEQUENCE = re.compile(r"\x1b\[(\??\d*(?:;\d+)*)([A-Za-z])")
 # What tells programs that there is no terminal, or how wide it is.
 OTHERS = ("CI", "NO_COLOR", "COLUMNS", "LINES")
@@ -22,12 +22,13 @@ OTHERS = ("CI", "NO_COLOR", "COLUMNS", "LINES")
 class Terminal:
     """A command with a terminal of its own.
 
-    `screen` is what its window would show now, lines with their colors, and `history` what `screen` was after each
-    output.
+    `screen` is what its window shows and what has left it above, lines with their colors, and `history` what `screen`
+    was after each output. What asks for more than its window has, such as moving above it, fails.
     """
 
     def __init__(self, command, columns=80, rows=24, env=None, **options):
         self.screen, self.row = [""], 0
+        self._num_rows, self._top = rows, 0  # of the window: the cursor does not reach what is above it
         self.is_at_start = True  # of the line, whatever stands there
         self.is_cursor_shown = True
         self.history = []
@@ -97,15 +98,15 @@ class Terminal:
             else:
                 self._put(text[position])
                 position += 1
+        while len(self.screen) > self.row + 1 and not self.screen[-1]:
+            self.screen.pop()  # nothing is below the cursor
 
     def _obey(self, sequence, number, letter):
         if letter == "m":
             self._write(sequence)
         elif letter == "A":
-            self.row = max(self.row - int(number or 1), 0)
-        elif letter == "J":
-            assert self.is_at_start, "only whole lines are erased"
-            self.screen[self.row :] = [""]
+            self.row -= int(number or 1)
+            assert self.row >= self._top, "the window ends there"
         elif (number, letter) == ("2", "K"):
             self.screen[self.row] = ""
         elif number == "?25":
@@ -118,6 +119,7 @@ class Terminal:
         if character == "\n":
             self.row += 1
             self.screen += [""] * (self.row + 1 - len(self.screen))
+            self._top = max(self._top, self.row + 1 - self._num_rows)
         elif character == "\r":
             self.is_at_start = True
         else:

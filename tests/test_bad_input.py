@@ -72,7 +72,7 @@ def assert_refused(tmp_path):
         ([*WORKER, "--ps_hosts=a:1,a:1"], "a:1 is listed more than once"),
         ([*WORKER, "--ps_hosts=localhost:1"], "localhost:1 is listed more than once"),
         ([*WORKER, "--sync_replicas", "False"], "unexpected argument 'False': flags are written --name=value"),
-        ([*WORKER, "--sync_replicas=perhaps"], "flag --sync_replicas=perhaps"),
+        ([*WORKER, "--sync_replicas=perhaps"], "flag --sync_replicas=perhaps: 'perhaps' is neither true nor false"),
         ([*WORKER, "--train_step=5"], "Unknown command line flag 'train_step'. Did you mean: train_steps ?"),
         ([*WORKER, "--stop_at_accuracy=0.9"], "it needs --eval_every_secs"),
         ([*WORKER, "--stop_at_accuracy=97"], "flag --stop_at_accuracy=97"),

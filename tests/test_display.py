@@ -112,20 +112,40 @@ def test_the_accuracy_is_that_of_the_last_test():
     assert run.test_accuracy == 0.75
 
 
+def draw(run, unix_secs, columns, *rows):
+    console = Console(width=columns, color_system=None)
+    with console.capture() as capture:
+        console.print(make_picture(run, unix_secs, *rows))
+    return capture.get().splitlines()
+
+
 @pytest.mark.parametrize("columns", [60, 80, 140])
 def test_the_picture_fits_the_terminal(columns):
     run = make_run(*TRAINED, ("worker-0", 15, "waiting", {"missing": "ps 0 (nothing answers at localhost:2222)" * 4}))
     run.tell("worker-0", {"unix_secs": 15, "event": "evaluated", "test_accuracy": 0.875})
-    console = Console(width=columns, color_system=None)
-    with console.capture() as capture:
-        console.print(make_picture(run, 14.0))
-    lines = capture.get().splitlines()
+    lines = draw(run, 14.0, columns)
     assert max(map(len, lines)) <= columns
     assert re.match(r"global step 200/1000 ━+╸? +00:32 left", lines[1])
     assert "loss 0.2500, test accuracy 0.8750" in lines[2]
     assert [line.split()[0] for line in lines[-3:]] == ["●", "◌", "●"]
     assert "worker 0  waiting   for ps 0 (nothing answers" in lines[-2]
     assert "worker 1  training  local step      60      750 examples/" in lines[-1]
+
+
+def test_where_rows_are_few_the_workers_are_seen_and_whoever_waits_first():
+    names = [*(f"ps-{index}" for index in range(3)), *(f"worker-{index}" for index in range(8))]
+    run = RunStatus(names)
+    for name in names:
+        run.tell(name, {"unix_secs": 1, "event": "serving" if name.startswith("ps") else "finished", **steps(9, 9)})
+    for name in ("ps-2", "worker-7"):
+        run.tell(name, {"unix_secs": 2, "event": "waiting", "missing": "ps 0"})
+    lines = draw(run, 2.0, 60, 9)
+    assert len(lines) == 9
+    assert [line[2:10].rstrip() for line in lines[2:8]] == [
+        "ps 2", "worker 0", "worker 1", "worker 2", "worker 3", "worker 7",
+    ]  # fmt: skip
+    assert lines[8] == "and 2 serving, 3 finishing"
+    assert [len(draw(run, 2.0, 60, rows)) for rows in (3, 12, 13, 99)] == [3, 12, 13, 13]
 
 
 def test_only_what_is_appended_is_read(tmp_path):
@@ -144,7 +164,11 @@ def test_only_what_is_appended_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("line", "shown", "style"),
     [
-        ("W1122 22:01:54.322288 139656219577216 waiting.py:108] worker 0: lost ps 0", "worker 0: lost ps 0", "yellow"),
+        (
+            "W1122 22:01:54.322288 139656219577216 waiting.py:108] worker 0: lost ps 0",
+            "22:01:54 worker 0: lost ps 0",
+            "yellow",
+        ),
         ("run_local_cluster.sh: interrupted", "run_local_cluster.sh: interrupted", ""),
         ("I1122 22:01:58.9 1 progress.py:59] worker 0: global step 28/100, local step 8, loss 2.4", None, ""),
         ("I0000 00:00:1795384905.370489   20591 cudart_stub.cc:31] Could not find cuda drivers", None, ""),
@@ -152,7 +176,7 @@ def test_only_what_is_appended_is_read(tmp_path):
 )
 def test_what_the_picture_tells_is_not_said_too(line, shown, style):
     text = make_line(line)
-    assert (text and text.plain, text.style if text else "") == (shown, style)
+    assert (text and text.plain, text.spans[-1].style if text and text.spans else "") == (shown, style)
 
 
 @pytest.fixture
@@ -177,7 +201,7 @@ def wait_for_waiting(terminal):
 
 
 def test_the_display_shows_lines_above_and_the_last_below(launch):
-    last_lines = ["worker 0: finished at global step 7", "test accuracy 1.0"]
+    last_lines = ["test accuracy 1.0", "and more"]
     terminal = launch(f"echo 'worker 0: begins'; {WAIT} echo '{last_lines[0]}'; echo '{last_lines[1]}'")
     picture = re.compile("worker 0: begins\n\nglobal step 0 .*◌ worker 0  waiting", re.DOTALL)
     poll_for(lambda: picture.search("\n".join(terminal.lines)), "line above a task that waits")
@@ -188,11 +212,24 @@ def test_the_display_shows_lines_above_and_the_last_below(launch):
     assert "\n".join(terminal.lines).count("global step 0") == 1, "no old picture is left"
 
 
+def test_a_window_of_few_rows_keeps_one_picture(launch):
+    """A terminal keeps, above its window, what is erased from its first row on, or written below its last."""
+    terminal = launch(f"{WAIT} echo 'test accuracy 1.0'", "--ps=9", rows=6, columns=60)
+    wait_for_waiting(terminal)
+    poll_for(lambda: len(terminal.history) > 20, "pictures")
+    (launch.folder / "go-on").touch()
+    assert terminal.wait(DEADLINE_SECS) == 0
+    assert "\n".join(terminal.lines).count("global step 0") == 1
+    assert terminal.lines[-3:] == ["and 8 done", "test accuracy 1.0", ""]
+
+
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb"}])
 def test_there_are_plain_lines_where_no_display_is_wanted(launch, environment):
-    terminal = launch("tell waiting; echo 'worker 0: begins'; echo 'test accuracy 1.0'", env=environment)
+    log_line = "W1122 22:01:54.322288 139656219577216 waiting.py:108] worker 0: lost ps 0"
+    terminal = launch(f"tell waiting; echo '{log_line}'; echo 'test accuracy 1.0'", env=environment)
     assert terminal.wait(DEADLINE_SECS) == 0
-    assert terminal.lines[2:] == ["worker 0: begins", "test accuracy 1.0", ""]
+    assert terminal.lines[2:] == ["22:01:54 worker 0: lost ps 0", "test accuracy 1.0", ""]
+    assert (launch.train_dir / "logs" / "worker-0.log").read_text() == f"{log_line}\ntest accuracy 1.0\n"
     assert "\x1b" not in "".join(terminal.screen)
 
 

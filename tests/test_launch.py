@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks.testbed.processes import PROJECT
-from runtime.launch.options import parse
+from runtime.launch.options import parse, take_flag
 from runtime.launch.ports import choose_ports
 from tests.terminal import Terminal
 
@@ -22,6 +22,13 @@ def test_ports_are_free_and_all_different():
     for port in ports:
         with socket.create_server(("127.0.0.1", port)):
             pass
+
+
+def test_a_flag_is_taken_from_a_command_line_however_it_is_written():
+    line = ["--train_steps=5", "--ps=2", "-train_steps", "7", "--train_steps_=1", "--export_dir=a=b\nc"]
+    assert take_flag(line, "train_steps") == (["--ps=2", "--train_steps_=1", "--export_dir=a=b\nc"], "7")
+    assert take_flag(line, "export_dir")[1] == "a=b\nc"
+    assert take_flag(["--ps=2"], "export_dir") == (["--ps=2"], "")
 
 
 def test_no_two_processes_choose_the_same_port():
@@ -133,8 +140,9 @@ def test_a_train_dir_may_begin_with_a_dash(arguments):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--job_name=ps", "--job_name is for this script to choose"),
-        ("--worker_hosts=a:1", "--worker_hosts is for this script to choose"),
+        ("--job_name=ps", "--job_name cannot be given here"),
+        ("--worker_hosts=a:1", "--worker_hosts cannot be given here"),
+        ("--worker=3", "--worker cannot be given here: say with --ps=N and --workers=N how many tasks there are"),
         ("--workers=0", "flag --workers=0: 0 is not an integer in the range [1, 99]"),
         ("--ps=two", "flag --ps=two: invalid literal"),
         ("--ps", "Missing value for flag --ps"),

@@ -4,7 +4,8 @@ import re
 import subprocess
 import sys
 
-from benchmarks.testbed.processes import PROJECT, poll_for
+from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, poll_for
+from tests.terminal import Terminal
 
 START = """
 import pathlib, resource, sys
@@ -35,6 +36,26 @@ end_process(3, "the end")
         r"first printed\nE\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ <string>:\d+\] logged\nsecond\nerror: the end\n", said
     )
     assert process.returncode == 3
+
+
+def test_on_a_terminal_a_log_line_has_the_time_and_the_sentence_and_that_of_a_fork_elsewhere_keeps_its_prefix(tmp_path):
+    script = """
+import os
+logging.error("logged")
+if not (fork := os.fork()):
+    file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1), os.dup2(file, 2)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    output.write_in_background()
+    logging.error("logged")
+    end_process(0, "")
+os.waitpid(fork, 0)
+end_process(0, "")
+"""
+    terminal = Terminal([sys.executable, "-c", START + script, str(tmp_path / "log")], cwd=PROJECT)
+    assert terminal.wait(DEADLINE_SECS) == 0
+    assert re.fullmatch(r"\d\d:\d\d:\d\d logged\n", "\n".join(terminal.lines))
+    assert re.fullmatch(r"E\d{4} .* <string>:\d+\] logged\n", (tmp_path / "log").read_text())
 
 
 def test_a_pipe_that_nobody_reads_holds_up_nobody_and_the_lines_that_it_costs_are_counted(tmp_path):

@@ -1,6 +1,7 @@
 """What predict.py makes of pictures."""
 
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -15,6 +16,25 @@ def draw(digit, size=(200, 200), mode="RGB", paper="white", ink="black", height=
     picture = Image.new(mode, size, paper)
     ImageDraw.Draw(picture).text(corner, str(digit), fill=ink, font=ImageFont.load_default(height))
     return picture
+
+
+def photograph(digit, random):
+    """Return a sheet of squared paper in uneven light, with a shadow and noise; `digit`, ink [28, 28], stands on it."""
+    width, height, size = 360, 480, int(random.integers(140, 260))
+    down, right = np.mgrid[0:height, 0:width]
+    top, left = (int(random.integers(20, side - size - 20)) for side in (height, width))
+    ink = Image.new("L", (width, height))
+    ink.paste(Image.fromarray(digit).resize((size, size), Image.Resampling.BICUBIC), (left, top))
+    slope, (a, b), angle = random.uniform(-90, 90, 2), random.integers(0, 30, 2), random.uniform(0, 2 * np.pi)
+    light = 200 + slope[0] * (right / width - 0.5) + slope[1] * (down / height - 0.5)
+    from_edge = (
+        np.cos(angle) * (right / width - 0.5) + np.sin(angle) * (down / height - 0.5) - random.uniform(-0.2, 0.3)
+    )
+    light *= 1 - 0.4 / (1 + np.exp(-30 * from_edge))
+    light *= 1 - 0.2 * (((right - a) % 30 < 2) | ((down - b) % 30 < 2))
+    light *= 1 - 0.7 * np.asarray(ink) / 255
+    sheet = light[..., np.newaxis] * (1, 0.97, 0.9) + random.normal(0, 6, (height, width, 3))
+    return Image.fromarray(np.clip(sheet, 0, 255).astype(np.uint8))
 
 
 VARIANTS = {
@@ -42,6 +62,56 @@ def test_size_colours_and_place_do_not_matter(tmp_path, digit, name):
     draw(digit, **VARIANTS[name]).save(tmp_path / name)
     plain, variant = (predict.prepare(str(tmp_path / file)).astype(float) for file in ("plain.png", name))
     assert np.corrcoef(plain.ravel(), variant.ravel())[0, 1] > 0.93
+
+
+@pytest.mark.parametrize("digit", range(10))
+def test_a_photographed_sheet_shows_the_digit_alone(tmp_path, digit):
+    plain = draw(digit, height=180, corner=(50, 0))
+    plain.save(tmp_path / "plain.png")
+    ink = 255 - np.asarray(plain.convert("L").resize((28, 28)))
+    photograph(ink, np.random.default_rng(digit)).save(tmp_path / "photo.jpg", quality=80)
+    images = [predict.prepare(str(tmp_path / name)).astype(float) for name in ("plain.png", "photo.jpg")]
+    assert np.corrcoef(*(image.ravel() for image in images))[0, 1] > 0.85
+
+
+def test_two_digits_in_a_picture_are_told(tmp_path):
+    for name, corner in (("beside.png", (105, 30)), ("below.png", (30, 105))):
+        picture = draw(3, height=80, corner=(20, 20))
+        picture.paste(draw(5, size=(75, 90), height=80, corner=(10, 0)), corner)
+        picture.save(tmp_path / name)
+        with pytest.raises(UnusableError, match=f"{name} shows several digits: cut it"):
+            predict.prepare(str(tmp_path / name))
+
+
+@pytest.fixture
+def predict_with(tmp_path, monkeypatch, capsys):
+    """Run predict.py, with a model that is so sure of a 1, and return its status and what it has said."""
+
+    def run(probability, *names):
+        arrays = {"classes": np.array([1]), "probabilities": np.array([[1 - probability, probability]])}
+        outputs = {name: types.SimpleNamespace(numpy=lambda array=array: array) for name, array in arrays.items()}
+        monkeypatch.setattr(predict, "load_model", lambda folder: lambda images: outputs)
+        monkeypatch.setattr(sys, "argv", ["predict.py", "--model=m", *names])
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            predict.main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+def test_a_bad_file_among_good_ones_does_not_take_their_answers(tmp_path, predict_with):
+    for name in ("a.png", "b.png"):
+        draw(1).save(tmp_path / name)
+    (tmp_path / "text.png").write_text("no picture")
+    status, said, errors = predict_with(0.99, "a.png", "text.png", "b.png")
+    assert (status, said) == (2, "a.png: 1 (99.0 %)\nb.png: 1 (99.0 %)\n")
+    assert errors.startswith("error: text.png cannot be read as a picture")
+
+
+def test_a_guess_is_said_to_be_one(tmp_path, predict_with):
+    draw(1).save(tmp_path / "a.png")
+    assert predict_with(0.6, "a.png") == (0, "a.png: perhaps 1 (60.0 %)\n", "")
 
 
 def test_a_digit_is_fitted_and_centred_as_mnist_was(tmp_path):

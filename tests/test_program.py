@@ -50,15 +50,19 @@ def test_every_end_has_its_status_and_one_line_at_most(statement, status, messag
     assert "Traceback" not in process.stderr
 
 
+TASK = ["distributed.py", "--job_name=ps", "--task_index=0"]
+
+
 @pytest.mark.parametrize(
-    ("before", "number", "status"),
+    ("before", "script", "number", "status"),
     [
-        pytest.param([], signal.SIGINT, -signal.SIGINT, id="ctrl-c"),
-        pytest.param(CONTAINER, signal.SIGTERM, 128 + signal.SIGTERM, id="process 1", marks=NEEDS_PRIVATE_MOUNTS),
+        pytest.param([], TASK, signal.SIGINT, -signal.SIGINT, id="ctrl-c"),
+        pytest.param([], ["mnist_input.py", "convert", "--shards=2"], signal.SIGINT, -signal.SIGINT, id="convert"),
+        pytest.param(CONTAINER, TASK, signal.SIGTERM, 128 + signal.SIGTERM, id="process 1", marks=NEEDS_PRIVATE_MOUNTS),
     ],
 )
-def test_a_signal_while_tensorflow_is_imported_ends_a_task_without_a_traceback(before, number, status):
-    command = [*before, sys.executable, "distributed.py", "--job_name=ps", "--task_index=0"]
+def test_a_signal_while_tensorflow_is_imported_ends_a_process_without_a_traceback(before, script, number, status):
+    command = [*before, sys.executable, *script]
     with subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.PIPE, text=True) as process:
         tasks = poll_for(psutil.Process(process.pid).children, "process 1") if before else [psutil.Process(process.pid)]
         maps = pathlib.Path(f"/proc/{tasks[0].pid}/maps")

@@ -114,14 +114,14 @@ def test_what_went_wrong_and_was_mended_is_told(train_dir):
             (6, "lost ps 0 (refused)"),
             (9, "ps 0 is back"),
             (9, "restored model.ckpt-120, at global step 120"),
-            (9, "30 steps are lost, going on at global step 120"),
+            (9, "steps lost: 30, going on at global step 120"),
         ],
         "worker 1": [(9, "ended with status unknown: killed, it seems")],
     }
 
 
 def test_a_process_that_died_and_was_missed_by_nobody_ended_before_the_next(tmp_path):
-    write(tmp_path, {"ps-0": EVENTS["ps-0"]})
+    write(tmp_path, {"ps-0": EVENTS["ps-0"], "worker-1": EVENTS["worker-1"]})
     assert [entry[:3] for entry in history.tell(history.read(RunFolder(tmp_path)), "ps 0")] == [
         (0, 1, "starting"), (1, 8, "serving"), (8, 9, "starting"), (9, 30, "serving"),
         (8, 8, "trouble"), (30, 30, "event"),
@@ -136,6 +136,48 @@ def test_only_the_last_run_in_a_folder_is_told(train_dir):
     run = history.read(RunFolder(train_dir))
     assert run.tasks == ["worker 0"]
     assert run.secs == 3
+
+
+# A run that ended in order, and went on a minute later.
+STOPPED = {task: [*of_task[:6], (10, "ended", {"status": 143, "message": ""})] for task, of_task in EVENTS.items()}
+RESUMED = {
+    "ps-0": [(60, "starting", START), (61, "serving", {})],
+    "worker-0": [
+        (60, "starting", START), (62, "model", {"origin": "restored /a/model.ckpt-100", "global_step": 100}),
+        (62, "back", {"task": "ps 0"}), (63, "training", {"global_step": 100, "local_step": 0}),
+        (64, "progress", progress(110, 5)), (65, "progress", progress(130, 20)),
+    ],
+}  # fmt: skip
+
+
+def test_the_report_of_a_run_that_was_stopped_and_resumed_is_of_what_came_then(train_dir):
+    for part in (STOPPED, RESUMED):
+        write(train_dir, part, began_at=2e9)
+    run = history.read(RunFolder(train_dir))
+    assert (run.began_at, run.secs, run.first_step, run.tasks) == (2e9 + 60, 5, 100, ["ps 0", "worker 0"])
+    assert [entry for task in run.tasks for entry in history.tell(run, task) if entry.kind == "trouble"] == []
+    assert run.result == {}, "it is of an earlier run"
+    write(train_dir, {"worker-0": [(70, "tested", TESTED)]}, began_at=2e9)
+    assert report.write(RunFolder(train_dir))
+    page = (train_dir / "report.html").read_text()
+    assert "went on from global step 100 of an earlier run, and took 10.0 s" in page
+    assert "<dt>global steps, from 100 on</dt><dd>300</dd>" in page
+
+
+def test_a_start_that_had_nothing_to_train_does_not_hide_the_run_before(train_dir):
+    ends = [("ps-0", 0), ("worker-0", 0), ("worker-1", 1)]
+    write(train_dir, {task: [(40 + at, "ended", {"status": 0, "message": ""})] for task, at in ends})
+    write(train_dir, {"worker-0": [(50, "starting", START), (55, "ended", {"status": 0, "message": ""})]})
+    run = history.read(RunFolder(train_dir))
+    assert (run.began_at, run.secs, run.result) == (1e9, 41, RESULT)
+
+
+def test_a_model_that_lives_on_tasks_that_record_nothing_here_is_of_the_same_run(tmp_path):
+    found = {"origin": "the ps tasks hold a living model: keeping it", "global_step": 200}
+    later = [(20, "starting", START), (22, "model", found), (23, "training", {"global_step": 200, "local_step": 0})]
+    write(tmp_path, {"worker-0": [*EVENTS["worker-0"][:6], *later]})
+    run = history.read(RunFolder(tmp_path))
+    assert (run.secs, run.first_step) == (23, 0)
 
 
 def test_a_run_that_slept_with_its_machine_is_one_run(tmp_path):
@@ -267,6 +309,56 @@ def test_the_confusion_matrix_and_the_worst_mistakes():
     json.dumps(found)
 
 
+def labels(chart):
+    return re.findall(r"<text [^>]*>([^<]*)</text>", chart)
+
+
+def test_the_lines_of_workers_differ_and_look_the_same_in_every_chart():
+    workers = {f"worker {number}": [(0, 0), (number, number)] for number in range(1, 60)}
+    charts_of = [charts.make_line_chart("t", "x", "y", lines) for lines in (workers, {"test": [(0, 0)], **workers})]
+    alone, with_test = ([re.findall(r'<path (class="line.*?) d=.*?</svg>(.*?)</li>', chart)][0] for chart in charts_of)
+    assert with_test[1:] == alone
+    assert len({style for style, _ in with_test}) == 60
+
+
+def test_what_comes_first_does_not_flatten_what_comes_later():
+    later = [(step, 0.9 + step / 10000) for step in range(200, 1000, 100)]
+    assert "0.94" in labels(charts.make_line_chart("t", "x", "y", {"test": [(0, 0.1), *later]}))
+    assert "0.2" in labels(charts.make_line_chart("t", "x", "y", {"test": [(0, 0.1), (1000, 0.9)]}))
+
+
+def test_a_run_that_goes_on_fills_the_width():
+    assert labels(charts.make_line_chart("t", "x", "y", {"test": [(800, 1), (1000, 2)]}))[-5:] == [
+        "800", "850", "900", "950", "1\u202f000",
+    ]  # fmt: skip
+    assert charts.make_line_chart("t", "x", "y", {"test": [(7, 1), (7, 2)]})
+
+
+def test_huge_numbers_are_short(train_dir):
+    write(train_dir, {"worker-1": [(10 + at, "progress", {**progress(200, 100), "loss": 1e30 * at}) for at in (0, 1)]})
+    (train_dir / "result.json").write_text(json.dumps({**RESULT, "test_loss": 1.25e30}))
+    assert report.write(RunFolder(train_dir))
+    page = (train_dir / "report.html").read_text()
+    assert "<dt>test loss</dt><dd>1.25e30</dd>" in page
+    assert max(len(label) for label in labels(page) if label[0].isdigit()) <= 8
+
+
+def test_one_point_is_no_chart_and_a_table_says_whether_it_has_all():
+    assert charts.make_line_chart("t", "x", "y", {"test": [(1, 1)]}) == ""
+    assert "t: all points" in charts.make_line_chart("t", "x", "y", {"test": [(1, 1)], "worker 0": [(1, 1), (2, 1)]})
+    assert "t: some of the points" in charts.make_line_chart("t", "x", "y", {"test": [(n, n) for n in range(99)]})
+
+
+def test_seconds_are_counted_from_the_first_step_of_training(train_dir):
+    run = history.read(RunFolder(train_dir))
+    assert run.trained_at == 2
+    assert report.write(RunFolder(train_dir))
+    page = (train_dir / "report.html").read_text()
+    assert "Loss by seconds of training" in page
+    assert "Test accuracy by" not in page, "there was one test"
+    assert '<tr><th scope="row">worker 1</th><td>7</td><td>0.007692</td></tr>' in page
+
+
 @pytest.mark.parametrize(("low", "high", "ticks"), [(0, 10, [0, 2, 4, 6, 8, 10]), (0.93, 1, [0.94, 0.96, 0.98, 1.0])])
 def test_ticks_are_round_numbers(low, high, ticks):
     assert charts.make_ticks(low, high) == ticks
@@ -284,7 +376,7 @@ def test_a_browser_shows_the_page_without_complaint_and_fetches_nothing(train_di
     fetched = re.findall(r'"initiator":"(?!not an origin)[^}]*', net_log.read_text())
     assert fetched == []
     assert len(re.findall(r"<section><h2>", shown.stdout)) == 8
-    assert shown.stdout.count('role="img"') == 5 + 3, "the charts, and a lane for each task"
+    assert shown.stdout.count('role="img"') == 3 + 3, "the charts, and a lane for each task"
     assert '<i class="gone"' in shown.stdout
 
 

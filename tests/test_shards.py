@@ -113,18 +113,50 @@ convert.convert(load_slowly, *sys.argv[1:3], 2)
     assert not os.path.exists(left)
 
 
+def test_ctrl_c_ends_a_conversion_without_a_traceback_and_leaves_nothing(data_dir, tmp_path):
+    slow = """
+import time
+import mnist_input
+from runtime.data import convert
+def load_slowly(data_dir, split):
+    print("it has begun", flush=True)
+    time.sleep(1000)
+convert.main(load_slowly, mnist_input.DataError)
+"""
+    flags = ["convert", "--shards=2", f"--data_dir={data_dir}", f"--output_dir={tmp_path}/shards"]
+    command = [sys.executable, "-c", slow, *flags]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "it has begun\n"
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 130
+    assert os.listdir(tmp_path) == ["data"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--data_dir=~/mnist"], "--data_dir=~/mnist: ~ is only understood by a shell: write $HOME"),
         (["--output_dir=gs://bucket/data"], "--output_dir gs://bucket/data is not a folder: gs:// is not supported"),
         (["--data_dir={shards}"], "--data_dir {shards} has TFRecord files already: give that of the IDX files"),
+        (
+            ["--data_dir={shards}/../other"],
+            "--data_dir {shards}/../other has other files, such as table.csv, and none of those that are converted"
+            f" ({', '.join(download.SHA256)}): give the folder that has them, or a new one for MNIST",
+        ),
     ],
 )
-def test_the_command_refuses_a_folder_that_is_not_meant(make_shards, flags, message):
+@pytest.mark.parametrize("script", ["mnist_input.py", "examples/fashion_mnist/mnist_input.py"])
+def test_the_command_refuses_a_folder_that_is_not_meant(make_shards, tmp_path, script, flags, message):
     shards = make_shards(2)
-    process = forked.run("mnist_input.py", "convert", "--shards=2", *(flag.format(shards=shards) for flag in flags))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "table.csv").touch()
+    command = [sys.executable, script, "convert", "--shards=2", *(flag.format(shards=shards) for flag in flags)]
+    # The files of the example take the place of MNIST's own, in the project.
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    process = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
     assert process.returncode == 2
+    assert os.listdir(tmp_path / "other") == ["table.csv"]
     assert process.stderr.endswith(f"error: {message.format(shards=shards)}\n")
 
 

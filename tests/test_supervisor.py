@@ -1,5 +1,7 @@
 """What the launcher does with its tasks: each test runs the real one, with tasks that are shell scripts."""
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -48,6 +50,35 @@ def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
     launch.log.unlink()
     assert launch("exit 2").wait(DEADLINE_SECS) == 2
     assert "of an earlier run" not in run.output().partition("ended. The end")[2]
+
+
+@pytest.mark.parametrize(
+    ("result", "flags", "lines"),
+    [
+        (
+            {"global_step": 7, "sharding": "static"},
+            ["--train_steps=5", "--stop_at_accuracy=0.9"],
+            ["folder", "train on  {command} --train_steps=14", "export    {command} --train_steps=5 --stop", "predict"],
+        ),
+        (
+            {"global_step": 7, "sharding": "dynamic"},
+            ["--export_dir=my model"],
+            ["folder", "predict   {python} predict.py '--model=my model' PICTURE..."],
+        ),
+        ({}, [], []),
+    ],
+)
+def test_the_last_lines_say_what_is_there_and_what_to_do_next(launch, result, flags, lines):
+    (launch.folder / "result").write_text(json.dumps(result))
+    run = launch("mv result train/result.json; echo 'test accuracy 1.0'", *flags)
+    assert run.wait(DEADLINE_SECS) == 0
+    told = run.output().partition("test accuracy 1.0\n")[2].splitlines()
+    assert len(told) == (1 + len(lines) if lines else 0)
+    own = f"--no_isolation --workers=1 --train_dir=train --data_dir={launch.folder}"
+    names = {"command": f"./run_local_cluster.sh {own}", "python": os.path.relpath(sys.executable, launch.folder)}
+    names["python"] = min(names["python"], sys.executable, key=len)
+    for line, start in zip(told[1:], lines, strict=True):
+        assert line.startswith(start.format_map(names))
 
 
 def test_who_stops_reading_costs_no_line_of_the_log(launch):

@@ -8,6 +8,9 @@ import os
 import zlib
 from typing import Any, NamedTuple
 
+if __name__ == "__main__":
+    from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+
 import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
@@ -65,3 +68,9 @@ def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def to_inputs(images: tf.Tensor) -> tf.Tensor:
     """Turn pixels, uint8 `[b, 784]`, into float32 `[b, 784]` with mean 0 and deviation 1."""
     return (tf.cast(images, tf.float32) - MEAN) * (1 / DEVIATION)
+
+
+if __name__ == "__main__":
+    from runtime.data import convert  # only this command needs it
+
+    convert.main(load, DataError)

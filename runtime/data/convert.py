@@ -67,6 +67,16 @@ def _write(columns: Columns, folder: str, split: str, num_shards: int) -> None:
             print(line, end="\n" if is_last else "", file=sys.stderr, flush=True)
 
 
+def _check_is_meant(data_dir: str) -> None:
+    """Refuse a folder of other files: MNIST would be fetched into it, and converted."""
+    names = sorted(os.listdir(data_dir)) if os.path.isdir(data_dir) else []
+    if names and not any(name in download.SHA256 for name in names):
+        raise UnusableError(
+            f"--data_dir {data_dir} has other files, such as {names[0]}, and none of those that are converted"
+            f" ({', '.join(download.SHA256)}): give the folder that has them, or a new one for MNIST"
+        )
+
+
 def main(load: Load, data_error: type[Exception]) -> None:
     """Convert as the command line says; `load` raises a `data_error` for a file that is not what it should be."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -87,6 +97,7 @@ def main(load: Load, data_error: type[Exception]) -> None:
             raise UnusableError(
                 f"--data_dir {arguments.data_dir} has TFRecord files already: give that of the IDX files"
             )
+        _check_is_meant(arguments.data_dir)
         download.fetch(arguments.data_dir)
         convert(load, arguments.data_dir, output_dir, arguments.shards)
     except (UnusableError, download.DownloadError, data_error) as error:

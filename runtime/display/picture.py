@@ -1,5 +1,6 @@
 """How the display looks: a bar with the global step, the figures of the run, and a line for each task."""
 
+import collections
 import datetime
 
 from rich.console import Group, RenderableType
@@ -20,10 +21,11 @@ GLYPHS = {
     "done": ("✓", "green"),
     "stopped": ("✗", "red"),
 }
+URGENT = ("restarting", "waiting", "stopped")  # states of which people must know
 
 
-def make_picture(run: RunStatus, unix_secs: float) -> RenderableType:
-    """Return what to draw at that moment."""
+def make_picture(run: RunStatus, unix_secs: float, num_rows: int = 1000) -> RenderableType:
+    """Return what to draw at that moment. Tasks for which there is no row are only counted."""
     right = Column(no_wrap=True, justify="right")
     progress = Table.grid(Column(no_wrap=True), Column(ratio=1), right, padding=(0, 1), expand=True)
     total = run.train_steps or 1
@@ -39,10 +41,26 @@ def make_picture(run: RunStatus, unix_secs: float) -> RenderableType:
 
     ellipsis = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     tasks = Table.grid(Column(no_wrap=True), Column(no_wrap=True), ellipsis, padding=(0, 2, 0, 0), expand=True)
-    for name, task in run.tasks.items():
+    head: list[RenderableType] = [
+        "",
+        progress,
+        *([Text(figures, no_wrap=True, overflow="ellipsis")] if figures else []),
+    ]
+    shown = _choose(run.tasks, num_rows - len(head))
+    for name, task in shown.items():
         glyph, style = GLYPHS[task.state]
         tasks.add_row(Text(f"{glyph} {name.replace('-', ' ')}", style), task.state, Text(_describe(task)))
-    return Group("", progress, *([Text(figures)] if figures else []), tasks)
+    others = collections.Counter(task.state for name, task in run.tasks.items() if name not in shown)
+    rest = ", ".join(f"{count} {state}" for state, count in others.items())
+    return Group(*head, tasks, *([Text(f"and {rest}", no_wrap=True, overflow="ellipsis")] if rest else []))
+
+
+def _choose(tasks: dict[str, TaskStatus], num_rows: int) -> dict[str, TaskStatus]:
+    """Return the tasks to show in so many rows, in their order: what is urgent first, then the workers, then the ps."""
+    if len(tasks) <= num_rows:
+        return tasks
+    by_need = sorted(tasks, key=lambda name: (tasks[name].state not in URGENT, name.startswith("ps")))
+    return {name: tasks[name] for name in tasks if name in by_need[: max(num_rows - 1, 0)]}
 
 
 def _describe(task: TaskStatus) -> str:

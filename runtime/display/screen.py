@@ -20,7 +20,7 @@ from runtime.folder import RunFolder
 REDRAW_SECS = 1.0  # without news, for the clock
 
 # Of a log line: level, time, thread, source file. TensorFlow's C++ code writes no date before absl is ready there.
-PREFIX = re.compile(r"^([IWEF])(\d{4}) [\d:.]+ +\d+ \S+\] ")
+PREFIX = re.compile(r"^([IWEF])(\d{4}) ([\d:]+)[\d.]* +\d+ \S+\] ")
 STYLES = {"W": "yellow", "E": "red", "F": "red"}
 
 
@@ -35,9 +35,9 @@ def do_people_look() -> bool:
     return False
 
 
-def without_prefix(line: bytes) -> bytes:
-    """Return what a log line says."""
-    return PREFIX.sub("", line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+def shorten(line: bytes) -> bytes:
+    """Return a log line with nothing but the time before what it says."""
+    return PREFIX.sub(r"\3 ", line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def make_line(line: str) -> Text | None:
@@ -47,7 +47,7 @@ def make_line(line: str) -> Text | None:
     is_of_tensorflow = (match and match[2] == "0000") or text.startswith("WARNING: All log messages before absl::")
     if is_of_tensorflow or re.match(r"worker 0: global step \d+/\d+, ", text):
         return None
-    return Text(text, STYLES.get(match[1], "") if match else "")
+    return Text.assemble((f"{match[3]} ", "dim"), (text, STYLES.get(match[1], ""))) if match else Text(text)
 
 
 class Screen:
@@ -85,15 +85,15 @@ class Screen:
             for line in lines:
                 if text := make_line(line.decode(errors="replace").rstrip()):
                     self._console.print(text, soft_wrap=True)  # commands are copied from it
-        with self._console.capture() as picture:
-            self._console.print(make_picture(self._run, time.time()))
-        rows = picture.get().splitlines(keepends=True)
         most = self._console.height - 1
-        if len(rows) > most:
-            rows[most - 1 :] = [f"and {len(rows) - most + 1} more tasks\n"]
+        with self._console.capture() as picture:
+            self._console.print(make_picture(self._run, time.time(), most))
+        rows = picture.get().splitlines(keepends=True)[:most]
         up = f"\x1b[{self._height}A" if self._height else ""
+        # Erased row by row: a terminal whose first row is the picture's would keep what is erased in one go.
+        erase = f"\r{up}" + "\x1b[2K\n" * self._height + up
         self._height = len(rows)
-        return f"\r{up}\x1b[J{above.get()}{''.join(rows)}"
+        return f"{erase}{above.get()}{''.join(rows)}"
 
     def _read_news(self) -> bool:
         news: list[tuple[str, Event]] = []

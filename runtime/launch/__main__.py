@@ -25,12 +25,11 @@ from types import ModuleType
 from typing import NoReturn
 
 LAUNCH = pathlib.Path(__file__).parent
-PROJECT = LAUNCH.parents[1]
-sys.path[0] = str(PROJECT)
+sys.path[0] = str(LAUNCH.parents[1])
 
 from runtime.data import download
 from runtime.folder import RunFolder
-from runtime.launch.options import HELP, Options, parse, refuse, say
+from runtime.launch.options import HELP, PROJECT, Options, parse, refuse, say
 from runtime.launch.supervisor import Supervisor
 from runtime.launch.tasks import fork
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from runtime import output
-from runtime.display.screen import Screen, do_people_look, without_prefix
+from runtime.display.screen import Screen, do_people_look, shorten
 from runtime.display.tail import Tail
 from runtime.folder import RunFolder
 from runtime.launch.options import PROGRAM
 
-LAST_LINES = re.compile(rb"worker 0: finished at global step|^test accuracy ")
+RESULT = re.compile(rb"(test accuracy .*)")
 
 
 class Chief:
@@ -56,16 +56,15 @@ class Console:
         output.write_in_background()
         self.chief = Chief(folder.log_of("worker 0"))
         self._board = Tail(folder.log_of("tensorboard"))
-        self._last_lines: list[bytes] = []  # they come below the picture
+        self._last_lines: list[bytes] = []  # they come below the picture, the result first
         self._screen = Screen(folder, names) if do_people_look() else None
 
     def say(self, line: str, is_last: bool = False) -> None:
-        """Show a line of the launcher itself, below everything if it is the last one."""
-        text = f"{PROGRAM}: {line}\n".encode(errors="surrogateescape")
+        """Show a line of the launcher itself, or one of the last lines, below everything."""
         if is_last:
-            self._last_lines.append(text)
+            self._last_lines.append(f"{line}\n".encode(errors="surrogateescape"))
         else:
-            self._show([text])
+            self._show([f"{PROGRAM}: {line}\n".encode(errors="surrogateescape")])
 
     def note(self, name: str, event: str, **values: object) -> None:
         """Show an event of a task that it cannot tell itself: see `Screen.note()`."""
@@ -90,12 +89,12 @@ class Console:
 
     def _show(self, lines: Sequence[bytes]) -> None:
         if not self._screen or not os.isatty(1):
-            _write(sys.stdout, b"".join(lines))
+            _write(sys.stdout, b"".join(map(shorten, lines) if os.isatty(1) else lines))
             lines = []
         above: list[bytes] = []
         for line in lines:
-            if self._last_lines or LAST_LINES.search(line):
-                self._last_lines.append(without_prefix(line))
+            if self._last_lines or RESULT.match(line):
+                self._last_lines.append(RESULT.sub(b"\x1b[1;32m\\1\x1b[0m", shorten(line)))
             else:
                 above.append(line)
         self._draw(above)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -12,8 +13,10 @@ from runtime.data import download
 from runtime.folder import RunFolder
 
 PROGRAM = "run_local_cluster.sh"
+PROJECT = pathlib.Path(__file__).parents[2]
 UNUSABLE_STATUS = 2  # as of the tasks
-CHOSEN = re.compile(r"--?(job_name|task_index|ps_hosts|worker_hosts)(?==|$)")
+# What the launcher chooses itself, and what people may write for --ps and --workers.
+CHOSEN = re.compile(r"--?(job_name|task_index|(?:ps|worker)_hosts?|worker|num_(?:ps|workers?))(?==|$)")
 HELP = re.compile(r"--?(help(full|short|xml)|version)$")
 
 
@@ -60,9 +63,20 @@ def parse(arguments: Sequence[str]) -> Options:
     except flags.Error as error:
         refuse(str(error))
     for chosen in filter(None, map(CHOSEN.match, others)):
-        refuse(f"--{chosen[1]} is for this script to choose: say with --ps and --workers how many tasks there are")
+        refuse(f"--{chosen[1]} cannot be given here: say with --ps=N and --workers=N how many tasks there are")
     values: dict[str, Any] = own.flag_values_dict()
     return Options(**values, flags=others)
+
+
+def take_flag(arguments: Sequence[str], name: str) -> tuple[list[str], str]:
+    """Return a command line without a flag, and the flag's value, or "" if it is not given."""
+    others, value, words = [], "", iter(arguments)
+    for word in words:
+        if match := re.fullmatch(rf"--?{name}(?:=(.*))?", word, re.DOTALL):
+            value = next(words, "") if match[1] is None else match[1]
+        else:
+            others.append(word)
+    return others, value
 
 
 def say(line: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from runtime.files import read_json
 from runtime.launch.console import Console
-from runtime.launch.options import PROGRAM, UNUSABLE_STATUS, Options
+from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options, take_flag
 from runtime.launch.ports import choose_ports
 from runtime.launch.tasks import Task
 
@@ -73,7 +73,7 @@ class Supervisor:
         if self._received:
             self._stop()
         else:
-            self._tell_where_all_lies()
+            self._tell_what_is_next()
         self._console.close()
         number = signal.SIGTERM if self._received == signal.SIGHUP else self._received
         return 128 + number if number else 0
@@ -138,18 +138,36 @@ class Supervisor:
             return
         if self._chief.status == 128 + signal.SIGKILL:
             self._console.say("the chief was killed before it could save: the steps since the last checkpoint are lost")
-        command = shlex.join([f"./{PROGRAM}", *sys.argv[1:]])  # it names the folder
         has_saved = os.path.exists(self._options.folder.checkpoint_state)
         what = "go on from the last checkpoint" if has_saved else "begin again"
-        self._console.say(f"to {what}: {command}", is_last=True)
+        self._console.say(f"to {what}: {_make_command(PROGRAM, *sys.argv[1:])}", is_last=True)
 
-    def _tell_where_all_lies(self) -> None:
-        """Say what to look at, and how to go on, if the run has left a result."""
+    def _tell_what_is_next(self) -> None:
+        """Say where all lies, and what people may do with it, if the run has left a result."""
         folder = self._options.folder
-        if num_steps := read_json(folder.result).get("global_step"):
-            command = shlex.join([f"./{PROGRAM}", *sys.argv[1:], f"--train_steps={2 * num_steps}"])
-            self._console.say(f"the report of the run: {os.path.relpath(folder.report)}", is_last=True)
-            self._console.say(f"to train on: {command}", is_last=True)
+        result = read_json(folder.result)
+        if not result.get("global_step"):
+            return
+        arguments, export_dir = take_flag(sys.argv[1:], "export_dir")
+        model = export_dir or os.path.join(_shorten(folder.path), "model")
+        more, _ = take_flag(take_flag(sys.argv[1:], "train_steps")[0], "stop_at_accuracy")
+        predict = [_shorten(sys.executable), _shorten(f"{PROJECT}/predict.py"), f"--model={model}"]
+        lines = {
+            "folder": _shorten(folder.path),
+            "report": _shorten(folder.report),
+            "train on": _make_command(PROGRAM, *more, f"--train_steps={2 * result['global_step']}"),
+            "export": _make_command(PROGRAM, *arguments, f"--export_dir={model}"),
+            "predict": f"{shlex.join(predict)} PICTURE...",
+        }
+        if not os.path.exists(folder.report):
+            del lines["report"]
+        if export_dir:
+            del lines["export"]
+        if result.get("sharding") == "dynamic":
+            del lines["train on"]  # a checkpoint does not say which examples were used
+        self._console.say("", is_last=True)
+        for what, line in lines.items():
+            self._console.say(f"{what:<10}{line}", is_last=True)
 
     def _end_all(self) -> None:
         """Stop the tasks that still run, which they do in their order, and kill what is left after that."""
@@ -168,6 +186,17 @@ class Supervisor:
     def _send(self, number: signal.Signals) -> None:
         for task in self._tasks:
             task.send(number)
+
+
+def _make_command(program: str, *arguments: str) -> str:
+    """Return what people type to run a program of this project."""
+    path = _shorten(f"{PROJECT}/{program}")
+    return shlex.join([path if "/" in path else f"./{path}", *arguments])
+
+
+def _shorten(path: str) -> str:
+    """Return a path as it is seen from here, if that is shorter."""
+    return min(os.path.relpath(path), path, key=len)
 
 
 def _listen() -> int:

@@ -87,10 +87,11 @@ class ProgressHook(tf.train.SessionRunHook):
         self._add_examples(self._last_global_step)  # of the time that was measured: others may still train
         global_step = session.run(tf.train.get_global_step(session.graph))
         logging.info(
-            "%s: finished at global step %d, after %d local steps in %.1f s",
+            "%s: finished at global step %d, after %d local step%s in %.1f s",
             self._task,
             global_step,
             self._local_step,
+            "s" * (self._local_step != 1),
             self.train_secs,
         )
         own_examples_per_sec = self._local_step * self._batch_size / (self.train_secs or 1.0)

@@ -3,13 +3,17 @@
 import html
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 WIDTH, HEIGHT = 420, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 10, 10, 42  # margins, which the labels of the axes need
 MAX_POINTS, MAX_ROWS = 300, 20  # of a line, and of its table
 MAX_DOTS = 60  # a line with no more points has a dot for each
-NUM_STYLES = 6  # of lines, in page.css
+DASHES = ("none", "7 3", "2 3", "10 3 2 3", "5 2")  # of the lines of workers
+HUE_STEP = 137.5  # degrees from worker to worker, which never come back to the same hue
+EARLY = 0.1  # of the x axis: what lies there is cut off if it would flatten all that comes later,
+FLAT = 0.25  # to less than this share of the height
 
 Points = Sequence[tuple[float, float]]
 Place = Callable[[float, float], tuple[float, float]]  # of a point in the picture
@@ -32,6 +36,8 @@ def make_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def format_number(value: float) -> str:
     """Return a number for people: thousands with thin spaces, and no more digits than tell something."""
+    if abs(value) >= 1e7 or not math.isfinite(value):
+        return f"{value:.3g}".replace("e+", "e")
     return f"{value:,.0f}".replace(",", "\u202f") if abs(value) >= 100 or value % 1 == 0 else f"{value:.4g}"
 
 
@@ -59,40 +65,71 @@ def make_table(caption: str, head: Sequence[object], rows: Sequence[Sequence[obj
 
 
 def make_line_chart(title: str, x_name: str, y_name: str, lines: Mapping[str, Points]) -> str:
-    """Return a figure of lines, by name, of numbers from 0 on, or nothing; points that are not finite are left out."""
+    """Return a figure of lines, by name, of numbers from 0 on; points that are not finite are left out.
+
+    Two points make a line: if there is none, there is nothing to see. A line whose name ends with a number, such as
+    that of a worker, looks the same in every chart.
+    """
     finite = {name: [point for point in points if all(map(math.isfinite, point))] for name, points in lines.items()}
     drawn = {name: points for name, points in finite.items() if points}
-    if not drawn:
+    if not any(len(points) > 1 for points in drawn.values()):
         return ""
-    xs, ys = zip(*itertools.chain(*drawn.values()), strict=True)
-    margin = 0.05 * (max(ys) - min(ys)) or 0.02 * (max(ys) or 1.0)
-    x_high, y_low, y_high = max(xs) or 1.0, max(0.0, min(ys) - margin), max(ys) + margin
+    all_points = [*itertools.chain(*drawn.values())]
+    x_low, x_high = min(x for x, _ in all_points), max(x for x, _ in all_points) or 1.0
+    x_low = x_low if x_high / 2 < x_low < x_high else 0.0  # a run may go on from an earlier one
+    y_low, y_high = _choose_range(all_points, x_low + EARLY * (x_high - x_low))
+    margin = 0.05 * (y_high - y_low) or 0.02 * (y_high or 1.0)
+    y_low, y_high = max(0.0, y_low - margin), y_high + margin
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
-            LEFT + x / x_high * (WIDTH - LEFT - RIGHT),
+            LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT),
             HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM),
         )
 
-    picture = _make_axes(x_name, make_ticks(0.0, x_high), make_ticks(y_low, y_high), place)
-    legend = ""
+    axes = _make_axes(x_name, make_ticks(x_low, x_high), make_ticks(y_low, y_high), place)
+    picture = legend = ""
     rows = []
-    for number, (name, points) in enumerate(drawn.items()):
-        style = f"s{number % NUM_STYLES}"
+    for name, points in drawn.items():
+        style = _make_style(name)
         places = [place(*point) for point in thin_out(points, MAX_POINTS)]
-        picture += f'<polyline class="line {style}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>'
+        picture += f'<polyline {style} points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>'
         if len(places) <= MAX_DOTS:
-            picture += "".join(f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
-        swatch = f'<svg class="swatch" aria-hidden="true"><path class="line {style}" d="M0 4H24"/></svg>'
-        legend += f"<li>{swatch}{html.escape(name)}</li>"
+            picture += "".join(f'<circle {style} cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
+        legend += (
+            f'<li><svg class="swatch" aria-hidden="true"><path {style} d="M0 4H24"/></svg>{html.escape(name)}</li>'
+        )
         rows += [(name, format_number(x), format_number(y)) for x, y in thin_out(points, MAX_ROWS)]
     ends = "; ".join(f"{name} ends at {format_number(points[-1][1])}" for name, points in drawn.items())
-    table = make_table(f"{title}: some of the points", ("line", x_name, y_name), rows)
+    which = "all points" if len(rows) == len(all_points) else "some of the points"
+    table = make_table(f"{title}: {which}", ("line", x_name, y_name), rows)
+    # The inner picture cuts off what lies above or below the axis.
+    bounds = f'y="{TOP - 4}" width="{WIDTH}" height="{HEIGHT - TOP - BOTTOM + 8}"'
     return (
         f'<figure><figcaption>{html.escape(title)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
-        f' aria-label="{html.escape(f"{title}. {ends}.")}">{picture}</svg>'
+        f' aria-label="{html.escape(f"{title}. {ends}.")}">{axes}'
+        f'<svg {bounds} viewBox="0 {TOP - 4} {WIDTH} {HEIGHT - TOP - BOTTOM + 8}">{picture}</svg></svg>'
         f'<ul class="legend">{legend}</ul><details><summary>As a table</summary>{table}</details></figure>'
     )
+
+
+def _choose_range(points: Points, late_x: float) -> tuple[float, float]:
+    """Return the least and the greatest y to show: from `late_x` on, if earlier points would flatten later ones."""
+    ys = [y for _, y in points]
+    late = [y for x, y in points if x >= late_x]
+    if len(late) > 2 and max(late) - min(late) < FLAT * (max(ys) - min(ys)):
+        return min(late), max(late)
+    return min(ys), max(ys)
+
+
+def _make_style(name: str) -> str:
+    """Return the attributes of a line: of a worker, a dash and a hue for its number."""
+    number = re.search(r"\d+$", name)
+    if not number:
+        return 'class="line"'
+    index = int(number[0])
+    dash = DASHES[index % len(DASHES)]
+    return f'class="line worker" style="--hue: {(210 + index * HUE_STEP) % 360:g}; --dash: {dash}"'
 
 
 def _make_axes(x_name: str, x_ticks: Sequence[float], y_ticks: Sequence[float], place: Place) -> str:

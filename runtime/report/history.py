@@ -11,16 +11,16 @@ from runtime.events import read_lines
 from runtime.files import read_json
 from runtime.folder import RunFolder
 
-GAP_SECS = 600.0  # nothing happens for so long before the next run in one folder starts; the report is of the last
+GAP_SECS = 600.0  # a run has ended if nothing happens for so long before the next one starts, however it ended
 SILENCE_SECS = 10.0  # a worker that trains says so more often
 
-STATES = {"restarting": "starting", "done": "gone", "stopped": "gone"}  # of a task; the others stay as they are
+STATES = {"restarting": "starting", "stopped": "gone"}  # of a task; the others stay as they are
 MOMENTS = {
     "checkpoint": "saved a checkpoint at global step {global_step}, in {secs_taken:.1f} s",
     "model": "{origin}, at global step {global_step}",
     "lost": "lost {task} ({reason})",
     "back": "{task} is back",
-    "steps lost": "{num_steps} steps are lost, going on at global step {global_step}",
+    "steps lost": "steps lost: {num_steps}, going on at global step {global_step}",
     "finished": "finished at global step {global_step}",
     "ended": "ended with status {status}: {message}",
 }
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
     start: float  # seconds since the run began
     end: float  # of a moment: the same
-    kind: str  # starting, waiting, serving, training, finishing or gone; of a moment: event, or trouble until it ends
+    kind: str  # starting, waiting, serving, training, finishing, done or gone; of a moment: event or trouble
     text: str
 
 
@@ -43,7 +43,17 @@ class History(NamedTuple):
     secs: float  # that it took
     events: list[Event]  # of all tasks, each with the task that it is `by`, and `secs` since the run began
     evaluations: list[Event]  # with `secs`, `global_step`, `test_accuracy` and `test_loss`
-    result: Event  # as in result.json, or empty
+    result: Event  # as in result.json; empty if it is of an earlier run
+
+    @property
+    def trained_at(self) -> float:
+        """When the first worker began to train, in `secs`."""
+        return min((event["secs"] for event in self.of_kind("training")), default=0.0)
+
+    @property
+    def first_step(self) -> int:
+        """The global step from which it went on: above 0 if an earlier run has left a model."""
+        return next((event["global_step"] for event in self.of_kind("model")), 0)
 
     @property
     def tasks(self) -> list[str]:
@@ -74,22 +84,42 @@ def read(folder: RunFolder) -> History:
     result = read_json(folder.result)
     if not events and not result:
         raise FileNotFoundError(2, "no run has recorded anything here", folder.path)
-    starts = [
-        after["unix_secs"]
-        for before, after in itertools.pairwise(events)
-        # Any other event after so long a gap tells that the run has slept, with its machine.
-        if after["unix_secs"] - before["unix_secs"] > GAP_SECS and after["event"] == "starting"
-    ]
-    began_at = (starts or [event["unix_secs"] for event in events[:1]] or [0.0])[-1]
+    events = _take_last_run(events)
+    began_at = events[0]["unix_secs"] if events else 0.0
 
     def of_run(entries: list[Event]) -> list[Event]:
         return [{**entry, "secs": entry["unix_secs"] - began_at} for entry in entries if entry["unix_secs"] >= began_at]
 
     events = of_run(events)
     evaluations = of_run(read_lines(folder.evaluations))
-    evaluations += [event for event in events if "test_accuracy" in event]
+    tests = [event for event in events if "test_accuracy" in event]
+    evaluations += tests
     name, secs = os.path.basename(os.path.abspath(folder.path)), max(events[-1]["secs"], 1e-3) if events else 0.0
-    return History(name, began_at, secs, events, evaluations, result)
+    return History(name, began_at, secs, events, evaluations, result if tests or not events else {})
+
+
+def _take_last_run(events: list[Event]) -> list[Event]:
+    """Return the events since nothing was left of the run before, without starts after it that had nothing to train.
+
+    A run has ended once each of its tasks has, as it recorded, or is started again before it does anything else. Tasks
+    that see no shared folder record nothing in it: a model that the chief finds on them tells that they live.
+    """
+    starts_next = {event["by"]: event["event"] == "ended" for event in events}  # by task: whether it is gone
+    end = len(events)
+    for index in reversed(range(len(events))):
+        event = events[index]
+        starts_next[event["by"]] = event["event"] == "starting"
+        # Any other event after so long a gap tells that the run has slept, with its machine.
+        is_late = event["unix_secs"] - events[max(index - 1, 0)]["unix_secs"] > GAP_SECS
+        if event["event"] == "starting" and (is_late or all(starts_next.values())):
+            run = events[index:end]
+            origin = next((event["origin"] for event in run if event["event"] == "model"), "")
+            if origin.startswith("the ps tasks hold"):
+                continue
+            if run[-1]["event"] != "ended" or any(event["event"] == "training" for event in run):
+                return run
+            end = index
+    return events[:end] or events
 
 
 def tell(run: History, task: str) -> list[Entry]:
@@ -108,7 +138,10 @@ def tell(run: History, task: str) -> list[Entry]:
         if event["event"] in MOMENTS:
             text = MOMENTS[event["event"]].format_map(event).removesuffix(": ")
             text = re.sub("^restored /.*/", "restored ", text)
-            is_trouble = event["event"] in ("lost", "steps lost", "back") or text.startswith("restored")
+            is_later = event["secs"] > run.trained_at  # before that, it is how a run begins
+            is_trouble = event["event"] in ("lost", "steps lost") or (
+                is_later and (event["event"] == "back" or text.startswith("restored"))
+            )
             kind = "trouble" if is_trouble or event.get("status") else "event"
             moments.append(Entry(event["secs"], event["secs"], kind, text))
     return spans + moments

@@ -9,11 +9,13 @@ import pathlib
 import shlex
 import string
 
+from runtime.display.status import Event
 from runtime.report import charts, history
 from runtime.report.history import History
 
 FOLDER = pathlib.Path(__file__).parent  # of page.html and page.css
-STATES = ("starting", "waiting", "training", "serving", "finishing", "gone")
+STATES = ("starting", "waiting", "training", "serving", "finishing", "done", "gone")
+TOO_SHORT = "<p>Too little was recorded for a chart: see --log_every_secs and --eval_every_secs.</p>"
 
 
 def make_page(run: History) -> str:
@@ -31,7 +33,8 @@ def make_page(run: History) -> str:
     nothing = "<p>Nothing was recorded.</p>"
     body = "".join(f"<section><h2>{title}</h2>{content or nothing}</section>" for title, content in sections.items())
     began_at = datetime.datetime.fromtimestamp(run.began_at, datetime.timezone.utc)
-    when = f"It began at {began_at:%Y-%m-%d %H:%M:%S} UTC and took {run.secs:.1f} s." if run.events else ""
+    origin = f", went on from global step {run.first_step} of an earlier run," if run.first_step else ""
+    when = f"It began at {began_at:%Y-%m-%d %H:%M:%S} UTC{origin} and took {run.secs:.1f} s." if run.events else ""
     page = string.Template((FOLDER / "page.html").read_text())
     style = (FOLDER / "page.css").read_text()
     return page.substitute(name=html.escape(run.name), when=when, style=style, sections=body)
@@ -44,8 +47,10 @@ def _make_figures(run: History) -> str:
     result = {"replication": "?", "sharding": "?", **run.result}  # a result of an older version lacks these
     figures = {
         "test accuracy": f"{result['test_accuracy']:.2%}",
-        "test loss": f"{result['test_loss']:.4f}",
-        "global steps": charts.format_number(result["global_step"]),
+        "test loss": charts.format_number(result["test_loss"]),
+        f"global steps, from {run.first_step} on" if run.first_step else "global steps": charts.format_number(
+            result["global_step"]
+        ),
         "of training": f"{result['train_secs']:.1f} s",
         "examples/s": charts.format_number(result["examples_per_sec"]),
     }
@@ -61,25 +66,30 @@ def _make_figures(run: History) -> str:
 
 def _make_curves(run: History) -> str:
     figures = ""
-    for axis, x_name in (("global_step", "global step"), ("secs", "seconds")):
-        accuracy = {"test accuracy": [(entry[axis], entry["test_accuracy"]) for entry in run.evaluations]}
-        losses = {"on the test images": [(entry[axis], entry["test_loss"]) for entry in run.evaluations]}
-        for task in run.tasks:
-            losses[f"{task}, one batch"] = [(event[axis], event["loss"]) for event in run.of_kind("progress", task)]
+    for axis, x_name, start in (("global_step", "global step", 0.0), ("secs", "seconds of training", run.trained_at)):
+
+        def read(entries: list[Event], name: str, axis: str = axis, start: float = start) -> list[tuple[float, float]]:
+            return [(max(entry[axis] - start, 0.0), entry[name]) for entry in entries]
+
+        accuracy = {"test accuracy": read(run.evaluations, "test_accuracy")}
+        losses = {"test images": read(run.evaluations, "test_loss")}
+        losses |= {task: read(run.of_kind("progress", task), "loss") for task in run.tasks}
         figures += charts.make_line_chart(f"Test accuracy by {x_name}", x_name, "accuracy", accuracy)
-        figures += charts.make_line_chart(f"Loss by {x_name}", x_name, "loss", losses)
-    return figures and f'<div class="charts">{figures}</div>'
+        title = f"Loss by {x_name}, that of a worker on one batch"
+        figures += charts.make_line_chart(title, x_name, "loss", losses)
+    return f'<div class="charts">{figures}</div>' if figures else TOO_SHORT
 
 
 def _make_speed(run: History) -> str:
     rates: dict[str, list[tuple[float, float]]] = {task: [] for task in run.tasks}
     for event in run.events:
-        of_task = rates[event["by"]]
+        of_task, secs = rates[event["by"]], event["secs"] - run.trained_at
         if event["event"] == "training" and of_task:  # nothing was used between the two sessions
-            of_task += [(of_task[-1][0], 0.0), (event["secs"], 0.0)]
+            of_task += [(of_task[-1][0], 0.0), (secs, 0.0)]
         elif "examples_per_sec" in event and not (of_task and event["event"] == "finished"):  # that is of all the time
-            of_task.append((event["secs"], event["examples_per_sec"]))
-    return charts.make_line_chart("Examples per second of each worker", "seconds", "examples/s", rates)
+            of_task.append((secs, event["examples_per_sec"]))
+    x_name = "seconds of training"
+    return charts.make_line_chart("Examples per second of each worker", x_name, "examples/s", rates) or TOO_SHORT
 
 
 def _make_timeline(run: History) -> str:

@@ -71,7 +71,7 @@ class Result:
     def __str__(self) -> str:
         return (
             f"test accuracy {self.test_accuracy:.4f} (test loss {self.test_loss:.4f}) after {self.global_step} global"
-            f" steps in {self.train_secs:.1f} s, {self.examples_per_sec:.0f} examples/s"
+            f" step{'s' * (self.global_step != 1)} in {self.train_secs:.1f} s, {self.examples_per_sec:.0f} examples/s"
         )
 
 

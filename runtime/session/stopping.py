@@ -52,7 +52,7 @@ class StopAtStepHook(tf.train.SessionRunHook):
         found_step = self._scaffold.found_step if self._task.is_chief else step
         if (num_lost := self._seen_step - found_step) > 0:
             logging.warning(
-                "%s: global step %d after %d: %d steps are lost", self._task, found_step, self._seen_step, num_lost
+                "%s: global step %d after %d: steps lost: %d", self._task, found_step, self._seen_step, num_lost
             )
             events.record("steps lost", num_steps=int(num_lost), global_step=int(found_step))
         if step >= self._last_step:

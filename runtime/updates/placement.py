@@ -55,6 +55,7 @@ def log_placement(task: Task) -> None:
     if not task.is_chief:
         return
     for ps, variables in enumerate(held_variables(len(task.ps_hosts))):
-        logging.info("%s: ps %d holds %d variables, %d bytes", task, ps, len(variables), held_bytes(variables))
+        plural = "s" * (len(variables) != 1)
+        logging.info("%s: ps %d holds %d variable%s, %d bytes", task, ps, len(variables), plural, held_bytes(variables))
         names = [variable.op.name for variable in variables]
         events.record("placement", ps=ps, variables=names, num_bytes=held_bytes(variables))

@@ -60,19 +60,23 @@ def test_one_command_trains_mnist_and_prints_the_accuracy(launcher, mnist_dir):
     assert run.wait() == 0, run.output()
     output = run.output()
     assert re.search(r"worker 0: global step \d+/2000, local step \d+, loss \d\.\d+, \d+ examples/s", output)
-    accuracy, step, report, command = re.search(
-        r"test accuracy (\S+) \(.*\) after (\d+) global steps in .* examples/s\n"
-        r"run_local_cluster.sh: the report of the run: (\S+)\nrun_local_cluster.sh: to train on: (.*)\n$",
-        output,
+    accuracy, step, lines = re.search(
+        r"test accuracy (\S+) \(.*\) after (\d+) global steps in .* examples/s\n\n(.*)\n$", output, re.DOTALL
     ).groups()
     assert float(accuracy) > 0.95
     result = json.loads((launcher.train_dir / "result.json").read_text())
     assert round(result["test_accuracy"], 4) == float(accuracy)
     assert result["global_step"] == int(step)
     assert (result["num_ps"], result["num_workers"]) == (1, 2)
-    assert (launcher.train_dir.parent / report).samefile(launcher.train_dir / "report.html")
-    flags = f"--train_dir={launcher.train_dir} --train_steps=2000 --data_dir={mnist_dir} --train_steps={2 * int(step)}"
-    assert command == f"./run_local_cluster.sh {flags}"
+    program, folder = PROJECT / "run_local_cluster.sh", f"--train_dir={launcher.train_dir}"
+    assert lines.splitlines() == [
+        "folder    train",
+        "report    train/report.html",
+        f"train on  {program} {folder} --data_dir={mnist_dir} --train_steps={2 * int(step)}",
+        f"export    {program} {folder} --train_steps=2000 --data_dir={mnist_dir} --export_dir=train/model",
+        f"predict   {sys.executable} {PROJECT}/predict.py --model=train/model PICTURE...",
+    ]
+    assert (launcher.train_dir / "report.html").exists()
     for name in ("worker-0", "worker-1"):
         assert "finished at global step" in launcher.log(name)
     assert "the chief has evaluated: leaving" in launcher.log("ps-0")
@@ -113,7 +117,8 @@ def test_a_terminal_that_closes_stops_the_run_in_order(launcher, black_and_white
     assert "worker 0 stopped and saved because of SIGTERM" in run.output()
     assert re.search(r"model\.ckpt-[1-9]", (launcher.train_dir / "checkpoint").read_text())
     command = (
-        f"./run_local_cluster.sh --train_dir={launcher.train_dir} --train_steps=1000000 --save_checkpoint_secs=600"
+        f"{PROJECT}/run_local_cluster.sh --train_dir={launcher.train_dir} --train_steps=1000000"
+        " --save_checkpoint_secs=600"
     )
     assert f"to go on from the last checkpoint: {command} --data_dir={black_and_white_dir}\n" in run.output()
 

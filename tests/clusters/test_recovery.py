@@ -65,7 +65,7 @@ def test_a_restore_says_how_many_steps_are_lost_and_so_does_the_report(start, tm
         disturbed.kill("ps 0")
         chief = cluster["worker 0"]
         chief.wait_for_output(r"restored \S+/model\.ckpt-0, at global step \d+\n")
-        match = chief.wait_for_output(r"global step (\d+) after (\d+): (\d+) steps are lost")
+        match = chief.wait_for_output(r"global step (\d+) after (\d+): steps lost: (\d+)")
         now, before, lost = map(int, match.groups())
         assert before - now == lost > 0
         poll_for(lambda: "steps lost" in (tmp_path / "train/events/worker-0.jsonl").read_text(), "event")
@@ -77,7 +77,7 @@ def test_a_restore_says_how_many_steps_are_lost_and_so_does_the_report(start, tm
     assert [entry.text for entry in history.tell(run, "ps 0")].count("serving") == 2
     texts = [entry.text for entry in history.tell(run, "worker 0")]
     assert any(text.startswith("restored ") for text in texts)
-    assert f"{lost} steps are lost, going on at global step {now}" in texts
+    assert f"steps lost: {lost}, going on at global step {now}" in texts
 
 
 def test_tasks_whose_ps_does_not_come_back_end_and_name_it(start):
