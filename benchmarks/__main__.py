@@ -45,6 +45,10 @@ BENCHMARKS = {
     "processes": Benchmark("scaling.measure_processes", "1 to 8 workers, 1 to 4 ps tasks", report.SCALING),
     "network": Benchmark("hosts.measure_network", "slow links between the tasks", report.SCALING, True),
     "encryption": Benchmark("hosts.measure_encryption", "what WireGuard costs", DOCS / "security.md", True),
+    "table": Benchmark("tables.measure_table", "what a table costs, whatever its size", DOCS / "tables.md", True),
+    "languages": Benchmark(
+        "tables.measure_languages", "languages of words, beside fastText and the classic way", DOCS / "tables.md"
+    ),
     "unequal": Benchmark("unequal.measure_unequal", "one of two workers slowed down to a third", report.SCALING),
     "simulated": Benchmark("crowd.measure_simulated", "signs of life of up to 1000 workers", report.SCALING),
     "real": Benchmark("crowd.measure_real", "2 ps and 24 workers, of which six die at once", report.SCALING),

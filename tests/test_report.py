@@ -299,7 +299,7 @@ for number in range(100):
 def test_the_confusion_matrix_and_the_worst_mistakes():
     logits = np.log(np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]], np.float32))
     images = np.arange(8, dtype=np.uint8).reshape(4, 2)
-    found = find_mistakes(logits, images, np.array([0, 1, 1, 1], np.uint8))
+    found = find_mistakes(logits, (images, np.array([0, 1, 1, 1], np.uint8)))
     assert found["confusion"] == [[1, 0], [2, 1]]
     assert [(m["index"], m["label"], m["guess"], m["probability"]) for m in found["mistakes"]] == [
         (2, 1, 0, 0.8),

@@ -1,0 +1,185 @@
+"""What a table costs, whatever its size; and which language a word is of, beside fastText and the classic way."""
+
+import functools
+import itertools
+import json
+import pathlib
+import re
+import runpy
+import shutil
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import runtime.environment  # noqa: F401  (first: it sets what TensorFlow reads when it is imported)
+
+# isort: split
+import numpy as np
+
+from benchmarks import report
+from benchmarks.data import peak_bytes
+from benchmarks.testbed.network import Network
+from benchmarks.testbed.processes import Cluster, Process
+from runtime.events import read_lines
+from runtime.folder import RunFolder
+from runtime.launch.ports import choose_ports
+
+NUM_WORKERS = 2
+SMALL = 10_000  # rows
+SAVE_SECS = 10
+FLAGS = (
+    "--optimizer=adagrad",
+    "--train_steps=100000000",
+    "--log_every_secs=0.1",
+    f"--save_checkpoint_secs={SAVE_SECS}",
+)
+PROGRESS = r"global step (\d+)/\d+, local step \d+, loss"
+WORDS = "/usr/share/dict"
+DIM, BATCH_SIZE = 16, 100
+OURS = {  # flags of each row
+    "this script": ("--optimizer=adagrad", "--learning_rate=0.5"),
+    "this script, 16 local steps": ("--optimizer=sgd", "--learning_rate=30", "--local_steps=16"),
+}
+
+
+def copy_project(files: Sequence[pathlib.Path], folder: str) -> str:
+    """Make a folder with this script and other files in the place of MNIST's; return the path of the script."""
+    for path in (report.PROJECT / "distributed.py", *files):
+        shutil.copy(path, folder)
+    pathlib.Path(folder, "runtime").symlink_to(report.PROJECT / "runtime")
+    return f"{folder}/distributed.py"
+
+
+def measure_table(rows: int = 10_000_000, measured_secs: int = 30, num_ps: int = 3) -> str:
+    """Return a table of what a step, a start and a checkpoint take with a few rows and with many."""
+    columns = [train_table(num_rows, measured_secs, num_ps) for num_rows in (SMALL, rows)]
+    headings = ["", *(f"{num_rows:,} rows".replace(",", " ") for num_rows in (SMALL, rows))]
+    return report.make_table(headings, [[name, *(column[name] for column in columns)] for name in columns[0]])
+
+
+def train_table(num_rows: int, measured_secs: int, num_ps: int) -> dict[str, str]:
+    """Train for a while, each task on a host of its own; then start again from the last checkpoint."""
+    with tempfile.TemporaryDirectory() as folder, Network(num_ps + NUM_WORKERS) as network:
+        script = copy_project(sorted((report.PROJECT / "benchmarks" / "table").glob("[m]*.py")), folder)
+        train_dir = RunFolder(f"{folder}/train")
+        pathlib.Path(train_dir.path).mkdir()
+        flags = [*FLAGS, f"--hidden_units={num_rows}", f"--data_dir={folder}", f"--train_dir={train_dir.path}"]
+        with Cluster(folder, num_ps, NUM_WORKERS, *flags, network=network, script=script) as cluster:
+            ready = start(cluster)
+            time.sleep(2)
+            before = read(cluster, network)
+            time.sleep(measured_secs)
+            step, num_bytes, now = (b - a for a, b in zip(before, read(cluster, network), strict=True))
+            peaks = {name: peak_bytes(cluster[name].pid) / 1e9 for name in cluster.names}
+            kill(cluster)
+            restored = start(cluster)
+            assert "restored " in cluster["worker 0"].output()
+            kill(cluster)
+        recorded = {name: read_lines(train_dir.events_of(name)) for name in ("worker 0", "worker 1")}
+    saved = [event["secs_taken"] for event in recorded["worker 0"] if event["event"] == "checkpoint"]
+    logged = [event["unix_secs"] for event in recorded["worker 1"] if event["event"] == "progress"]
+    pauses = [after - before for before, after in itertools.pairwise(logged) if after - before < restored]
+    return {
+        "kB of a step, from and to all hosts": f"{num_bytes / step / 1000:.0f}",
+        "thousand examples/s": f"{BATCH_SIZE * step / now / 1000:.1f}",
+        "s from the command to the first steps": f"{ready:.1f}",
+        "the same, from a checkpoint": f"{restored:.1f}",
+        "s that a checkpoint takes": f"{max(saved):.1f}",
+        "the longest pause of the other worker, s": f"{max(pauses):.1f}",
+        "GB of a worker, at most": f"{peaks['worker 1']:.2f}",
+        "GB of a ps, at most": f"{max(peaks[f'ps {ps}'] for ps in range(num_ps)):.2f}",
+    }
+
+
+def start(cluster: Cluster) -> float:
+    """Start all tasks, and return how many seconds pass until each worker has logged a step."""
+    started = time.monotonic()
+    cluster.start()
+    for worker in range(NUM_WORKERS):
+        cluster[f"worker {worker}"].wait_for_new_output(PROGRESS)
+    return time.monotonic() - started
+
+
+def read(cluster: Cluster, network: Network) -> tuple[int, int, float]:
+    """Return the global step, the bytes of all hosts and the time, as soon as the chief has logged its next line."""
+    step = int(cluster["worker 0"].wait_for_new_output(PROGRESS))
+    return step, sum(network.num_bytes(host) for host in range(len(cluster.names))) // 2, time.monotonic()
+
+
+def kill(cluster: Cluster) -> None:
+    """Kill all tasks."""
+    for name in cluster.names:
+        cluster[name].kill()
+
+
+def measure_languages(epochs: int = 3, rounds: int = 1) -> str:
+    """Return a table of accuracies and speeds: this script, the classic way and fastText, on the same words."""
+    files = sorted((report.PROJECT / "examples" / "languages").glob("m*.py"))
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        script = copy_project([*files, report.PROJECT / "benchmarks" / "table" / "lookup.py"], folder)
+        words = types.SimpleNamespace(**runpy.run_path(f"{folder}/mnist_input.py"))
+        num_steps = epochs * len(words.load(WORDS, "train").labels) // BATCH_SIZE
+        ways: dict[str, Callable[[], dict[str, float]]] = {
+            name: functools.partial(train_ours, folder, script, num_steps, flags) for name, flags in OURS.items()
+        }
+        ways["`embedding_lookup`, `feed_dict`"] = functools.partial(train_classic, folder, num_steps)
+        ways["fastText, two threads"] = functools.partial(train_fasttext, folder, words, epochs)
+        results: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, train in ways.items():
+                results[name].append(train())
+                print(name, results[name][-1], flush=True)
+    for name, runs in results.items():
+        runs.sort(key=lambda run: run["examples_per_sec"])
+        run = runs[len(runs) // 2]
+        rate, secs = f"{run['examples_per_sec'] / 1000:.1f}", f"{run['train_secs']:.0f}"
+        rows.append([name, rate, secs, f"{run['test_accuracy']:.2%}"])
+    return report.make_table(("", "thousand words/s", f"s of {epochs} epochs", "test accuracy"), rows)
+
+
+def train_ours(folder: str, script: str, num_steps: int, flags: Sequence[str]) -> dict[str, float]:
+    """Train on one ps and two workers."""
+    with tempfile.TemporaryDirectory() as train_dir:
+        flags = [f"--train_steps={num_steps}", f"--data_dir={WORDS}", f"--train_dir={train_dir}", *flags]
+        with Cluster(folder, 1, NUM_WORKERS, *flags, script=script) as cluster:
+            cluster.start()
+            assert not any(cluster.wait().values()), cluster["worker 0"].output()
+        return json.loads(pathlib.Path(train_dir, "result.json").read_text())
+
+
+def train_classic(folder: str, num_steps: int) -> dict[str, float]:
+    """Train the classic way."""
+    ps_host, *worker_hosts = (f"localhost:{port}" for port in choose_ports(1 + NUM_WORKERS))
+    common = [ps_host, ",".join(worker_hosts), str(num_steps), OURS["this script"][1].partition("=")[2]]
+    tasks = [
+        Process([sys.executable, "lookup.py", *task, *common], f"{folder}/lookup-{number}.log", cwd=folder)
+        for number, task in enumerate([("worker", "0"), ("worker", "1"), ("ps", "0")])
+    ]
+    for worker in tasks[:-1]:
+        assert worker.wait(timeout_secs=3600) == 0, worker.output()
+    tasks[-1].kill()
+    return json.loads(re.findall(r"^\{.*\}$", tasks[0].output(), re.MULTILINE)[-1])
+
+
+def train_fasttext(folder: str, words: Any, epochs: int) -> dict[str, float]:
+    """Train fastText's classifier with the same n-grams, on its own terms."""
+    import fasttext
+
+    paths = {}
+    for split in ("train", "t10k"):
+        examples = words.load(WORDS, split)
+        paths[split] = f"{folder}/{split}.txt"
+        lines = [f"__label__{examples.name(label)} {examples.show(n)}\n" for n, label in enumerate(examples.labels)]
+        order = np.random.default_rng(0).permutation(len(lines))  # it takes them as they come
+        pathlib.Path(paths[split]).write_text("".join(lines[number] for number in order))
+    started = time.monotonic()
+    trained = fasttext.train_supervised(
+        paths["train"], dim=DIM, minn=2, maxn=5, bucket=2_000_000, epoch=epochs, thread=2, lr=0.5, verbose=0
+    )
+    secs = time.monotonic() - started
+    _, accuracy, _ = trained.test(paths["t10k"])
+    return {"test_accuracy": accuracy, "train_secs": secs, "examples_per_sec": epochs * len(order) / secs}
