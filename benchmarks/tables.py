@@ -74,14 +74,14 @@ def train_table(num_rows: int, measured_secs: int, num_ps: int) -> dict[str, str
             time.sleep(measured_secs)
             step, num_bytes, now = (b - a for a, b in zip(before, read(cluster, network), strict=True))
             peaks = {name: peak_bytes(cluster[name].pid) / 1e9 for name in cluster.names}
+            recorded = {name: read_lines(train_dir.events_of(name)) for name in ("worker 0", "worker 1")}
             kill(cluster)
             restored = start(cluster)
             assert "restored " in cluster["worker 0"].output()
             kill(cluster)
-        recorded = {name: read_lines(train_dir.events_of(name)) for name in ("worker 0", "worker 1")}
     saved = [event["secs_taken"] for event in recorded["worker 0"] if event["event"] == "checkpoint"]
     logged = [event["unix_secs"] for event in recorded["worker 1"] if event["event"] == "progress"]
-    pauses = [after - before for before, after in itertools.pairwise(logged) if after - before < restored]
+    pauses = [after - before for before, after in itertools.pairwise(logged)]
     return {
         "kB of a step, from and to all hosts": f"{num_bytes / step / 1000:.0f}",
         "thousand examples/s": f"{BATCH_SIZE * step / now / 1000:.1f}",
