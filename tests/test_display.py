@@ -233,6 +233,12 @@ def test_there_are_plain_lines_where_no_display_is_wanted(launch, environment):
     assert "\x1b" not in "".join(terminal.screen)
 
 
+def test_the_end_of_a_log_is_shown_without_its_prefix(launch):
+    terminal = launch("echo 'E1122 22:01:54.322288 139656219577216 waiting.py:108] worker 0: lost'; exit 2")
+    assert terminal.wait(DEADLINE_SECS) == 2
+    assert terminal.lines[-2:] == ["22:01:54 worker 0: lost", ""]
+
+
 def test_standard_output_may_go_into_a_file_and_is_plain_there(launch):
     with open(launch.folder / "output", "w") as file:
         terminal = launch(f"echo 'worker 0: begins'; {WAIT} echo 'test accuracy 1.0'", stdout=file)

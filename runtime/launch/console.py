@@ -84,7 +84,8 @@ class Console:
         self._draw([], is_last=True)
         self._screen = None
         _write(sys.stdout, b"".join(self._last_lines))
-        _write(sys.stderr, error.encode(errors="surrogateescape"))
+        lines = error.encode(errors="surrogateescape").splitlines(keepends=True)
+        _write(sys.stderr, b"".join(map(shorten, lines) if os.isatty(2) else lines))
         output.wait_until_written()
 
     def _show(self, lines: Sequence[bytes]) -> None:

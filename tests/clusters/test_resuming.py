@@ -20,6 +20,7 @@ ROWS = {
     "`--lr_schedule`, `--exchange_dtype`": (1, 2, ["--lr_schedule=one_cycle", "--exchange_dtype=bfloat16"], ""),
     "`--sharding=dynamic`": (1, 2, ["--sharding=dynamic"], "has no variable sharding/runs_dealt_out"),
     "`--optimizer=sgd`": (1, 2, ["--optimizer=sgd"], ""),
+    "`--optimizer=adam` after `sgd`": (1, 2, ["--optimizer=adam"], "has no variable mlp/hidden/weights/Adam"),
     "`--optimizer=momentum`": (1, 2, ["--optimizer=momentum"], "has no variable mlp/hidden/weights/Momentum"),
     "`--hidden_units`": (1, 2, ["--hidden_units=50"], "has mlp/hidden/weights of shape [784, 100], expected [784, 50]"),
     "`--model`": (1, 2, ["--model=cnn"], "has no variable cnn/conv1/"),
@@ -41,7 +42,14 @@ def finished(tmp_path_factory, black_and_white_dir):
 def test_resuming_with_something_else_works_or_says_why_not(tmp_path, finished, black_and_white_dir, row):
     num_ps, num_workers, flags, refusal = ROWS[row]
     shutil.copytree(finished, tmp_path / "train")
-    flags = [*COMMON, *flags, f"--train_dir={tmp_path / 'train'}", f"--data_dir={black_and_white_dir}"]
+    folders = [f"--train_dir={tmp_path / 'train'}", f"--data_dir={black_and_white_dir}"]
+    if "after `sgd`" in row:
+        with Cluster(
+            tmp_path, num_ps, num_workers, *COMMON, *folders, "--optimizer=sgd", "--train_steps=30"
+        ) as cluster:
+            cluster.start()
+            assert set(cluster.wait().values()) == {0}
+    flags = [*COMMON, *flags, *folders]
     with Cluster(tmp_path, num_ps, num_workers, *flags) as cluster:
         if refusal:
             assert cluster.start("worker 0").wait() == 2
