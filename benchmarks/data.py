@@ -102,12 +102,13 @@ def measure_data(examples: int = 3_000_000, train_steps: int = 60_000, rounds: i
     """Return a table of the medians of runs in turns, and what reading alone takes; 3 million examples at most."""
     data_dir = download.default_data_dir()
     with tempfile.TemporaryDirectory() as folder:
-        convert.convert(load_shifted(examples), data_dir, folder, NUM_SHARDS)
-        in_blocks, one_by_one = time_reading(folder)
+        files = f"{folder}/shards"
+        convert.convert(load_shifted(examples), data_dir, files, NUM_SHARDS)
+        in_blocks, one_by_one = time_reading(files)
         of_files = f"{examples:,} in {NUM_SHARDS} files".replace(",", " ")
         kinds = [
             (where, sharding, path)
-            for where, path in (("60 000 in memory", data_dir), (of_files, folder))
+            for where, path in (("60 000 in memory", data_dir), (of_files, files))
             for sharding in ("static", "dynamic")
         ]
         runs: dict[tuple[str, str, str], list[tuple[float, float, float]]] = {kind: [] for kind in kinds}

@@ -80,8 +80,7 @@ def measure_encryption(measured_secs: int = MEASURED_SECS) -> str:
     """Return a table of 1000 examples/s without encryption and with it, and of the ratio."""
     columns = []
     for local_steps in LOCAL_STEPS:
-        kinds = (Network, EncryptedNetwork)
-        rates = [measure_rate(measured_secs, local_steps, kind=kind).exchanges for kind in kinds]
+        rates = [measure_rate(measured_secs, local_steps, kind=kind).exchanges for kind in (Network, EncryptedNetwork)]
         opened, encrypted = (local_steps * BATCH_SIZE / 1000 * rate for rate in rates)
         columns.append([f"H = {local_steps}", f"{opened:.1f}", f"{encrypted:.1f}", f"{encrypted / opened:.2f}"])
     headings, *rows = zip(["network", "open", "WireGuard", "ratio"], *columns, strict=True)
