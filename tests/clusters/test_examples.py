@@ -71,7 +71,7 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
     assert run.wait() == 0, run.output()
     assert re.search(r"restored .*/model\.ckpt-[1-9]\d*, at global step", run.output())
     accuracy = float(re.search(r"\ntest accuracy (\S+) ", run.output())[1])
-    assert accuracy > 0.55
+    assert accuracy > 0.4, "15 languages"
     assert "taken for" in (train_dir / "report.html").read_text()
 
     command = [sys.executable, "predict.py", "--model", "exported", "Schmetterling", "przepraszam"]
