@@ -156,7 +156,7 @@ class Packing:
     def _count(self, ids: Sequence[tf.Tensor]) -> dict[str, list[tf.Tensor]]:
         """Build how many of the ids of each table are of each of its slices: int32 []."""
         return {
-            name: tf.unstack(table.count(of_table))
+            name: tf.unstack(table.count(of_table), num=len(table.slices))
             for (name, table), of_table in zip(self.tables.items(), ids, strict=True)
         }
 
@@ -215,5 +215,5 @@ def append_count(vector: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 def remove_count(vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Build the vector and the count that `append_count()` has joined."""
-    high, middle, low = tf.unstack(tf.cast(vector[-3:], tf.int64))
+    high, middle, low = tf.unstack(tf.cast(vector[-3:], tf.int64), num=3)
     return vector[:-3], (high * BASE + middle) * BASE + low
