@@ -39,10 +39,9 @@ FLAGS = (
 PROGRESS = r"global step (\d+)/\d+, local step \d+, loss"
 WORDS = "/usr/share/dict"
 DIM, BATCH_SIZE = 16, 100
-OURS = {  # flags of each row
-    "this script": ("--optimizer=adagrad", "--learning_rate=0.5"),
-    "this script, 16 local steps": ("--optimizer=sgd", "--learning_rate=30", "--local_steps=16"),
-}
+RATE = 10
+COMMON = ("--optimizer=sgd", f"--learning_rate={RATE}", "--lr_schedule=one_cycle")
+OURS = {"this script": COMMON, "this script, 16 local steps": (*COMMON, "--local_steps=16")}
 
 
 def copy_project(files: Sequence[pathlib.Path], folder: str) -> str:
@@ -154,7 +153,7 @@ def train_ours(folder: str, script: str, num_steps: int, flags: Sequence[str]) -
 def train_classic(folder: str, num_steps: int) -> dict[str, float]:
     """Train the classic way."""
     ps_host, *worker_hosts = (f"localhost:{port}" for port in choose_ports(1 + NUM_WORKERS))
-    common = [ps_host, ",".join(worker_hosts), str(num_steps), OURS["this script"][1].partition("=")[2]]
+    common = [ps_host, ",".join(worker_hosts), str(num_steps), str(RATE)]
     tasks = [
         Process([sys.executable, "lookup.py", *task, *common], f"{folder}/lookup-{number}.log", cwd=folder)
         for number, task in enumerate([("worker", "0"), ("worker", "1"), ("ps", "0")])

@@ -34,7 +34,8 @@ def main(job_name: str, task_index: int, ps_host: str, worker_hosts: str, train_
         words, labels = tf.placeholder(tf.int32, [None, model.MAX_LETTERS]), tf.placeholder(tf.int32, [None])
         vectors = tf.nn.embedding_lookup(table, model.build_ids(words)["ngrams"])
         logits = model.build_logits({**parameters, "ngrams": vectors}, words)
-        train_op = tf.train.AdagradOptimizer(rate).minimize(model.build_loss(logits, labels), global_step)
+        falling = tf.train.polynomial_decay(float(rate), global_step, train_steps, 0.0)
+        train_op = tf.train.GradientDescentOptimizer(falling).minimize(model.build_loss(logits, labels), global_step)
         accuracy = model.build_accuracy(logits, labels)
     generator, step, started = np.random.default_rng(task_index), 0, None
     with tf.train.MonitoredTrainingSession(server.target, is_chief=task_index == 0) as session:

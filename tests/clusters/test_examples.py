@@ -63,7 +63,7 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
         words = (WORDS / name).read_text(encoding).split()
         (data_dir / name).write_text("\n".join(words[:: len(words) // WORDS_OF_TEST]), encoding)
     flags = ["--ps=2", f"--train_dir={train_dir}", f"--data_dir={data_dir}", "--save_checkpoint_secs=1"]
-    flags += ["--optimizer=adagrad", "--learning_rate=0.5", "--train_steps=2500", "--export_dir=exported"]
+    flags += ["--optimizer=sgd", "--learning_rate=10", "--local_steps=4", "--train_steps=2500", "--export_dir=exported"]
     run = Process(["./run_local_cluster.sh", *flags], tmp_path / "output", cwd=tmp_path)
     poll_for(lambda: len(list(train_dir.glob("model.ckpt-*.index"))) > 1, "second checkpoint")
     (line,) = [line for line in running_with(str(train_dir), columns="pid,comm,command") if " ps-1 " in line]
