@@ -45,6 +45,7 @@ BENCHMARKS = {
     "processes": Benchmark("scaling.measure_processes", "1 to 8 workers, 1 to 4 ps tasks", report.SCALING),
     "network": Benchmark("hosts.measure_network", "slow links between the tasks", report.SCALING, True),
     "encryption": Benchmark("hosts.measure_encryption", "what WireGuard costs", DOCS / "security.md", True),
+    "ps": Benchmark("hosts.measure_ps", "when more ps tasks pay: 4 and 8 workers on slow links", report.SCALING, True),
     "table": Benchmark("tables.measure_table", "what a table costs, whatever its size", DOCS / "tables.md", True),
     "languages": Benchmark(
         "tables.measure_languages", "languages of words, beside fastText and the classic way", DOCS / "tables.md"

@@ -1,16 +1,20 @@
-"""What the network between hosts does to the speed: each task has a host of its own, one ps and two workers.
+"""What the network between hosts does to the speed: each task has a host of its own.
 
 It needs Linux, `unshare`, `ip` and `/dev/net/tun`, and the encryption also WireGuard.
 """
 
+import functools
+import itertools
+import pathlib
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import runtime.environment  # noqa: F401  (first: it sets what TensorFlow reads when it is imported)
 
 # isort: split
-from benchmarks import report
+from benchmarks import report, tables
 from benchmarks.testbed.encrypted import EncryptedNetwork
 from benchmarks.testbed.network import Network
 from benchmarks.testbed.processes import Cluster
@@ -32,11 +36,18 @@ FLAGS = ("--train_steps=100000000", "--log_every_secs=0.1", "--optimizer=sgd")
 PROGRESS = r"global step (\d+)/\d+, local step \d+, loss"
 
 
-class Rate(NamedTuple):
-    """The rates of a cluster of one ps and two workers, per second."""
+SLOW = LINKS["100 Mbit/s"][1]
+MODELS = {  # the files and the flags of each; the bytes of `mlp` are spread evenly over the ps tasks
+    "`mlp`": ((), ("--ps_strategy=greedy", "--partition_bytes=80000")),
+    "a table": (tables.FILES, ("--hidden_units=1000000", "--data_dir=.")),
+}
 
-    exchanges: float  # of both workers
-    bytes: float  # that the ps sent and received
+
+class Rate(NamedTuple):
+    """The rates of a cluster, per second."""
+
+    exchanges: float  # of all workers
+    bytes: float  # that all ps tasks sent and received
 
 
 def measure_network(measured_secs: int = MEASURED_SECS) -> str:
@@ -58,22 +69,50 @@ def measure_network(measured_secs: int = MEASURED_SECS) -> str:
     return report.make_table(("link", *names), rows)
 
 
-def predict(unlimited: Rate, local_steps: int, round_trip_secs: float, bits_per_sec: float) -> float:
-    """Return the exchanges per second of two workers over a link, predicted from their rate without limits.
+def predict(
+    unlimited: Rate,
+    local_steps: int,
+    round_trip_secs: float,
+    bits_per_sec: float,
+    num_workers: int = NETWORK_WORKERS,
+    num_ps: int = 1,
+) -> float:
+    """Return the exchanges per second of all workers over a link, predicted from their rate without limits.
 
     An exchange takes a round trip and the time of its bytes, half of them each way. With H = 1 a worker waits for it
     before it computes. With more local steps, a worker computes while two exchanges are on their way. The start and the
-    end of a run take two more round trips, which its exchanges share. The link of the ps carries the bytes of both
-    workers.
+    end of a run take two more round trips, which its exchanges share. The links of the ps tasks carry the bytes of all
+    workers, each its even part.
     """
     max_pending = 0 if local_steps == 1 else 1
-    busy_secs = NETWORK_WORKERS / unlimited.exchanges
+    busy_secs = num_workers / unlimited.exchanges
     exchange_bytes = unlimited.bytes / unlimited.exchanges
     link_secs = round_trip_secs + 8 * exchange_bytes / bits_per_sec
     worker_secs = max(busy_secs, (busy_secs + link_secs) / (1 + max_pending))
     worker_secs += 2 * round_trip_secs / EXCHANGES_PER_RUN
-    ps_link_secs = NETWORK_WORKERS * 8 * exchange_bytes / 2 / bits_per_sec
-    return NETWORK_WORKERS / max(worker_secs, ps_link_secs)
+    ps_link_secs = num_workers * 8 * exchange_bytes / 2 / num_ps / bits_per_sec
+    return num_workers / max(worker_secs, ps_link_secs)
+
+
+def measure_ps(measured_secs: int = MEASURED_SECS) -> str:
+    """Return a table of 1000 examples/s with more workers and more ps tasks over slow links, and what is predicted."""
+    rows = []
+    for name, (files, flags) in MODELS.items():
+        for num_workers, local_steps in itertools.product((4, 8), (1, 16)):
+            row = [name, str(num_workers), str(local_steps)]
+            measure = functools.partial(
+                measure_rate, measured_secs, local_steps, num_workers=num_workers, flags=flags, files=files
+            )
+            base = measure()
+            for num_ps in (1, 2, 4):
+                rate = measure(bits_per_sec=SLOW, num_ps=num_ps)
+                predicted = predict(base, local_steps, 0.0, SLOW, num_workers, num_ps)
+                examples = local_steps * BATCH_SIZE / 1000
+                row.append(f"{examples * rate.exchanges:.1f} ({examples * predicted:.1f})")
+            print(*row, flush=True)
+            rows.append(row)
+    headings = ("model", "workers", "local steps", *(f"{num_ps} ps" for num_ps in (1, 2, 4)))
+    return report.make_table(headings, rows)
 
 
 def measure_encryption(measured_secs: int = MEASURED_SECS) -> str:
@@ -94,27 +133,32 @@ def measure_rate(
     round_trip_secs: float = 0.0,
     bits_per_sec: float = float("inf"),
     kind: type[Network] = Network,
+    num_ps: int = 1,
+    num_workers: int = NETWORK_WORKERS,
+    flags: Sequence[str] = (),
+    files: Sequence[pathlib.Path] = (),
 ) -> Rate:
-    """Train for a while on one ps and two workers, each on a host of its own."""
-    with tempfile.TemporaryDirectory() as folder, kind(1 + NETWORK_WORKERS) as network:
-        flags = [*FLAGS, f"--local_steps={local_steps}", f"--exchange_dtype={dtype}"]
-        with Cluster(folder, 1, NETWORK_WORKERS, *flags, network=network) as tasks:
+    """Train for a while, with each task on a host of its own; `files` may take the place of MNIST's."""
+    with tempfile.TemporaryDirectory() as folder, kind(num_ps + num_workers) as network:
+        all_flags = [*FLAGS, f"--local_steps={local_steps}", f"--exchange_dtype={dtype}", *flags]
+        script = tables.copy_project(files, folder) if files else "distributed.py"
+        with Cluster(folder, num_ps, num_workers, *all_flags, network=network, script=script) as tasks:
             tasks.start()
-            for worker in range(NETWORK_WORKERS):
+            for worker in range(num_workers):
                 tasks[f"worker {worker}"].wait_for_output(PROGRESS)
             network.set_delay(round_trip_secs / 2)
             network.set_bits_per_sec(bits_per_sec)
             time.sleep(2)  # until everything on its way has arrived
-            secs, step, num_bytes = _read(tasks, network)
+            secs, step, num_bytes = _read(tasks, network, num_ps)
             time.sleep(measured_secs)
-            secs_after, step_after, num_bytes_after = _read(tasks, network)
+            secs_after, step_after, num_bytes_after = _read(tasks, network, num_ps)
             for name in tasks.names:
                 tasks[name].kill()
     secs = secs_after - secs
     return Rate((step_after - step) / local_steps / secs, (num_bytes_after - num_bytes) / secs)
 
 
-def _read(tasks: Cluster, network: Network) -> tuple[float, int, int]:
+def _read(tasks: Cluster, network: Network, num_ps: int) -> tuple[float, int, int]:
     """Return the time, the global step and the bytes so far, as soon as the chief has logged its next line."""
     step = int(tasks["worker 0"].wait_for_new_output(PROGRESS))
-    return time.monotonic(), step, network.num_bytes(0)
+    return time.monotonic(), step, sum(network.num_bytes(host) for host in range(num_ps))

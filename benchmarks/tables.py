@@ -37,6 +37,7 @@ FLAGS = (
     f"--save_checkpoint_secs={SAVE_SECS}",
 )
 PROGRESS = r"global step (\d+)/\d+, local step \d+, loss"
+FILES = tuple(report.PROJECT / "benchmarks" / "table" / name for name in ("model.py", "mnist_input.py"))
 WORDS = "/usr/share/dict"
 DIM, BATCH_SIZE = 16, 100
 RATE = 10
@@ -62,7 +63,7 @@ def measure_table(rows: int = 10_000_000, measured_secs: int = 30, num_ps: int =
 def train_table(num_rows: int, measured_secs: int, num_ps: int) -> dict[str, str]:
     """Train for a while, each task on a host of its own; then start again from the last checkpoint."""
     with tempfile.TemporaryDirectory() as folder, Network(num_ps + NUM_WORKERS) as network:
-        script = copy_project(sorted((report.PROJECT / "benchmarks" / "table").glob("[m]*.py")), folder)
+        script = copy_project(FILES, folder)
         train_dir = RunFolder(f"{folder}/train")
         pathlib.Path(train_dir.path).mkdir()
         flags = [*FLAGS, f"--hidden_units={num_rows}", f"--data_dir={folder}", f"--train_dir={train_dir.path}"]

@@ -1,7 +1,7 @@
 """Which language is this word? The mean of the vectors of its n-grams, from a table, and a layer of logits.
 
-This is the classifier of fastText (Joulin et al. 2016, arXiv:1607.01759). Shapes: b examples in a batch, 24 letters, k
-places of an n-gram in a word, 16 numbers for each n-gram, 15 languages.
+This is the classifier of fastText (Joulin et al. 2016, arXiv:1607.01759). Shapes: b words in a batch, of 24 letters at
+most, k n-grams in all of them, 16 numbers for each n-gram, 15 languages.
 """
 
 from collections.abc import Mapping
@@ -28,38 +28,34 @@ def build_parameters(model: str, hidden_units: int) -> dict[str, object]:
 
 
 def build_ids(words: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Build which rows of the table words need: int64 [b, k]; after the end of a word it is always row 0."""
+    """Build which rows of the table words need: int64 [k], those of the first word, of the second, and so on."""
     letters = mark_ends(words)
     hashes = []
     for length in LENGTHS:
         hash_ = tf.fill([1, 1], tf.constant(length, tf.int64))
         for place in range(length):  # all n-grams of this length at once
             hash_ = tf.bitwise.bitwise_xor(hash_, letters[:, place : letters.shape[1] - length + 1 + place]) * PRIME
-        hashes.append(tf.where(is_ngram(letters, length), hash_ % BUCKETS, tf.zeros_like(hash_)))
-    return {"ngrams": tf.concat(hashes, axis=1)}
+        hashes.append(hash_ % BUCKETS)
+    return {"ngrams": tf.boolean_mask(tf.concat(hashes, axis=1), find_ngrams(letters))}
 
 
 def build_logits(parameters: Mapping[str, tf.Tensor], words: tf.Tensor) -> tf.Tensor:
-    """Build the logits, float32 [b, 15]; the parameter of the table is float32 [b, k, 16]: the rows of its ids."""
-    letters = mark_ends(words)
-    weights = tf.cast(tf.concat([is_ngram(letters, length) for length in LENGTHS], axis=1), tf.float32)
-    weights /= tf.reduce_sum(weights, axis=1, keepdims=True)
-    mean = tf.reduce_sum(parameters["ngrams"] * weights[:, :, None], axis=1)
-    return tf.matmul(mean, parameters["logits/weights"]) + parameters["logits/biases"]
+    """Build the logits, float32 [b, 15]; the parameter of the table is float32 [k, 16]: the rows of its ids."""
+    word_of_ngram = tf.where(find_ngrams(mark_ends(words)))[:, 0]
+    means = tf.math.segment_mean(parameters["ngrams"], word_of_ngram)
+    return tf.matmul(means, parameters["logits/weights"]) + parameters["logits/biases"]
 
 
 def mark_ends(words: tf.Tensor) -> tf.Tensor:
     """Build the letters of words, int32 [b, 24], with a mark before the first and after the last: int64 [b, 26]."""
-    lengths = tf.math.count_nonzero(words, axis=1)
+    ends = tf.math.count_nonzero(words, axis=1) + 1
     letters = tf.pad(tf.cast(words, tf.int64), [[0, 0], [1, 1]])
-    return letters + MARK * (
-        tf.one_hot(0, MAX_LETTERS + 2, dtype=tf.int64) + tf.one_hot(lengths + 1, MAX_LETTERS + 2, dtype=tf.int64)
-    )
+    return letters + MARK * sum(tf.one_hot(place, MAX_LETTERS + 2, dtype=tf.int64) for place in (0, ends))
 
 
-def is_ngram(letters: tf.Tensor, length: int) -> tf.Tensor:
-    """Build at which places an n-gram of some length is within a word: bool [b, 27 - length]."""
-    return letters[:, length - 1 :] > 0
+def find_ngrams(letters: tf.Tensor) -> tf.Tensor:
+    """Build at which places an n-gram is within its word, for all lengths, one after the other: bool [b, 94]."""
+    return tf.concat([letters[:, length - 1 :] > 0 for length in LENGTHS], axis=1)
 
 
 def build_loss(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
