@@ -143,6 +143,10 @@ CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 2 
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
 COMPOSE = "docker compose --file deploy/compose.yaml"
 BOARD = "runtime/launch/tensorboard"
+WORD_LISTS = (
+    "wcatalan wdanish wdutch wamerican wesperanto wfaroese wfrench wgalician-minimos wngerman witalian wnorwegian"
+    " wpolish wportuguese wspanish wswedish"
+)
 LOCK = "uv pip compile --universal --generate-hashes --python-version 3.10"
 
 # Every command that a document shows, and how it is exercised.
@@ -199,6 +203,11 @@ EXERCISED = {
     "sudo apt-get install dataset-fashion-mnist": RunBy("packages+=(dataset-fashion-mnist)"),
     "cp examples/fashion_mnist/*.py .": RunBy("def test_two_files_of_a_user_train_"),
     "./run_local_cluster.sh --data_dir=/usr/share/datasets/fashion-mnist": ParsedFlags(),
+    f"sudo apt-get install {WORD_LISTS}": RunBy(f"for words in {WORD_LISTS.partition(' wnorwegian')[0]} "),
+    "cp examples/languages/*.py .": RunBy("def test_a_table_tells_the_language_of_a_word_"),
+    "./run_local_cluster.sh --data_dir=/usr/share/dict --optimizer=sgd --learning_rate=10 --lr_schedule=one_cycle"
+    " --local_steps=16 --train_steps=32000 --export_dir=exported": ParsedFlags(),
+    "python predict.py --model exported Schmetterling papillon": RunBy('"exported", "Schmetterling"'),
     "./run_local_cluster.sh --workers=1 --train_steps=200": RunBy("def test_two_files_of_a_user_train_"),
     ".venv/bin/python -m runtime.report TRAIN_DIR": RunBy('"-m", "runtime.report"'),
     "./run_local_cluster.sh --tensorboard --eval_every_secs=2": RunBy("def test_tensorboard_shows_the_run_"),
