@@ -420,7 +420,10 @@ def test_hosts_that_share_no_folder_save_and_restore_through_the_chief(tmp_path,
         cluster.flags[-2:] = [f"--train_steps={saved + 10}", "--checkpoints=ps"]
         cluster.start()
         assert_all_end(cluster)
-        assert f"restored {train_dir}/model.ckpt-{saved}, at global step {saved}" in cluster["worker 0"].output()
+        restored = re.search(
+            rf"restored {train_dir}/model\.ckpt-{saved}, at global step (\d+)", cluster["worker 0"].output()
+        )
+        assert saved <= int(restored[1]) <= saved + 8, "steps of the chief's last run may arrive while it saves"
 
 
 def test_a_failed_export_costs_neither_result_nor_model_and_a_worker_that_comes_after_the_end_ends_well(
