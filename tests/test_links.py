@@ -16,6 +16,7 @@ import pytest
 import distributed
 from benchmarks import compare, outcomes
 from benchmarks.__main__ import BENCHMARKS, load
+from runtime.launch import options
 from tests import forked
 
 PROJECT = pathlib.Path(__file__).parents[1]
@@ -116,10 +117,10 @@ class Deployed(NamedTuple):
 
 
 class ParsedFlags(NamedTuple):
-    """Flags that the launcher hands on to each task."""
+    """Flags of the launcher, and those that it hands on to each task."""
 
     def check(self, command, set_flags):
-        set_flags("--job_name=worker", "--task_index=0", *command.split()[1:])
+        set_flags("--job_name=worker", "--task_index=0", *options.parse(command.split()[1:]).task_flags)
 
 
 class Task(NamedTuple):
@@ -143,6 +144,20 @@ CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 2 
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
 COMPOSE = "docker compose --file deploy/compose.yaml"
 BOARD = "runtime/launch/tensorboard"
+LAB = (
+    "--train_steps=5000 --train_dir=runs/lab",
+    "--train_steps=100000 --save_checkpoint_secs=5 --train_dir=runs/killed",
+    "--train_steps=60000 --train_dir=runs/async",
+    "--train_steps=60000 --sync_replicas --train_dir=runs/sync",
+    "--workers=2 --train_steps=20000 --train_dir=runs/two",
+    "--workers=8 --train_steps=20000 --train_dir=runs/eight",
+    "--tensorboard --workers=8 --train_steps=40000 --train_dir=runs/eight",
+    "--optimizer=sgd --learning_rate=0.5 --train_steps=4000",
+    "--optimizer=sgd --learning_rate=0.5 --train_steps=4000 --local_steps=16",
+    "--optimizer=sgd --learning_rate=0.5 --train_steps=4000 --local_steps=64",
+    "--ps=2 --train_steps=5000 --train_dir=runs/round_robin",
+    "--ps=2 --train_steps=5000 --ps_strategy=greedy --partition_bytes=80000 --train_dir=runs/even",
+)
 WORD_LISTS = (
     "wcatalan wdanish wdutch wamerican wesperanto wfaroese wfrench wgalician-minimos wngerman witalian wnorwegian"
     " wpolish wportuguese wspanish wswedish"
@@ -200,6 +215,11 @@ EXERCISED = {
     ".venv/bin/python tests/soak.py --seed 1 2 --minutes 20 --write": Offered(),
     "./run_local_cluster.sh --profile_steps=1000:1100 --train_dir=runs/traced": ParsedFlags(),
     ".venv/bin/python -m runtime.trace TRAIN_DIR": RunBy('"-m", "runtime.trace"'),
+    "pkill -9 ps-0": RunBy("def kill(launcher, name):"),
+    "pkill -STOP worker-1; sleep 5; pkill -CONT worker-1": RunBy("def kill(launcher, name):"),
+    **{f"./run_local_cluster.sh {flags}": ParsedFlags() for flags in LAB},
+    "./run_local_cluster.sh --hidden_units=128 --train_steps=1000": ParsedFlags(),
+    "./run_local_cluster.sh --hidden_units=128 --train_steps=1000 --issync": RunBy("def test_a_ported_script_trains_"),
     "sudo apt-get install dataset-fashion-mnist": RunBy("packages+=(dataset-fashion-mnist)"),
     "cp examples/fashion_mnist/*.py .": RunBy("def test_two_files_of_a_user_train_"),
     "./run_local_cluster.sh --data_dir=/usr/share/datasets/fashion-mnist": ParsedFlags(),

@@ -47,7 +47,9 @@ def main(job_name: str, task_index: int, ps_host: str, worker_hosts: str, train_
         if task_index == 0:
             test = mnist_input.load("/usr/share/dict", "t10k")
             parts = np.array_split(np.arange(len(test.labels)), 120)
-            right = [len(p) * session.run(accuracy, {words: test.words[p], labels: test.labels[p]}) for p in parts]
+            right = [
+                len(p) * float(session.run(accuracy, {words: test.words[p], labels: test.labels[p]})) for p in parts
+            ]
             result = {"test_accuracy": sum(right) / len(test.labels), "examples_per_sec": BATCH_SIZE * steps / secs}
             print(json.dumps({**result, "train_secs": secs}), flush=True)
 

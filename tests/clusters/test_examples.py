@@ -20,13 +20,13 @@ WORDS_OF_TEST = 4000  # of each language
 LISTS = runpy.run_path(str(LANGUAGES / "mnist_input.py"))["LISTS"]
 
 
-def copy_project(example, folder):
+def copy_project(example, folder, files="*.py"):
     """Copy what a user needs into a folder, with the files of an example in the place of MNIST's."""
     for name in ("distributed.py", "run_local_cluster.sh", "requirements.txt"):
         shutil.copy(PROJECT / name, folder)
     shutil.copytree(PROJECT / "runtime", folder / "runtime")
     (folder / ".venv").symlink_to(sys.prefix)
-    for path in example.glob("*.py"):
+    for path in example.glob(files):
         shutil.copy(path, folder)
 
 
@@ -83,3 +83,40 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
     evaluator = Process([sys.executable, "distributed.py", *flags], tmp_path / "evaluated", cwd=tmp_path)
     assert evaluator.wait() == 0, evaluator.output()
     assert f"evaluator 0: test accuracy {accuracy:.4f} " in evaluator.output()
+
+
+OLD_SCRIPT = """
+import sys
+import tensorflow.compat.v1 as tf
+
+tf.disable_v2_behavior()
+step_type, folder = getattr(tf, sys.argv[1]), sys.argv[2]
+global_step = tf.get_variable("global_step", [], step_type, initializer=tf.constant_initializer(7), trainable=False)
+x = tf.zeros([1, 784])
+for name, shape in (("hidden", [784, 128]), ("out", [128, 10])):  # as tf.layers.dense() names them
+    kernel = tf.get_variable(f"{name}/kernel", shape)
+    x = tf.matmul(x, kernel) + tf.get_variable(f"{name}/bias", shape[1:], initializer=tf.zeros_initializer())
+tf.train.AdamOptimizer().minimize(tf.reduce_sum(x))
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    tf.train.Saver().save(session, f"{folder}/model.ckpt", 7)
+"""
+
+
+def test_a_ported_script_trains_from_the_checkpoint_of_the_old_one(tmp_path, mnist_dir):
+    copy_project(PROJECT, tmp_path, "mnist_input.py")
+    (ported,) = re.findall(r"```python\n(.*?)```", (PROJECT / "docs" / "porting.md").read_text(), re.DOTALL)
+    (tmp_path / "model.py").write_text(ported)
+    flags = ["--workers=1", "--hidden_units=128", "--train_steps=1000", "--issync", f"--data_dir={mnist_dir}"]
+    for step_type, status in (("int64", 0), ("int32", 2)):
+        train_dir = tmp_path / step_type
+        train_dir.mkdir()
+        old = Process([sys.executable, "-c", OLD_SCRIPT, step_type, str(train_dir)], tmp_path / f"old-{step_type}")
+        assert old.wait() == 0, old.output()
+        run = Process(["./run_local_cluster.sh", *flags, f"--train_dir={train_dir}"], tmp_path / "output", cwd=tmp_path)
+        assert run.wait() == status, run.output()
+        if status:
+            assert "has global_step of type int32, expected int64" in run.output()
+        else:
+            assert f"restored {train_dir}/model.ckpt-7, at global step 7" in run.output()
+            assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.9
