@@ -124,7 +124,7 @@ class Member:
         """
         num_slices = 1 if self.is_evaluator else len(self.task.ps_hosts)
         for name, table in parameters.items():
-            if isinstance(table, Table):
+            if isinstance(table, Table) and not self.is_evaluator:
                 self.mode.check_table(name)
                 table.check(name, num_slices, self.flags.checkpoints)
         return make_variables(parameters, num_slices)

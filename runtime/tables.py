@@ -9,7 +9,7 @@ from runtime.errors import UnusableError
 
 MAX_ROWS = 2**31 - 1  # ids travel as int32
 MAX_MESSAGE_BYTES = 2**31
-MISTAKE = "model.py: build_ids() must return ids"
+MISTAKE = "model.py: build_ids() must return"
 
 
 class Table(NamedTuple):
@@ -109,14 +109,16 @@ def choose_rows(tables: Mapping[str, TableVariable], ids: Ids) -> list[tf.Tensor
       UnusableError: `ids` has not those of each table.
     """
     if tables.keys() != ids.keys():
-        raise UnusableError(f"{MISTAKE} for {sorted(ids) or 'no table'}, expected those of {sorted(tables)}")
+        raise UnusableError(f"{MISTAKE} the ids of {sorted(tables)}, found those of {sorted(ids) or 'no table'}")
     return [_choose_rows(name, table.num_rows, ids[name]) for name, table in tables.items()]
 
 
 def _choose_rows(name: str, num_rows: int, ids: tf.Tensor) -> tf.Tensor:
-    text = f"{MISTAKE} from 0 to {num_rows - 1} for table {name}, found these"
-    ids = tf.reshape(ids, [-1])
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all((ids >= 0) & (ids < num_rows)), [text, ids])]):
+    if not ids.dtype.is_integer:
+        raise UnusableError(f"{MISTAKE} integers for table {name}, found {ids.dtype.name}")
+    ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
+    found = [f"{MISTAKE} ids from 0 to {num_rows - 1} for table {name}, found", tf.reduce_min(ids), tf.reduce_max(ids)]
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all((ids >= 0) & (ids < num_rows)), found)]):
         return tf.sort(tf.unique(tf.cast(ids, tf.int32))[0])
 
 
@@ -136,8 +138,12 @@ def _look_up(parameter: Any, ids: tf.Tensor) -> tf.Tensor:
     if isinstance(parameter, TableVariable):
         (variable,) = parameter.slices
         return tf.gather(variable, ids)
-    found = tf.reshape(tf.searchsorted(parameter.ids, tf.reshape(tf.cast(ids, tf.int32), [-1])), tf.shape(ids))
-    return _gather(parameter.values, found)
+    flat = tf.reshape(tf.cast(ids, tf.int32), [-1])
+    places = tf.minimum(tf.searchsorted(parameter.ids, flat), tf.size(parameter.ids) - 1)
+    are_there = tf.reduce_all(tf.equal(tf.gather(parameter.ids, places), flat))
+    text = f"{MISTAKE} the same ids whenever it gets the same examples"
+    with tf.control_dependencies([tf.debugging.Assert(are_there, [text])]):
+        return _gather(parameter.values, tf.reshape(places, tf.shape(ids)))
 
 
 @tf.custom_gradient

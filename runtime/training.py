@@ -1,6 +1,7 @@
 """What a worker has around its training: how its sessions become ready, the hooks around each step, and the end."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -99,9 +100,10 @@ class Training:
         measures = evaluate_and_save(session, self._test, self._checkpoints)
         result = make_result(me.task, me.agreed_flags, measures, self._progress)
         print(result)
+        read_parameters = functools.cache(lambda: self._test.complete(session, measures))
         steps = [
             lambda: self._checkpoints.save(session),
-            lambda: export(me.flags.export_dir, build_serving, lambda: self._test.complete(session, measures)),
+            lambda: export(me.flags.export_dir, build_serving, read_parameters),
             lambda: result.write(me.folder),
         ]
         keep_trying(me.task, steps, me.timeouts.recovery_secs)

@@ -5,6 +5,7 @@ python predict.py --model DIR word ...
 
 import argparse
 import os
+import sys
 
 import tensorflow as tf
 
@@ -17,8 +18,11 @@ def main() -> None:
     parser.add_argument("--model", metavar="DIR", required=True, help="the --export_dir of distributed.py")
     parser.add_argument("words", metavar="word", nargs="+")
     arguments = parser.parse_args()
-    newest = max((name for name in os.listdir(arguments.model) if name.isdigit()), key=int)
-    predict = tf.saved_model.load(os.path.join(arguments.model, newest)).signatures["serving_default"]
+    try:
+        newest = max((name for name in os.listdir(arguments.model) if name.isdigit()), key=int)
+        predict = tf.saved_model.load(os.path.join(arguments.model, newest)).signatures["serving_default"]
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: --model {arguments.model} has no exported model ({error}): give the --export_dir of the run")
     words = [word.lower()[:MAX_LETTERS] for word in arguments.words]
     for word, of_word in zip(words, predict(words=tf.constant(encode(words)))["probabilities"].numpy(), strict=True):
         best = of_word.argsort()[::-1][:3]

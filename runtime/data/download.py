@@ -78,7 +78,8 @@ def has_shards(data_dir: str) -> bool:
 def _has_files(data_dir: str) -> bool:
     """Return whether `data_dir` has any files, except hidden ones and what a fetch that was killed has left."""
     with contextlib.suppress(OSError):
-        return any(not name.startswith(".") and not name.endswith(".tmp") for name in os.listdir(data_dir))
+        files = [entry.name for entry in os.scandir(data_dir) if entry.is_file()]
+        return any(not name.startswith(".") and not name.endswith(".tmp") for name in files)
     return False
 
 

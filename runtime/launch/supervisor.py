@@ -163,8 +163,8 @@ class Supervisor:
             del lines["report"]
         if export_dir:
             del lines["export"]
-        if result.get("sharding") == "dynamic":
-            del lines["train on"]  # a checkpoint does not say which examples were used
+        if not os.path.exists(f"{PROJECT}/predict.py"):
+            del lines["predict"]
         self._console.say("", is_last=True)
         for what, line in lines.items():
             self._console.say(f"{what:<10}{line}", is_last=True)

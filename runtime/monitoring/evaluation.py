@@ -20,12 +20,12 @@ from runtime.files import append_lines
 from runtime.folder import RunFolder
 from runtime.monitoring import event_files
 from runtime.monitoring.mistakes import find_mistakes
-from runtime.tables import Ids, Parameters
+from runtime.tables import MISTAKE, Ids, Parameters
 from runtime.threads import repeat_in_session, start_guard
 from runtime.updates.packing import Choice
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
-PIECE = 2**20  # rows of a table that are read at once
+PIECE_BYTES = 2**28  # of a table that are read at once
 BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
 
 
@@ -87,7 +87,7 @@ class ModelTest:
         """Measure."""
         graph, (images, labels) = self._graph, self._examples
         fetches = [dict(graph.parameters), tf.train.get_global_step(session.graph)]
-        values, global_step = session.run(fetches, self._find_rows(session))
+        values, global_step = session.run(fetches, self.find_rows(session))
         feed_dict = dict(zip(tf.nest.flatten(fetches[0]), tf.nest.flatten(values), strict=True))
         sums, logits = np.zeros(2), []
         for start in range(0, len(labels), BATCH_SIZE):
@@ -100,8 +100,12 @@ class ModelTest:
         mistakes = functools.partial(find_mistakes, np.concatenate(logits), self._examples)
         return Measures(float(loss), float(accuracy), int(global_step), values, mistakes)
 
-    def _find_rows(self, session: tf.Session) -> dict[tf.Tensor, Any]:
-        """Return what is fed for the ids of the rows that the test needs of each table; they are always the same."""
+    def find_rows(self, session: tf.Session) -> dict[tf.Tensor, Any]:
+        """Return what is fed for the ids of the rows that the test needs of each table; they are always the same.
+
+        Raises:
+          UnusableError: a table has no such row.
+        """
         if self._rows is None:
             graph, (images, _) = self._graph, self._examples
             batches = [images[start : start + BATCH_SIZE] for start in range(0, len(images), BATCH_SIZE)]
@@ -110,6 +114,11 @@ class ModelTest:
                 choice.ids: np.unique(np.concatenate([ids[choice.table].ravel() for ids in found]))
                 for choice in graph.choices
             }
+            for choice in graph.choices:
+                ids = self._rows[choice.ids]
+                if not 0 <= ids[0] <= ids[-1] < choice.num_rows:
+                    expected = f"ids from 0 to {choice.num_rows - 1} for table {choice.table}"
+                    raise UnusableError(f"{MISTAKE} {expected}, found {ids[0]} and {ids[-1]} for the test examples")
         return self._rows
 
     def complete(self, session: tf.Session, measures: Measures) -> dict[str, Any]:
@@ -118,7 +127,8 @@ class ModelTest:
         nothing: dict[tf.Tensor, Any] = {choice.ids: [] for choice in graph.choices}
         for name, ids, num_rows in graph.choices:
             rows = graph.parameters[name].values
-            pieces = [np.arange(first, min(first + PIECE, num_rows)) for first in range(0, num_rows, PIECE)]
+            size = max(1, PIECE_BYTES // (4 * rows.shape[1]))
+            pieces = [np.arange(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
             values[name] = np.concatenate([session.run(rows, {**nothing, ids: piece}) for piece in pieces])
         return values
 
@@ -194,6 +204,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         events.record(EXAMPLES, checksum=self._test.checksum)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        self._test.find_rows(session)  # before any work can be lost
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
         last_word = self._roll_call.listen(session)[0].text  # of this task in its last life
         if self._stop_at_accuracy is not None and last_word in (REACHED, TRAINED):

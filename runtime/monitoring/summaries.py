@@ -51,8 +51,9 @@ def build(
         scalars = {"accuracy": accuracy, "learning_rate": schedule.build(updates.global_step), **norms}
         for tag, value in scalars.items():
             tf.summary.scalar(tag, value)
-        for name, parameter in values.items():
-            tf.summary.histogram(f"parameters/{name}", parameter, collections=[HISTOGRAMS])
+        # A run of the histograms alone must not take a batch, as the rows of a table would.
+        for name in values.keys() - packing.tables.keys():
+            tf.summary.histogram(f"parameters/{name}", values[name], collections=[HISTOGRAMS])
 
 
 class SummaryHook(tf.train.SessionRunHook):

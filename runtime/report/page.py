@@ -144,7 +144,7 @@ def _make_confusion(run: History) -> str:
 def _make_mistakes(run: History) -> str:
     items = ""
     for mistake in run.tested.get("mistakes", []):
-        what = f"{mistake['label']}, taken for {mistake['guess']}"
+        what = html.escape(f"{mistake['label']}, taken for {mistake['guess']}")
         if "text" in mistake:
             shown = f"<b>{html.escape(mistake['text'])}</b>"
         else:

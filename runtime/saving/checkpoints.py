@@ -46,10 +46,11 @@ def check_checkpoint(folder: RunFolder, path: str) -> None:
     """Check that every variable of the graph can be restored, since TensorFlow's message comes late and is long.
 
     Raises:
-      UnusableError: the checkpoint is broken or incomplete, or lacks a variable, or has it in another shape.
+      UnusableError: the checkpoint is broken or incomplete, or lacks a variable, or has it in another shape or type.
     """
     try:
-        saved_shapes = dict(tf.train.list_variables(path))
+        reader = tf.train.load_checkpoint(path)
+        types, shapes = reader.get_variable_to_dtype_map(), reader.get_variable_to_shape_map()
     except (tf.errors.OpError, ValueError) as error:
         raise UnusableError(
             f"{path} cannot be read ({str(error).splitlines()[0]}): name an older one in"
@@ -63,24 +64,25 @@ def check_checkpoint(folder: RunFolder, path: str) -> None:
             " another --train_dir"
         )
     remedy = "give the flags that it was made with, or another --train_dir"
-    for name, shape in _whole_shapes().items():
-        saved_shape = saved_shapes.get(name)
-        if saved_shape is None:
+    for name, (dtype, shape) in _whole_variables().items():
+        if name not in shapes:
             raise UnusableError(f"{path} has no variable {name}, expected shape {shape}: {remedy}")
-        if saved_shape != shape:
-            raise UnusableError(f"{path} has {name} of shape {saved_shape}, expected {shape}: {remedy}")
+        if shapes[name] != shape:
+            raise UnusableError(f"{path} has {name} of shape {shapes[name]}, expected {shape}: {remedy}")
+        if types[name] != dtype:
+            raise UnusableError(f"{path} has {name} of type {types[name].name}, expected {dtype.name}: {remedy}")
 
 
-def _whole_shapes() -> dict[str, list[int]]:
-    """Return the shapes of the graph's variables as checkpoints have them: a variable that is split by rows, whole."""
-    shapes: dict[str, list[int]] = {}
+def _whole_variables() -> dict[str, tuple[tf.DType, list[int]]]:
+    """Return the graph's variables, types and shapes, as checkpoints have them: one that is split by rows, whole."""
+    variables: dict[str, tuple[tf.DType, list[int]]] = {}
     for variable in tf.global_variables():
         name, num_parts = re.subn(r"/part_\d+", "", variable.op.name)
         shape = variable.shape.as_list()
-        if num_parts and name in shapes:
-            shape[0] += shapes[name][0]
-        shapes[name] = shape
-    return shapes
+        if num_parts and name in variables:
+            shape[0] += variables[name][1][0]
+        variables[name] = variable.dtype, shape
+    return variables
 
 
 def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> tf.train.Saver:

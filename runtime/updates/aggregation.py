@@ -41,12 +41,13 @@ class Aggregation:
         with tf.device(holding.device), tf.name_scope("aggregation"):
             self._gradients = tf.ConditionalAccumulator(tf.float32, [holding.size], shared_name="gradients")
             # A mean would divide each row by the number of the gradients that have it.
-            self._sums_of_slices = [
+            sums_of_slices = [
                 tf.SparseConditionalAccumulator(
                     tf.float32, variable.shape, shared_name=f"gradients_of_{variable.op.name}", reduction_type="SUM"
                 )
                 for variable in holding.table_slices
             ]
+            self._accumulators = [*sums_of_slices, self._gradients]
             self._tokens = [tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_tokens") for name in ("even", "odd")]
             self._mutex = tf.raw_ops.MutexV2(container="", shared_name="aggregation")
             self.num_updates = self._make_variable("num_updates", self._start_anew)
@@ -65,15 +66,12 @@ class Aggregation:
             return tf.zeros([], tf.int64)
 
     def _drop_gradients(self) -> tf.Operation:
-        is_empty = tf.equal(self._gradients.num_accumulated(), 0)
-        return tf.cond(is_empty, tf.no_op, lambda: tf.group(*self._take()))
-
-    def _take(self) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Build the mean gradient of the variables, of all that are there, and the sum of those of each slice."""
-        return [
-            self._gradients.take_grad(1),
-            *(of_slice.take_indexed_slices_grad(1) for of_slice in self._sums_of_slices),
-        ]
+        """Drop what is there; a session that was aborted may have added to some of the accumulators alone."""
+        drops = []
+        for accumulator in self._accumulators:
+            is_empty = tf.equal(accumulator.num_accumulated(), 0)
+            drops.append(tf.cond(is_empty, tf.no_op, functools.partial(_drop, accumulator)))
+        return tf.group(*drops)
 
     def read_num_updates(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
         """Build the number of updates, int64 [], as it is after something on this ps."""
@@ -170,20 +168,21 @@ class Aggregation:
     def _add(self, gradient: Gradient, num_updates: tf.Tensor, is_accepted: tf.Tensor, worker: int) -> tf.Tensor:
         """Add a gradient if it is accepted; return whether the update has all that it needs, bool []."""
         local_step = tf.where(is_accepted, num_updates, tf.constant(-1, tf.int64))  # -1: the accumulator drops it
-        accumulators = [self._gradients, *self._sums_of_slices]
         num_updates = self.num_updates.read_value()
-        with tf.control_dependencies([accumulator.set_global_step(num_updates) for accumulator in accumulators]):
-            additions = [self._gradients.apply_grad(gradient.vector, local_step)]
-            for of_slice, rows in zip(self._sums_of_slices, gradient.of_slices, strict=True):
-                additions.append(of_slice.apply_indexed_slices_grad(rows, local_step))
-        with tf.control_dependencies([*additions, tf.scatter_max(self.last_added, worker, local_step)]):
+        additions = [accumulator.set_global_step(num_updates) for accumulator in self._accumulators]
+        with tf.control_dependencies(additions):
+            for accumulator, rows in zip(self._accumulators, gradient.of_slices, strict=False):
+                additions.append(accumulator.apply_indexed_slices_grad(rows, local_step))
+        with tf.control_dependencies(additions):  # last, since it is the one that is counted
+            addition = self._gradients.apply_grad(gradient.vector, local_step)
+        with tf.control_dependencies([addition, tf.scatter_max(self.last_added, worker, local_step)]):
             return self._gradients.num_accumulated() >= self._rule.num_gradients
 
     def _update(self, number: tf.Tensor, num_steps: tf.Tensor) -> tf.Operation:
         """Apply the average, and hand out a token for each gradient in it; this is the update of that `number`."""
         num_gradients = tf.cast(self._gradients.num_accumulated(), tf.float32)
         with tf.control_dependencies([num_gradients]):
-            vector, *sums = self._take()
+            *sums, vector = [_take(accumulator) for accumulator in self._accumulators]  # of all that are there
         means = [tf.IndexedSlices(of_slice.values / num_gradients, of_slice.indices) for of_slice in sums]
         change = self.holding.apply(Gradient(vector, means), num_steps)
         with tf.control_dependencies([change]):
@@ -205,3 +204,14 @@ class Aggregation:
         if not self.is_waited_for():  # nobody would ever take them
             return tf.no_op()
         return queue.enqueue_many([tf.fill([num_tokens], True)])
+
+
+def _take(accumulator: tf.ConditionalAccumulator | tf.SparseConditionalAccumulator) -> tf.Tensor | tf.IndexedSlices:
+    """Build what an accumulator has, and empty it: the mean of gradients, or the sums of those of some rows."""
+    if isinstance(accumulator, tf.SparseConditionalAccumulator):
+        return accumulator.take_indexed_slices_grad(1)
+    return accumulator.take_grad(1)
+
+
+def _drop(accumulator: tf.ConditionalAccumulator | tf.SparseConditionalAccumulator) -> tf.Operation:
+    return tf.group(_take(accumulator))
