@@ -114,6 +114,7 @@ def choose_rows(tables: Mapping[str, TableVariable], ids: Ids) -> list[tf.Tensor
 
 
 def _choose_rows(name: str, num_rows: int, ids: tf.Tensor) -> tf.Tensor:
+    ids = tf.convert_to_tensor(ids)
     if not ids.dtype.is_integer:
         raise UnusableError(f"{MISTAKE} integers for table {name}, found {ids.dtype.name}")
     ids = tf.reshape(tf.cast(ids, tf.int64), [-1])

@@ -13,7 +13,7 @@ from runtime.cluster.roll_call import RollCall, dismiss_servers
 from runtime.data.streams import Batches, Columns
 from runtime.member import Member
 from runtime.monitoring import profiling, summaries
-from runtime.monitoring.evaluation import EvaluationGraph, EvaluationHook, ModelTest, record_test
+from runtime.monitoring.evaluation import EvaluationGraph, EvaluationHook, FindRowsHook, ModelTest, record_test
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.saving.checkpoints import CheckpointHook
@@ -70,6 +70,7 @@ class Training:
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs, me.folder)
         roll_call = RollCall(task)
         self.chief_only_hooks = [
+            FindRowsHook(self._test),
             # First: the others must hear that they shall stop before the chief waits for them.
             EvaluationHook(task, self._test, me.folder, roll_call, flags.eval_every_secs, flags.stop_at_accuracy),
             WaitForWorkersHook(roll_call, task, flags.recovery_timeout_secs),

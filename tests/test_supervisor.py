@@ -56,14 +56,18 @@ def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
     ("result", "flags", "lines"),
     [
         (
-            {"global_step": 7, "sharding": "static"},
+            {"global_step": 7},
             ["--train_steps=5", "--stop_at_accuracy=0.9"],
             ["folder", "train on  {command} --train_steps=14", "export    {command} --train_steps=5 --stop", "predict"],
         ),
         (
-            {"global_step": 7, "sharding": "dynamic"},
+            {"global_step": 7},
             ["--export_dir=my model"],
-            ["folder", "predict   {python} predict.py '--model=my model' PICTURE..."],
+            [
+                "folder",
+                "train on  {command} '--export_dir=my model' --train_steps=14",
+                "predict   {python} predict.py '--model=my model' PICTURE...",
+            ],
         ),
         ({}, [], []),
     ],

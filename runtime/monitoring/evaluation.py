@@ -178,6 +178,16 @@ def _write_summary(folder: str, measures: Measures) -> None:
     event_files.write_scalars(folder, measures.global_step, values)
 
 
+class FindRowsHook(tf.train.SessionRunHook):
+    """Finds out which rows of tables the test needs, before any work can be lost: there may be no such rows."""
+
+    def __init__(self, test: ModelTest):
+        self._test = test
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        self._test.find_rows(session)
+
+
 class EvaluationHook(tf.train.SessionRunHook):
     """Evaluates the model while the workers train, and ends training when it is good enough. For the chief.
 
@@ -204,7 +214,6 @@ class EvaluationHook(tf.train.SessionRunHook):
         events.record(EXAMPLES, checksum=self._test.checksum)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self._test.find_rows(session)  # before any work can be lost
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
         last_word = self._roll_call.listen(session)[0].text  # of this task in its last life
         if self._stop_at_accuracy is not None and last_word in (REACHED, TRAINED):
