@@ -92,7 +92,10 @@ def assert_refused(tmp_path):
         ([*WORKER, "--lr_schedule=cosine"], "flag --lr_schedule=cosine: value should be one of <constant|one_cycle>"),
         ([*WORKER, "--warmup_steps=-1"], "flag --warmup_steps=-1"),
         ([*WORKER, "--warmup_steps=9", "--train_steps=9"], "it must be below --train_steps"),
-        ([*WORKER, "--optimizer=magic"], "flag --optimizer=magic: value should be one of <adam|momentum|nesterov|sgd>"),
+        (
+            [*WORKER, "--optimizer=magic"],
+            "flag --optimizer=magic: value should be one of <adam|adagrad|momentum|nesterov|sgd>",
+        ),
         ([*WORKER, "--model=resnet"], "flag --model=resnet: value should be one of <mlp|cnn>"),
         ([*WORKER, "--replicas_to_aggregate=1"], "replicas_to_aggregate=1, sync_replicas=False: it needs --sync"),
         ([*WORKER, "--issync=1", "--replicas_to_aggregate=3"], "--replicas_to_aggregate is 3, expected at most 2"),

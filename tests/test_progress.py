@@ -32,7 +32,7 @@ def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
         num_replicas=3,
         hooks=[],
         unsaved_variables=[],
-        gradients=[],
+        exchange=None,
         staleness=None,
     )
     hook = progress.ProgressHook(task, updates, 100, batch_size=10, log_every_secs=4, folder=RunFolder(tmp_path))

@@ -1,6 +1,7 @@
 """Tables, of which a step touches a few rows: their arithmetic on real servers, against numpy, and what is refused."""
 
 import dataclasses
+import functools
 import threading
 
 import numpy as np
@@ -21,6 +22,12 @@ NUM_RUNS = 2
 FIRST_ROWS = np.linspace(-1, 1, ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
 # Of every batch some ids repeat, and rows 4 to 7, a slice of three, are in none.
 USED_ROWS = np.array([0, 1, 2, 3, 8, 9, 10])
+
+
+@pytest.fixture(scope="module")
+def servers_of(local_servers):
+    """Servers of so many ps tasks and workers, which several tests use: they cannot be stopped, and take memory."""
+    return functools.cache(local_servers)
 
 
 def make_ids(worker, num_batches):
@@ -152,9 +159,9 @@ OPTIMIZERS = ["adam", "adagrad", "momentum", "nesterov", "sgd"]
 
 @pytest.mark.parametrize("num_ps", [1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_asynchronous_updates_change_the_rows_of_a_batch_and_no_others(local_servers, optimizer, num_ps):
+def test_asynchronous_updates_change_the_rows_of_a_batch_and_no_others(servers_of, optimizer, num_ps):
     mode, expected = make_mode(optimizer=optimizer), Reference(optimizer)
-    worker = Worker(local_servers(num_ps, 1), 0, mode)
+    worker = Worker(servers_of(num_ps, 1), 0, mode)
     run_together([worker])
     for ids in [*make_ids(0, mode.batches_per_run)] * NUM_RUNS:
         expected.apply([expected.gradient(ids)], ids)
@@ -164,9 +171,9 @@ def test_asynchronous_updates_change_the_rows_of_a_batch_and_no_others(local_ser
 
 @pytest.mark.parametrize("num_ps", [1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_synchronous_update_averages_what_all_workers_sent_for_a_row(local_servers, optimizer, num_ps):
+def test_a_synchronous_update_averages_what_all_workers_sent_for_a_row(servers_of, optimizer, num_ps):
     mode, expected = make_mode(optimizer=optimizer, sync_replicas=True), Reference(optimizer)
-    servers = local_servers(num_ps, 2)
+    servers = servers_of(num_ps, 2)
     workers = [Worker(servers, index, mode) for index in range(2)]
     run_together(workers)
     for pair in [*zip(*(make_ids(worker, mode.batches_per_run) for worker in range(2)), strict=True)] * NUM_RUNS:
@@ -175,9 +182,9 @@ def test_a_synchronous_update_averages_what_all_workers_sent_for_a_row(local_ser
 
 
 @pytest.mark.parametrize("num_ps", [1, 3])
-def test_in_graph_replication_equals_a_batch_of_all_workers(local_servers, num_ps):
+def test_in_graph_replication_equals_a_batch_of_all_workers(servers_of, num_ps):
     mode, expected = make_mode(optimizer="adagrad"), Reference("adagrad")
-    servers = local_servers(num_ps, 2)
+    servers = servers_of(num_ps, 2)
     worker = Worker(servers, 0, mode, replication="in_graph")
     run_together([worker])
     batches = np.concatenate([make_ids(worker, mode.batches_per_run) for worker in range(2)], axis=1)
@@ -188,11 +195,11 @@ def test_in_graph_replication_equals_a_batch_of_all_workers(local_servers, num_p
 
 @pytest.mark.parametrize("num_ps", [1, 3])
 @pytest.mark.parametrize("sync_replicas", [False, True])
-def test_local_steps_send_the_change_of_the_rows_that_they_used(local_servers, sync_replicas, num_ps):
+def test_local_steps_send_the_change_of_the_rows_that_they_used(servers_of, sync_replicas, num_ps):
     num_workers, local_steps = 1 + sync_replicas, 3
     mode = make_mode(optimizer="sgd", local_steps=local_steps, sync_replicas=sync_replicas)
     expected = Reference("sgd")
-    servers = local_servers(num_ps, num_workers)
+    servers = servers_of(num_ps, num_workers)
     workers = [Worker(servers, index, mode) for index in range(num_workers)]
     run_together(workers)
     exchanges = [
@@ -206,9 +213,9 @@ def test_local_steps_send_the_change_of_the_rows_that_they_used(local_servers, s
     expected.assert_equals(workers[0].read())
 
 
-def test_rows_travel_in_bfloat16_like_all_else(local_servers):
+def test_rows_travel_in_bfloat16_like_all_else(servers_of):
     mode, expected = make_mode(optimizer="sgd", exchange_dtype="bfloat16"), Reference("sgd")
-    worker = Worker(local_servers(2, 1), 0, mode)
+    worker = Worker(servers_of(2, 1), 0, mode)
     run_together([worker])
     for ids in [*make_ids(0, mode.batches_per_run)] * NUM_RUNS:
         expected.apply([expected.gradient(ids)], ids)
@@ -216,9 +223,9 @@ def test_rows_travel_in_bfloat16_like_all_else(local_servers):
     assert np.abs(worker.read()[0] - expected.values["table"]).max() > 1e-5
 
 
-def test_an_exchange_keeps_its_messages_and_the_ids_of_a_run_are_one_more(local_servers):
+def test_an_exchange_keeps_its_messages_and_the_ids_of_a_run_are_one_more(servers_of):
     mode = make_mode(optimizer="sgd")
-    worker = Worker(local_servers(3, 1), 0, mode)
+    worker = Worker(servers_of(3, 1), 0, mode)
     sent = tensors_sent(worker.session, worker.updates.train_op)
     for ps in range(3):
         assert sent[("ps", ps), ("worker", 0)] == mode.exchanges_per_run
@@ -226,11 +233,11 @@ def test_an_exchange_keeps_its_messages_and_the_ids_of_a_run_are_one_more(local_
 
 
 @pytest.mark.parametrize("num_ps", [1, 4])
-def test_a_checkpoint_of_three_ps_restores_into_any_number_of_them(local_servers, tmp_path, num_ps):
-    saving = Worker(local_servers(3, 1), 0, make_mode(optimizer="adagrad"))
+def test_a_checkpoint_of_three_ps_restores_into_any_number_of_them(servers_of, tmp_path, num_ps):
+    saving = Worker(servers_of(3, 1), 0, make_mode(optimizer="adagrad"))
     run_together([saving])
     path = saving.saver.save(saving.session, str(tmp_path / "model.ckpt"), write_meta_graph=False)
-    restoring = Worker(local_servers(num_ps, 1), 0, make_mode(optimizer="adagrad"))
+    restoring = Worker(servers_of(num_ps, 1), 0, make_mode(optimizer="adagrad"))
     restoring.saver.restore(restoring.session, path)
     for found, expected in zip(restoring.read(), saving.read(), strict=True):
         np.testing.assert_array_equal(found, expected)
