@@ -91,7 +91,7 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: streams.Sourc
         tf.train.create_global_step()
         packing = Packing(me.make_tables(model.build_parameters(FLAGS.model, FLAGS.hidden_units)))
         with tf.device(device), tf.name_scope("input"):
-            batches = streams.build_batches(source, me.num_batches, me.batch_size, FLAGS.seed, mnist_input.decode)
+            batches = streams.build_batches(source, me.mode.num_batches, me.batch_size, FLAGS.seed, mnist_input.decode)
 
         def build_loss(parameters: tables.Parameters, inputs: tf.Tensor) -> tf.Tensor:
             images, labels = batches.batch(inputs)

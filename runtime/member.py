@@ -97,11 +97,6 @@ class Member:
         return source if self.flags.sharding == "dynamic" else source.share(self.task.index, self.task.num_clients)
 
     @property
-    def num_batches(self) -> int:
-        """How many batches a run of this worker's graph may use."""
-        return self.mode.batches_per_run
-
-    @property
     def batch_size(self) -> int:
         """How many examples a batch of this worker's graph has."""
         return int(self.flags.batch_size * self.task.batches_per_step)

@@ -1,5 +1,6 @@
 """Tables: parameters, float32 [rows, dim], of which a batch needs a few rows. Only these travel."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -44,22 +45,20 @@ class TableVariable(NamedTuple):
         """How many rows all slices have."""
         return sum(variable.shape[0] for variable in self.slices)
 
-    def count(self, ids: tf.Tensor) -> tf.Tensor:
-        """Build how many of `ids`, sorted, are of each slice: int32 [slices]."""
-        return tf.searchsorted(ids, self._ends()) - tf.searchsorted(ids, self._starts())
+    def count_ids(self, ids: tf.Tensor) -> list[tf.Tensor]:
+        """Build how many of `ids`, sorted, are of each slice: int32 [] each."""
+        if len(self.slices) == 1:
+            return [tf.size(ids)]
+        firsts = tf.searchsorted(ids, self._starts())
+        return tf.unstack(tf.concat([firsts[1:], [tf.size(ids)]], axis=0) - firsts, num=len(self.slices))
 
     def split(self, ids: tf.Tensor) -> list[tf.Tensor]:
         """Build the places, int32 [n], of `ids`, sorted, in each slice."""
-        if len(self.slices) == 1:
-            return [ids]
-        of_slices = tf.split(ids, self.count(ids), num=len(self.slices))
+        of_slices = tf.split(ids, self.count_ids(ids), num=len(self.slices))
         return [part - start for part, start in zip(of_slices, self._starts(), strict=True)]
 
-    def _ends(self) -> Any:
-        return [sum(variable.shape[0] for variable in self.slices[: n + 1]) for n in range(len(self.slices))]
-
-    def _starts(self) -> Any:
-        return [0, *self._ends()[:-1]]
+    def _starts(self) -> list[int]:
+        return [*itertools.accumulate((variable.shape[0] for variable in self.slices[:-1]), initial=0)]
 
 
 class Rows(NamedTuple):

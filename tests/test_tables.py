@@ -52,7 +52,7 @@ class Worker:
                 bias = tf.get_variable("bias", [DIM], initializer=tf.zeros_initializer())
                 self.parameters = make_variables({"table": table, "bias": bias}, len(task.ps_hosts))
                 packing = Packing(self.parameters)
-                ids = [make_ids(worker, mode.batches_per_run) for worker in range(task.batches_per_step)]
+                ids = [make_ids(worker, mode.num_batches) for worker in range(task.batches_per_step)]
                 inputs = np.concatenate(ids, axis=1) if task.batches_per_step > 1 else make_ids(index, len(ids[0]))
 
                 def build_loss(parameters, ids):
@@ -163,7 +163,7 @@ def test_asynchronous_updates_change_the_rows_of_a_batch_and_no_others(servers_o
     mode, expected = make_mode(optimizer=optimizer), Reference(optimizer)
     worker = Worker(servers_of(num_ps, 1), 0, mode)
     run_together([worker])
-    for ids in [*make_ids(0, mode.batches_per_run)] * NUM_RUNS:
+    for ids in [*make_ids(0, mode.num_batches)] * NUM_RUNS:
         expected.apply([expected.gradient(ids)], ids)
     expected.assert_equals(worker.read())
     np.testing.assert_array_equal(worker.read()[0][4:8], FIRST_ROWS[4:8])
@@ -176,7 +176,7 @@ def test_a_synchronous_update_averages_what_all_workers_sent_for_a_row(servers_o
     servers = servers_of(num_ps, 2)
     workers = [Worker(servers, index, mode) for index in range(2)]
     run_together(workers)
-    for pair in [*zip(*(make_ids(worker, mode.batches_per_run) for worker in range(2)), strict=True)] * NUM_RUNS:
+    for pair in [*zip(*(make_ids(worker, mode.num_batches) for worker in range(2)), strict=True)] * NUM_RUNS:
         expected.apply([expected.gradient(ids) for ids in pair], np.concatenate(pair))
     expected.assert_equals(workers[1].read())
 
@@ -187,7 +187,7 @@ def test_in_graph_replication_equals_a_batch_of_all_workers(servers_of, num_ps):
     servers = servers_of(num_ps, 2)
     worker = Worker(servers, 0, mode, replication="in_graph")
     run_together([worker])
-    batches = np.concatenate([make_ids(worker, mode.batches_per_run) for worker in range(2)], axis=1)
+    batches = np.concatenate([make_ids(worker, mode.num_batches) for worker in range(2)], axis=1)
     for ids in [*batches] * NUM_RUNS:
         expected.apply([expected.gradient(ids)], ids)
     expected.assert_equals(worker.read())
@@ -203,7 +203,7 @@ def test_local_steps_send_the_change_of_the_rows_that_they_used(servers_of, sync
     workers = [Worker(servers, index, mode) for index in range(num_workers)]
     run_together(workers)
     exchanges = [
-        make_ids(worker, mode.batches_per_run).reshape(mode.exchanges_per_run, local_steps, 4, 3)
+        make_ids(worker, mode.num_batches).reshape(mode.exchanges_per_run, local_steps, 4, 3)
         for worker in range(num_workers)
     ]
     for of_workers in [*zip(*exchanges, strict=True)] * NUM_RUNS:
@@ -217,7 +217,7 @@ def test_rows_travel_in_bfloat16_like_all_else(servers_of):
     mode, expected = make_mode(optimizer="sgd", exchange_dtype="bfloat16"), Reference("sgd")
     worker = Worker(servers_of(2, 1), 0, mode)
     run_together([worker])
-    for ids in [*make_ids(0, mode.batches_per_run)] * NUM_RUNS:
+    for ids in [*make_ids(0, mode.num_batches)] * NUM_RUNS:
         expected.apply([expected.gradient(ids)], ids)
     expected.assert_equals(worker.read(), rtol=0.05, atol=0.02)
     assert np.abs(worker.read()[0] - expected.values["table"]).max() > 1e-5

@@ -69,10 +69,9 @@ def _write(columns: Columns, folder: str, split: str, num_shards: int) -> None:
 
 def _check_is_meant(data_dir: str) -> None:
     """Refuse a folder of other files: MNIST would be fetched into it, and converted."""
-    names = sorted(os.listdir(data_dir)) if os.path.isdir(data_dir) else []
-    if names and not any(name in download.SHA256 for name in names):
+    if other := download.find_other_data(data_dir):
         raise UnusableError(
-            f"--data_dir {data_dir} has other files, such as {names[0]}, and none of those that are converted"
+            f"--data_dir {data_dir} has other files, such as {other}, and none of those that are converted"
             f" ({', '.join(download.SHA256)}): give the folder that has them, or a new one for MNIST"
         )
 

@@ -75,12 +75,16 @@ def has_shards(data_dir: str) -> bool:
     return False
 
 
-def _has_files(data_dir: str) -> bool:
-    """Return whether `data_dir` has any files, except hidden ones and what a fetch that was killed has left."""
+def find_other_data(data_dir: str) -> str:
+    """Return the name of a file in `data_dir` if it has files, but none of MNIST's; else "".
+
+    Hidden files do not count, nor what a fetch that was killed has left.
+    """
     with contextlib.suppress(OSError):
-        files = [entry.name for entry in os.scandir(data_dir) if entry.is_file()]
-        return any(not name.startswith(".") and not name.endswith(".tmp") for name in files)
-    return False
+        files = sorted(entry.name for entry in os.scandir(data_dir) if entry.is_file())
+        files = [name for name in files if not name.startswith(".") and not name.endswith(".tmp")]
+        return "" if SHA256.keys() & files else next(iter(files), "")
+    return ""
 
 
 def fetch(data_dir: str) -> None:
@@ -96,7 +100,7 @@ def fetch(data_dir: str) -> None:
     if "://" in data_dir:
         raise DownloadError(f"--data_dir {data_dir} is not a folder: {data_dir.split(':')[0]}:// is not supported")
     missing = [name for name in SHA256 if not os.path.exists(os.path.join(data_dir, name))]
-    if not missing or has_shards(data_dir) or (len(missing) == len(SHA256) and _has_files(data_dir)):
+    if not missing or has_shards(data_dir) or find_other_data(data_dir):
         return
     _check_others_are_mnist(data_dir, missing)
     failures = []

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
+from runtime.tables import Ids
 from runtime.updates.adam import CountedAdamOptimizer
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
@@ -58,7 +59,7 @@ class Mode(NamedTuple):
         return 1 if self.sync_replicas and self.local_steps > 1 else EXCHANGES_PER_RUN
 
     @property
-    def batches_per_run(self) -> int:
+    def num_batches(self) -> int:
         """How many batches one run of a worker's graph may use."""
         return self.local_steps * self.exchanges_per_run
 
@@ -107,7 +108,7 @@ def build_updates(
       packing: of the parameters.
       build_loss: builds the loss of a batch.
       build_ids: builds the ids of the rows that a batch needs.
-      inputs: of the batches of a run, [mode.batches_per_run, b, ...], as `Batches` has them.
+      inputs: of the batches of a run, [mode.num_batches, b, ...], as `Batches` has them.
       mode: how the workers update the parameters.
       task: this worker.
       config: of its sessions.
@@ -124,7 +125,10 @@ def build_updates(
     holdings = make_holdings(packing, make_optimizer_of_ps)
     builder: ExchangeBuilder
     with tf.device(task.device):
-        selections = packing.select([build_ids(of_exchange) for of_exchange in _divide(inputs, mode)])
+        wanted: list[Ids] = [{}] * mode.exchanges_per_run
+        if packing.tables:  # else no batch need be built for its ids
+            wanted = [build_ids(of_exchange) for of_exchange in _divide(inputs, mode)]
+        selections = packing.select(wanted)
         if mode.local_steps == 1:
             builder = GradientExchangeBuilder(packing, build_loss, inputs, dtype, towers)
         else:

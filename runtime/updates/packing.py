@@ -156,8 +156,7 @@ class Packing:
     def _count(self, ids: Sequence[tf.Tensor]) -> dict[str, list[tf.Tensor]]:
         """Build how many of the ids of each table are of each of its slices: int32 []."""
         return {
-            name: tf.unstack(table.count(of_table), num=len(table.slices))
-            for (name, table), of_table in zip(self.tables.items(), ids, strict=True)
+            name: table.count_ids(of_table) for (name, table), of_table in zip(self.tables.items(), ids, strict=True)
         }
 
 
