@@ -30,7 +30,7 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = {
-    "tune": Benchmark("tuning.tune", "find the best setting of each contender of the comparison: over an hour"),
+    "tune": Benchmark("tuning.tune", "find the best setting of each contender of the comparison: an hour"),
     "compare": Benchmark("compare.compare", "compare this script with others, at these settings: a quarter of an hour"),
     "redraw": Benchmark("compare.write_documents", "write tables and chart of the last comparison again"),
     "recommended": Benchmark("outcomes.measure_recommended", "what the recommended flags reach", report.BENCHMARKS),

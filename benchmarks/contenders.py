@@ -56,7 +56,6 @@ CONTENDERS = [
     Contender(OURS, "watch", 2, ("--sync_replicas",), LOCAL_STEPS),
     Contender("PyTorch, averaging at intervals", "pytorch", 2, variants=LOCAL_STEPS),
     Contender(XLA, "tensorflow2", 1, ("--steps_per_call=64", "--jit_compile"), THREADS),
-    Contender("TensorFlow, one process", "tensorflow2", 1, ("--steps_per_call=1",), THREADS),
     Contender(TORCH, "pytorch", variants=THREADS),
     Contender(DDP, "pytorch", 2),
     Contender("this script, synchronous", "watch", 2, ("--sync_replicas",)),

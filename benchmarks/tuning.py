@@ -1,9 +1,9 @@
 """The best setting of each contender, in `settings.json`: all are tuned alike, from the same grid.
 
-First every optimizer is tried with each of its rates, constant and in one cycle. Then the best of one cycle is tried
-with the other numbers of batches, and the best of all with the contender's other variants. Each such trial is one run;
-the three soonest settings are then tried with two more seeds. The seeds are not those of the comparison, so that no
-contender is compared in the very runs that chose its setting.
+First every optimizer is tried with each of its rates in one cycle, then with the best of them and the next lower one at
+a constant rate. The best cycle is tried with the other numbers of batches, and the best of all with the contender's
+other variants. Each such trial is one run; the three soonest settings are then tried with two more seeds. The seeds are
+not those of the comparison, so that no contender is compared in the very runs that chose its setting.
 """
 
 import json
@@ -18,11 +18,11 @@ from benchmarks.contenders import Contender, Setting
 SETTINGS = pathlib.Path(__file__).parent / "settings.json"
 SEEDS = (100, 101, 102)
 NUM_FINALISTS = 3
-RATES = {"adam": (0.002, 0.004, 0.008), "sgd": (0.25, 0.5, 1.0), "nesterov": (0.05, 0.1, 0.2, 0.3)}
+RATES = {"adam": (0.002, 0.004), "sgd": (0.5, 1.0), "nesterov": (0.05, 0.1, 0.2, 0.3, 0.4)}
 # Of 100 examples, of all workers; each is a whole number of the calls of every contender. One cycle ends at a rate of
 # 0, so it must be hardly longer than it takes to reach the target.
-CYCLES = (2048, 1280, 3072)
-CONSTANT = 8192  # a constant rate may take as long as it needs: a shorter run would be the beginning of this one
+CYCLES = (2048, 1280, 1536, 3072)
+CONSTANT = 4096  # enough for a constant rate: a shorter run would be the beginning of this one
 
 
 def read_settings() -> dict[str, Setting]:
@@ -41,7 +41,7 @@ def setting_of(contender: Contender) -> Setting:
 
 
 def tune(only: Sequence[str] = ()) -> None:
-    """Find the best setting of each contender, or of some of them: over an hour."""
+    """Find the best setting of each contender, or of some of them: most of an hour."""
     for contender in contenders.CONTENDERS:
         if contender.name in (only or contenders.BY_NAME):
             settings = read_settings() | {contender.name: best_setting(contender)}
@@ -58,10 +58,15 @@ def best_setting(contender: Contender) -> Setting:
                 contenders.train(contender, setting, seed)["secs_to_target"] for seed in seeds
             )
 
-    lengths = {"constant": CONSTANT, "one_cycle": CYCLES[0]}
-    start = [(optimizer, rate) for optimizer, rates in RATES.items() for rate in rates]
-    for schedule, num_batches in lengths.items():
-        try_all([Setting(*pair, schedule, num_batches, contender.variants[0]) for pair in start])
+    def tried(optimizer: str, rate: float, schedule: str, num_batches: int) -> Setting:
+        return Setting(optimizer, rate, schedule, num_batches, contender.variants[0])
+
+    for optimizer, rates in RATES.items():
+        cycles = [tried(optimizer, rate, "one_cycle", CYCLES[0]) for rate in rates]
+        try_all(cycles)
+        best_rate = rates.index(ranked({setting: secs[setting] for setting in cycles})[0].learning_rate)
+        constant = rates[max(best_rate - 1, 0) : best_rate + 1]
+        try_all([tried(optimizer, rate, "constant", CONSTANT) for rate in constant])
     cycle = next(setting for setting in ranked(secs) if setting.lr_schedule == "one_cycle")
     try_all([cycle._replace(num_batches=num_batches) for num_batches in CYCLES[1:]])
     best = ranked(secs)[0]

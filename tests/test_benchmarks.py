@@ -92,7 +92,7 @@ def test_one_cycle_is_the_same_for_every_contender():
     assert set(make_rates("constant", 0.3, 640)) == {np.float32(0.3)}
 
 
-SLOW, FAST = Setting("sgd", 0.5, "constant", 8192), Setting("nesterov", 0.3, "one_cycle", 2048, "--local_steps=64")
+SLOW, FAST = Setting("sgd", 0.5, "constant", 4096), Setting("nesterov", 0.3, "one_cycle", 2048, "--local_steps=64")
 
 
 def test_the_first_has_the_lowest_median_of_those_that_reach_the_target_most_often():
@@ -118,7 +118,7 @@ def test_all_contenders_are_tuned_alike(monkeypatch, contender):
     monkeypatch.setattr(contenders, "train", train)
     best = tuning.best_setting(contender)
     first = [setting for setting, seed in runs if seed == tuning.SEEDS[0]]
-    assert len(first) == len(set(first)) == 20 + 2 + len(contender.variants) - 1
+    assert len(first) == len(set(first)) == 9 + 4 + 3 + len(contender.variants) - 1
     assert {setting.lr_schedule for setting in first} == {"constant", "one_cycle"}
     assert first[-1].num_batches == (1280 if len(contender.variants) > 1 else first[-1].num_batches)
     finalists = {setting for setting, seed in runs if seed != tuning.SEEDS[0]}
