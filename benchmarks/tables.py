@@ -119,7 +119,6 @@ def kill(cluster: Cluster) -> None:
 def measure_languages(epochs: int = 3, rounds: int = 1) -> str:
     """Return a table of accuracies and speeds: this script, the classic way and fastText, on the same words."""
     files = sorted((report.PROJECT / "examples" / "languages").glob("m*.py"))
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         script = copy_project([*files, report.PROJECT / "benchmarks" / "table" / "lookup.py"], folder)
         words = types.SimpleNamespace(**runpy.run_path(f"{folder}/mnist_input.py"))
@@ -134,9 +133,14 @@ def measure_languages(epochs: int = 3, rounds: int = 1) -> str:
             for name, train in ways.items():
                 results[name].append(train())
                 print(name, results[name][-1], flush=True)
+    return languages_table(results, epochs)
+
+
+def languages_table(results: dict[str, list[dict[str, float]]], epochs: int) -> str:
+    """Return a table of the median run of each way."""
+    rows = []
     for name, runs in results.items():
-        runs.sort(key=lambda run: run["examples_per_sec"])
-        run = runs[len(runs) // 2]
+        run = sorted(runs, key=lambda run: run["examples_per_sec"])[len(runs) // 2]
         rate, secs = f"{run['examples_per_sec'] / 1000:.1f}", f"{run['train_secs']:.0f}"
         rows.append([name, rate, secs, f"{run['test_accuracy']:.2%}"])
     return report.make_table(("", "thousand words/s", f"s of {epochs} epochs", "test accuracy"), rows)
@@ -170,11 +174,12 @@ def train_fasttext(folder: str, words: Any, epochs: int) -> dict[str, float]:
     """Train fastText's classifier with the same n-grams, on its own terms."""
     import fasttext
 
-    paths = {}
+    paths, counts = {}, {}
     for split in ("train", "t10k"):
         examples = words.load(WORDS, split)
         paths[split] = f"{folder}/{split}.txt"
         lines = [f"__label__{examples.name(label)} {examples.show(n)}\n" for n, label in enumerate(examples.labels)]
+        counts[split] = len(lines)
         order = np.random.default_rng(0).permutation(len(lines))  # it takes them as they come
         pathlib.Path(paths[split]).write_text("".join(lines[number] for number in order))
     started = time.monotonic()
@@ -183,4 +188,4 @@ def train_fasttext(folder: str, words: Any, epochs: int) -> dict[str, float]:
     )
     secs = time.monotonic() - started
     _, accuracy, _ = trained.test(paths["t10k"])
-    return {"test_accuracy": accuracy, "train_secs": secs, "examples_per_sec": epochs * len(order) / secs}
+    return {"test_accuracy": accuracy, "train_secs": secs, "examples_per_sec": epochs * counts["train"] / secs}
