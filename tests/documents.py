@@ -40,8 +40,6 @@ def make_flags():
 
 
 def _default(flag):
-    if flag.name in ("job_name", "task_index"):
-        return "(required)"
     if flag.default is None:
         return "none"
     if flag.default == "":
@@ -108,7 +106,7 @@ def make_imports():
 
 SECTIONS = {
     ("docs/flags.md", "flags"): make_flags,
-    ("docs/how-it-works.md", "placement"): make_placement,
+    ("docs/scaling.md", "placement"): make_placement,
     ("CONTRIBUTING.md", "rooms"): make_rooms,
     ("CONTRIBUTING.md", "imports"): make_imports,
 }
