@@ -20,6 +20,7 @@ PLACEMENTS = (
     ("--ps_strategy=greedy",),
     ("--ps_strategy=greedy", "--partition_bytes=100000"),
 )
+LOW = '%%{init: {"flowchart": {"rankSpacing": 16, "padding": 6}}}%%'  # room for many layers
 
 
 def make_flags():
@@ -91,7 +92,7 @@ def make_imports():
     names = ["distributed.py", *(", ".join(re.split(r"\s*\|\s*", layer)) for layer in layers)]
     boxes = [f'    layer{number}["{text}"]' for number, text in enumerate(names)]
     arrows = f"    {' --> '.join(f'layer{number}' for number in range(len(names)))}"
-    return "\n".join(["```mermaid", "flowchart TD", *boxes, arrows, "```"])
+    return "\n".join(["```mermaid", LOW, "flowchart TD", *boxes, arrows, "```"])
 
 
 SECTIONS = {
