@@ -123,7 +123,7 @@ def make_table(recoveries: dict[str, list[Recovery]]) -> str:
 
 def _describe(secs: list[float]) -> str:
     """Return a cell of the table; no fault of a kind has no figures."""
-    return f"{statistics.median(secs):.1f} s, {max(secs):.1f} s, {len(secs)}" if secs else "–"
+    return f"{statistics.median(secs):.1f} s, {max(secs):.1f} s, {len(secs)}" if secs else "-"
 
 
 def main(arguments: Sequence[str]) -> None:
