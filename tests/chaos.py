@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
@@ -47,7 +47,15 @@ MODES = {
 }
 
 
-def train(options: argparse.Namespace, mode: Mode, rng: random.Random | None) -> tuple[float, list[Recovery]]:
+def draw_targets(rng: random.Random) -> Iterator[str]:
+    """Return targets without end: all in a random order, then all again, so that few faults have each kind, too."""
+    while True:
+        yield from rng.sample(TARGETS, len(TARGETS))
+
+
+def train(
+    options: argparse.Namespace, mode: Mode, rng: random.Random | None, targets: Iterator[str]
+) -> tuple[float, list[Recovery]]:
     """Train on a new cluster, undisturbed if `rng` is None; return the test accuracy and the recoveries."""
     train_steps = options.train_steps or mode.train_steps
     recoveries = []
@@ -64,15 +72,14 @@ def train(options: argparse.Namespace, mode: Mode, rng: random.Random | None) ->
                     time.sleep(rng.uniform(0, 2))  # a random moment
                     if disturbed.look().step > LAST_FAULT * train_steps:
                         break
-                    recoveries.append(_disturb(disturbed, cluster.names, rng))
+                    recoveries.append(_disturb(disturbed, cluster.names, rng, next(targets)))
                     print(recoveries[-1], flush=True)
             poll_for(disturbed.restart_failed, "end of every task with status 0")
         return json.loads((train_dir / "result.json").read_text())["test_accuracy"], recoveries
 
 
-def _disturb(cluster: DisturbedCluster, names: list[str], rng: random.Random) -> Recovery:
-    """Let a random fault hit a cluster."""
-    target = rng.choice(TARGETS)
+def _disturb(cluster: DisturbedCluster, names: list[str], rng: random.Random, target: str) -> Recovery:
+    """Let a fault hit a random task of a cluster."""
     if target == "stop":
         return cluster.stop(rng.choice(names), rng.uniform(0.5, 4))
     if target == "pair":
@@ -82,13 +89,14 @@ def _disturb(cluster: DisturbedCluster, names: list[str], rng: random.Random) ->
 
 def disturb_clusters(options: argparse.Namespace, name: str) -> list[Recovery]:
     """Disturb clusters of one mode with each seed, and check each model; return all recoveries."""
-    undisturbed, _ = train(options, MODES[name], None)
+    undisturbed, _ = train(options, MODES[name], None, iter(()))
     print(f"{name}, undisturbed: test accuracy {undisturbed:.4f}", flush=True)
     all_recoveries: list[Recovery] = []
     for seed in options.seed:
         rng, start = random.Random(seed), time.monotonic()
+        targets = draw_targets(rng)
         while time.monotonic() < start + 60 * options.minutes or not all_recoveries:
-            accuracy, recoveries = train(options, MODES[name], rng)
+            accuracy, recoveries = train(options, MODES[name], rng, targets)
             print(f"{name}, seed {seed}: test accuracy {accuracy:.4f} after {len(recoveries)} faults", flush=True)
             assert accuracy > undisturbed - options.tolerance, "the model is not as good as an undisturbed one"
             all_recoveries += recoveries
@@ -97,19 +105,25 @@ def disturb_clusters(options: argparse.Namespace, name: str) -> list[Recovery]:
 
 def make_table(recoveries: dict[str, list[Recovery]]) -> str:
     """Return how long it took until every worker trained again, by fault and mode, as a table of Markdown."""
-    headings = [f"{name.replace('_', ' ')}: {column}" for name in recoveries for column in ("times", "median", "worst")]
-    lines = [f"| fault | {' | '.join(headings)} |", f"| --- |{len(headings) * ' --- |'}"]
+    headings = ["fault", *(name.replace("_", " ") for name in recoveries)]
     faults = {recovery.fault for of_mode in recoveries.values() for recovery in of_mode}
+    rows = []
     for fault in [*sorted(faults), "all"]:
-        cells = []
-        for of_mode in recoveries.values():
-            secs = [recovery.training_secs for recovery in of_mode if fault in (recovery.fault, "all")]
-            cells += [str(len(secs)), *(f"{figure(secs):.1f} s" if secs else "" for figure in (statistics.median, max))]
-        lines.append(f"| {fault} | {' | '.join(cells)} |")
+        secs_of_modes = [
+            [recovery.training_secs for recovery in of_mode if fault in (recovery.fault, "all")]
+            for of_mode in recoveries.values()
+        ]
+        rows.append((fault, *(_describe(secs) for secs in secs_of_modes)))
+    lines = [report.make_table(headings, rows)]
     serving_secs = [r.serving_secs for of_mode in recoveries.values() for r in of_mode if r.fault.startswith("kill")]
     if serving_secs:
         lines += ["", f"A restarted task serves again after {statistics.median(serving_secs):.1f} s (median)."]
     return "\n".join(lines)
+
+
+def _describe(secs: list[float]) -> str:
+    """Return a cell of the table; no fault of a kind has no figures."""
+    return f"{statistics.median(secs):.1f} s, {max(secs):.1f} s, {len(secs)}" if secs else "-"
 
 
 def main(arguments: Sequence[str]) -> None:

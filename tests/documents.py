@@ -7,18 +7,20 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from importlinter.api import read_configuration
+
 import distributed
 from benchmarks import report
 from benchmarks.testbed.processes import PROJECT
 from runtime.data import download
 from tests.test_placement import bytes_by_ps
 
-RECIPE = ("distributed.py", "model.py", "mnist_input.py", "predict.py")
 PLACEMENTS = (
     ("--ps_strategy=round_robin",),
     ("--ps_strategy=greedy",),
     ("--ps_strategy=greedy", "--partition_bytes=100000"),
 )
+LOW = '%%{init: {"flowchart": {"rankSpacing": 16, "padding": 6}}}%%'  # room for many layers
 
 
 def make_flags():
@@ -40,8 +42,6 @@ def make_flags():
 
 
 def _default(flag):
-    if flag.name in ("job_name", "task_index"):
-        return "(required)"
     if flag.default is None:
         return "none"
     if flag.default == "":
@@ -85,30 +85,19 @@ def make_rooms():
     return report.make_table(("room", "what it is for"), rows)
 
 
-def imported(path):
-    """Return our scripts and rooms that a file, or the files of a room, import, such as `cluster`."""
-    names = set()
-    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    rooms = {name.split(".")[1] for name in names if name.startswith("runtime.")}
-    scripts = {name for name in names if f"{name}.py" in RECIPE}
-    return (rooms | scripts) - {path.stem}
-
-
 def make_imports():
-    """Return which script or room imports which, as a graph of Mermaid."""
-    paths = [*(PROJECT / script for script in RECIPE), *sorted((PROJECT / "runtime").iterdir())]
-    arrows = [f"    {path.stem} --> {other}" for path in paths for other in sorted(imported(path))]
-    return "\n".join(["```mermaid", "flowchart TD", *arrows, "```"])
+    """Return the layers of rooms, the highest first, as a picture of Mermaid."""
+    contracts = read_configuration(str(PROJECT / "pyproject.toml"))["contracts_options"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    names = ["distributed.py", *(", ".join(re.split(r"\s*\|\s*", layer)) for layer in layers)]
+    boxes = [f'    layer{number}["{text}"]' for number, text in enumerate(names)]
+    arrows = f"    {' --> '.join(f'layer{number}' for number in range(len(names)))}"
+    return "\n".join(["```mermaid", LOW, "flowchart TD", *boxes, arrows, "```"])
 
 
 SECTIONS = {
     ("docs/flags.md", "flags"): make_flags,
-    ("docs/how-it-works.md", "placement"): make_placement,
+    ("docs/scaling.md", "placement"): make_placement,
     ("CONTRIBUTING.md", "rooms"): make_rooms,
     ("CONTRIBUTING.md", "imports"): make_imports,
 }

@@ -1,6 +1,7 @@
 """Sections of the documents that are written from the code say what the code says."""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -33,6 +34,11 @@ def test_the_script_is_as_short_as_contributing_says():
     assert len(re.findall(r"^from runtime\b", script, re.MULTILINE)) <= 10
     functions = [node for node in ast.walk(ast.parse(script)) if isinstance(node, ast.FunctionDef)]
     assert max(node.end_lineno - node.lineno + 1 for node in functions) <= 40
+
+
+def test_a_clone_has_what_the_readme_runs(tmp_path):
+    subprocess.run(["git", "clone", "--quiet", PROJECT, tmp_path / "distributed-mnist"], check=True)
+    assert os.access(tmp_path / "distributed-mnist" / "run_local_cluster.sh", os.X_OK)
 
 
 def test_the_command_that_counts_lines_works():

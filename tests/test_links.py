@@ -166,6 +166,8 @@ LOCK = "uv pip compile --universal --generate-hashes --python-version 3.10"
 
 # Every command that a document shows, and how it is exercised.
 EXERCISED = {
+    "git clone ADDRESS-OF-THIS-REPOSITORY distributed-mnist && cd distributed-mnist": RunBy("def test_a_clone_has_"),
+    "xdg-open runs/*/report.html": RunBy("def test_a_browser_shows_the_page_"),
     "./run_local_cluster.sh": RunBy("def test_one_command_trains_mnist_and_prints_the_accuracy("),
     "./run_local_cluster.sh --help": Executed(),
     **{
@@ -388,6 +390,16 @@ def test_the_map_of_the_readme_names_what_exists():
         assert path.exists(), path
         if name.endswith("/") and not line.startswith(" "):
             folder = path
+    rooms = {f"{path.parent.name}/" for path in (PROJECT / "runtime").glob("*/__init__.py")}
+    assert rooms == {line.split()[0] for line in block.splitlines() if line.startswith(" ")}
+
+
+def test_every_page_is_at_most_two_links_from_the_readme():
+    pages = {README}
+    for _ in range(2):
+        links = {(page, link.partition("#")[0]) for page in pages for link in LINK.findall(prose(page))}
+        pages |= {(page.parent / path).resolve() for page, path in links} & {*DOCUMENTS}
+    assert [label(document) for document in DOCUMENTS if document not in pages] == []
 
 
 def test_the_readme_and_the_pages_are_short():

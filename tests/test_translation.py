@@ -37,6 +37,10 @@ def find_code(text):
     return collections.Counter(re.findall(r"`([^`\n]+)`", FENCE.sub("", text)))
 
 
+def find_arrows(text):
+    return [code.count("--") for language, code in FENCE.findall(text) if language == "mermaid"]
+
+
 def find_links(text):
     return collections.Counter(link for link in LINK.findall(text) if link not in LANGUAGE_LINKS)
 
@@ -45,7 +49,7 @@ def find_numbers(text):
     return collections.Counter(re.findall(r"\d[\d.]*\b", re.sub(r"`[^`\n]+`", "", FENCE.sub("", text))))
 
 
-@pytest.mark.parametrize("find", [find_commands, find_names, find_code, find_links, find_numbers])
+@pytest.mark.parametrize("find", [find_commands, find_names, find_arrows, find_code, find_links, find_numbers])
 def test_both_have_the_same(find):
     for english, chinese in in_pairs(find):
         assert english == chinese
