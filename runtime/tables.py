@@ -1,5 +1,6 @@
 """Tables: parameters, float32 [rows, dim], of which a batch needs a few rows. Only these travel."""
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Mapping
@@ -131,14 +132,11 @@ def build_ids(model: Any, inputs: tf.Tensor) -> Ids:
 
 
 def _to_integers(name: str, ids: Any) -> tf.Tensor:
-    try:
-        tensor = tf.convert_to_tensor(ids)
-    except (TypeError, ValueError):
-        found = type(ids).__name__
-    else:
-        if tensor.dtype.is_integer:
-            return tensor
-        found = f"a tensor of {tensor.dtype.name}"
+    with contextlib.suppress(TypeError, ValueError):  # it is nothing that could become one tensor
+        ids = tf.convert_to_tensor(ids)
+    if isinstance(ids, tf.Tensor) and ids.dtype.is_integer:
+        return ids
+    found = f"a tensor of {ids.dtype.name}" if isinstance(ids, tf.Tensor) else type(ids).__name__
     raise UnusableError(f"{MISTAKE} integers for table {name}, as a dense tensor, found {found}")
 
 

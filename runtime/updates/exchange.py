@@ -121,8 +121,10 @@ class Updates(NamedTuple):
     num_steps: tf.Tensor  # int64 [], local steps in one run of `train_op`
     loss: tf.Tensor  # float32 [], of one of these; 0 if there is none
     global_step: tf.Tensor  # int64 [], as it is after the run
-    num_replicas: int  # local steps, of any worker, in one global step
-    hooks: list[tf.train.SessionRunHook]
     unsaved_variables: list[tf.Variable]  # on the ps tasks: initialised once the model is, and never saved
     exchange: Exchange  # one of the run, to look at
-    staleness: tf.Tensor | None  # float32 [], global steps of others between a read and its write; None: synchronous
+    num_replicas: int = 1  # local steps, of any worker, in one global step
+    hooks: Sequence[tf.train.SessionRunHook] = ()
+    staleness: tf.Tensor | None = (
+        None  # float32 [], global steps of others between a read and its write; None: synchronous
+    )

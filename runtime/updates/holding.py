@@ -112,9 +112,6 @@ def make_updates(holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor
         num_steps=num_steps,
         loss=exchange.loss,
         global_step=global_step,
-        num_replicas=1,
-        hooks=[],
         unsaved_variables=[holding.mark for holding in holdings],
         exchange=exchange,
-        staleness=None,
     )
