@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 import model
 from runtime import program, tables
-from runtime.data import sources, streams
+from runtime.data import streams
 from runtime.flags import define_flags
 from runtime.member import Member
 from runtime.monitoring.evaluation import EvaluationGraph
@@ -59,8 +59,8 @@ def main() -> None:
 
 def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
     """Train the model together with the other workers; the chief tests it in the end."""
-    source = sources.open_source(FLAGS.data_dir, "train", mnist_input)
-    test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
+    source = streams.open_source(FLAGS.data_dir, "train", mnist_input)
+    test_examples = streams.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
     graph = build_graph(me, cluster, me.share_of(source))
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps.
@@ -89,7 +89,7 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: streams.Sourc
     setter = tf.train.replica_device_setter(worker_device=device, cluster=cluster, ps_strategy=me.ps_strategy)
     with tf.device(setter), tf.variable_scope("", partitioner=me.partitioner):
         tf.train.create_global_step()
-        packing = Packing(me.make_tables(model.build_parameters(FLAGS.model, FLAGS.hidden_units)))
+        packing = Packing(me.make_tables(tables.build_parameters(model, FLAGS.model, FLAGS.hidden_units)))
         with tf.device(device), tf.name_scope("input"):
             batches = streams.build_batches(source, me.mode.num_batches, me.batch_size, FLAGS.seed, mnist_input.decode)
 
@@ -131,14 +131,14 @@ def build_evaluation(packing: Packing, device: str) -> EvaluationGraph:
 def follow_checkpoints(me: Member) -> None:
     """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
     tf.train.create_global_step()
-    packing = Packing(me.make_tables(model.build_parameters(FLAGS.model, FLAGS.hidden_units)))
-    test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load()
+    packing = Packing(me.make_tables(tables.build_parameters(model, FLAGS.model, FLAGS.hidden_units)))
+    test_examples = streams.open_source(FLAGS.data_dir, "t10k", mnist_input).load()
     me.follow_checkpoints(build_evaluation(packing, device=""), test_examples)
 
 
 def build_serving() -> Serving:
     """Build what an exported model computes: from images, such as uint8 [n, 28, 28], to classes and probabilities."""
-    parameters = tables.make_variables(model.build_parameters(FLAGS.model, FLAGS.hidden_units))
+    parameters = tables.make_variables(tables.build_parameters(model, FLAGS.model, FLAGS.hidden_units))
     images = tf.placeholder(INPUT.dtype, [None, *INPUT.shape], INPUT.name)
     logits = build_logits(parameters, mnist_input.to_inputs(tf.reshape(images, [-1, INPUT.shape.num_elements()])))
     outputs = {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}

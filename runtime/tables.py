@@ -1,7 +1,10 @@
 """Tables: parameters, float32 [rows, dim], of which a batch needs a few rows. Only these travel."""
 
+import contextlib
 import itertools
+import re
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -11,6 +14,7 @@ from runtime.errors import UnusableError
 MAX_ROWS = 2**31 - 1  # ids travel as int32
 MAX_MESSAGE_BYTES = 2**31
 MISTAKE = "model.py: build_ids() must return"
+NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_./-]*")  # of a variable
 
 
 class Table(NamedTuple):
@@ -22,10 +26,13 @@ class Table(NamedTuple):
 
     def check(self, name: str, num_slices: int, written_by: str) -> None:
         """Raise an UnusableError if this cannot be a table, in so many slices, or not be saved by who writes it."""
-        if not (1 <= self.rows <= MAX_ROWS and self.dim >= 1):
+        if not NAME.fullmatch(name):
+            raise UnusableError(f"model.py: a table is named {name!r}, expected letters, digits, and _ . / - only")
+        are_whole = isinstance(self.rows, Integral) and isinstance(self.dim, Integral)
+        if not (are_whole and 1 <= self.rows <= MAX_ROWS and self.dim >= 1):
             raise UnusableError(
-                f"model.py: table {name} has {self.rows} rows of {self.dim} numbers, expected 1 to {MAX_ROWS} rows of"
-                " one number or more"
+                f"model.py: table {name} has {self.rows!r} rows of {self.dim!r} numbers, expected 1 to {MAX_ROWS} rows"
+                " of one number or more, each an int"
             )
         num_bytes = -(-self.rows // num_slices) * self.dim * tf.float32.size
         if written_by == "chief" and num_bytes >= MAX_MESSAGE_BYTES:
@@ -96,9 +103,41 @@ def slices_of(parameter: Any) -> list[tf.Variable]:
     return [parameter] if isinstance(parameter, tf.compat.v2.Variable) else list(parameter)
 
 
+def build_parameters(model: Any, name: str, hidden_units: int) -> dict[str, Any]:
+    """Make the variables of one of a model's `MODELS`; for each table there is a `Table` yet.
+
+    Raises:
+      UnusableError: TensorFlow takes no such variable, for instance because of a space in its name.
+    """
+    try:
+        parameters = model.build_parameters(name, hidden_units)
+    except ValueError as error:
+        raise UnusableError(f"model.py: build_parameters() makes what TensorFlow refuses: {error}") from error
+    if not isinstance(parameters, Mapping):
+        found = type(parameters).__name__
+        raise UnusableError(f"model.py: build_parameters() must return a dict of variables by name, found {found}")
+    return dict(parameters)
+
+
 def build_ids(model: Any, inputs: tf.Tensor) -> Ids:
-    """Build the ids of the rows that a model needs of its tables; one without tables has no `build_ids()`."""
-    return model.build_ids(inputs) if hasattr(model, "build_ids") else {}
+    """Build the ids of the rows that a model needs of its tables; one without tables has no `build_ids()`.
+
+    Raises:
+      UnusableError: the model returns something else.
+    """
+    ids = model.build_ids(inputs) if hasattr(model, "build_ids") else {}
+    if not isinstance(ids, Mapping):
+        raise UnusableError(f"{MISTAKE} a dict of the ids by the name of their table, found {type(ids).__name__}")
+    return {name: _to_integers(name, of_table) for name, of_table in ids.items()}
+
+
+def _to_integers(name: str, ids: Any) -> tf.Tensor:
+    with contextlib.suppress(TypeError, ValueError):  # it is nothing that could become one tensor
+        ids = tf.convert_to_tensor(ids)
+    if isinstance(ids, tf.Tensor) and ids.dtype.is_integer:
+        return ids
+    found = f"a tensor of {ids.dtype.name}" if isinstance(ids, tf.Tensor) else type(ids).__name__
+    raise UnusableError(f"{MISTAKE} integers for table {name}, as a dense tensor, found {found}")
 
 
 def choose_rows(tables: Mapping[str, TableVariable], ids: Ids) -> list[tf.Tensor]:
@@ -113,9 +152,6 @@ def choose_rows(tables: Mapping[str, TableVariable], ids: Ids) -> list[tf.Tensor
 
 
 def _choose_rows(name: str, num_rows: int, ids: tf.Tensor) -> tf.Tensor:
-    ids = tf.convert_to_tensor(ids)
-    if not ids.dtype.is_integer:
-        raise UnusableError(f"{MISTAKE} integers for table {name}, found {ids.dtype.name}")
     ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
     found = [f"{MISTAKE} ids from 0 to {num_rows - 1} for table {name}, found", tf.reduce_min(ids), tf.reduce_max(ids)]
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all((ids >= 0) & (ids < num_rows)), found)]):

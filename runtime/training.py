@@ -10,7 +10,8 @@ import tensorflow.compat.v1 as tf
 from runtime import report
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.roll_call import RollCall, dismiss_servers
-from runtime.data.streams import Batches, Columns
+from runtime.data.reader import Columns
+from runtime.data.streams import Batches
 from runtime.member import Member
 from runtime.monitoring import profiling, summaries
 from runtime.monitoring.evaluation import EvaluationGraph, EvaluationHook, FindRowsHook, ModelTest, record_test

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime.updates.packing import Packing, append_count, remove_count, split_vector
+from runtime.updates.exchange import Exchange
+from runtime.updates.packing import Packing, split_vector
 
 PS_0, PS_1 = "/job:ps/task:0", "/job:ps/task:1"
 MATRIX, VECTOR = np.float32([[0, 1], [2, 3], [4, 5]]), np.float32([6, 7, 8])
@@ -53,10 +54,13 @@ def test_a_ps_that_holds_the_global_step_alone_packs_nothing(run):
     assert [values.tolist() for values in run(vectors)] == [list(range(6)), []]
 
 
-@pytest.mark.parametrize("count", [0, 1, 255, 256, 65535, 65536, 2**24 - 1])
-def test_a_count_travels_with_a_vector_and_bfloat16_has_room_for_it(run, count):
-    message = append_count(tf.constant([1.5, -2.0]), tf.constant(count, tf.int64))
-    vector, received = run(remove_count(tf.cast(tf.cast(message, tf.bfloat16), tf.float32)))
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 65535, 65536, 2**24 - 1, 2**40])
+def test_a_count_travels_with_a_gradient_and_bfloat16_has_room_for_it(run, count, dtype):
+    with tf.device("/job:worker/task:0"):
+        gradient, num_steps = tf.constant([1.5, -2.0], dtype), tf.constant(count, tf.int64)
+        exchange = Exchange([gradient], num_steps, tf.zeros([]), None)
+    vector, received = run(exchange.receive(0, PS_1, gradient))
     assert (vector.tolist(), received) == ([1.5, -2.0], count)
 
 

@@ -12,14 +12,19 @@ from benchmarks.testbed.messages import tensors_sent
 from runtime.cluster.connection import Connection
 from runtime.errors import UnusableError
 from runtime.machine.session_config import make_session_config
-from runtime.tables import Table, look_up, make_variables
+from runtime.tables import Table, build_ids, build_parameters, look_up, make_variables
 from runtime.updates.mode import Mode, build_updates
 from runtime.updates.packing import Packing
+from runtime.updates.placement import make_strategy
 
 ROWS, DIM = 11, 2
 RATE, MOMENTUM, BETA_1, BETA_2 = 0.1, 0.9, 0.9, 0.999
 NUM_RUNS = 2
-FIRST_ROWS = np.linspace(-1, 1, ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
+ROWS_OF = {"table": ROWS, "other": 5}  # the ids of the other table are those of the first, modulo 5
+FIRST_ROWS_OF = {
+    name: np.linspace(-1, 1, rows * DIM, dtype=np.float32).reshape(rows, DIM) for name, rows in ROWS_OF.items()
+}
+FIRST_ROWS = FIRST_ROWS_OF["table"]
 # Of every batch some ids repeat, and rows 4 to 7, a slice of three, are in none.
 USED_ROWS = np.array([0, 1, 2, 3, 8, 9, 10])
 
@@ -42,35 +47,46 @@ def target_of(ids):
 class Worker:
     """A worker with a table and a variable, which learn to add up to what the ids of an example say."""
 
-    def __init__(self, servers, index, mode, replication="between_graph"):
+    def __init__(
+        self, servers, index, mode, replication="between_graph", tables=("table",), strategy=None, delay=tf.identity
+    ):
         task = dataclasses.replace(servers.task("worker", index), replication=replication)
         with tf.Graph().as_default() as graph:
             spec = tf.train.ClusterSpec(task.jobs)
-            with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
+            setter = tf.train.replica_device_setter(worker_device=task.device, cluster=spec, ps_strategy=strategy)
+            with tf.device(setter):
                 tf.train.create_global_step()
-                table = Table(ROWS, DIM, tf.zeros_initializer())
+                if strategy:
+                    tf.get_variable("large", [100])  # so the other variables come together elsewhere
                 bias = tf.get_variable("bias", [DIM], initializer=tf.zeros_initializer())
-                self.parameters = make_variables({"table": table, "bias": bias}, len(task.ps_hosts))
+                parameters = {name: Table(ROWS_OF[name], DIM, tf.zeros_initializer()) for name in tables}
+                self.parameters = make_variables(parameters | {"bias": bias}, len(task.ps_hosts))
                 packing = Packing(self.parameters)
                 ids = [make_ids(worker, mode.num_batches) for worker in range(task.batches_per_step)]
                 inputs = np.concatenate(ids, axis=1) if task.batches_per_step > 1 else make_ids(index, len(ids[0]))
 
+                def build_ids(ids):
+                    return {name: ids % ROWS_OF[name] for name in tables}
+
                 def build_loss(parameters, ids):
-                    parameters = look_up(parameters, {"table": ids})
-                    sums = tf.reduce_sum(parameters["table"], axis=1) + parameters["bias"]
+                    parameters = look_up(parameters, build_ids(ids))
+                    sums = sum(tf.reduce_sum(parameters[name], axis=1) for name in tables) + parameters["bias"]
                     target = tf.cast(ids[:, :1], tf.float32) / 10 + 1
-                    return tf.reduce_mean(tf.reduce_sum((sums - target) ** 2, axis=1)) / 2
+                    return delay(tf.reduce_mean(tf.reduce_sum((sums - target) ** 2, axis=1)) / 2)
 
                 self.updates = build_updates(
-                    packing, build_loss, lambda ids: {"table": ids}, tf.constant(inputs), mode, task, tf.ConfigProto()
+                    packing, build_loss, build_ids, tf.constant(inputs), mode, task, tf.ConfigProto()
                 )
                 with tf.device(task.device):
-                    self.all_rows = packing.fetch({"table": np.arange(ROWS)})
+                    self.all_rows = packing.fetch({name: np.arange(ROWS_OF[name]) for name in tables})
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(self.updates.unsaved_variables)]
             local = tf.local_variables_initializer()
             self.saver = tf.train.Saver(sharded=True)
-            first = tf.split(FIRST_ROWS, [slice.shape[0] for slice in self.parameters["table"].slices])
-            first = [slice.assign(rows) for slice, rows in zip(self.parameters["table"].slices, first, strict=True)]
+            first = []
+            for name in tables:
+                slices = self.parameters[name].slices
+                rows = tf.split(FIRST_ROWS_OF[name], [slice.shape[0] for slice in slices])
+                first += [slice.assign(of_slice) for slice, of_slice in zip(slices, rows, strict=True)]
         self.session = Connection(servers.workers[index].target, make_session_config(task)).session(graph)
         if task.is_chief:
             for initializer in (*initializers, first):
@@ -78,9 +94,12 @@ class Worker:
         self.session.run(local)
 
     def read(self):
-        rows = self.session.run(self.all_rows)
-        np.testing.assert_array_equal(rows["table"].ids, np.arange(ROWS))
-        return rows["table"].values, rows["bias"]
+        """Return the values of all parameters: the tables, and the bias."""
+        found = self.session.run(self.all_rows)
+        bias = found.pop("bias")
+        for name, rows in found.items():
+            np.testing.assert_array_equal(rows.ids, np.arange(ROWS_OF[name]))
+        return *(rows.values for rows in found.values()), bias
 
 
 def make_mode(**fields):
@@ -105,9 +124,9 @@ def run_together(workers):
 class Reference:
     """The same in numpy: what every optimizer does to the rows that a gradient has."""
 
-    def __init__(self, optimizer):
-        self.optimizer, self.num_updates = optimizer, 0
-        self.values = {"table": FIRST_ROWS.astype(np.float64), "bias": np.zeros(DIM)}
+    def __init__(self, optimizer, tables=("table",)):
+        self.optimizer, self.num_updates, self.tables = optimizer, 0, tables
+        self.values = {name: FIRST_ROWS_OF[name].astype(np.float64) for name in tables} | {"bias": np.zeros(DIM)}
         self.slots = {name: [np.zeros_like(v), np.zeros_like(v)] for name, v in self.values.items()}
         if optimizer == "adagrad":
             for name, value in self.values.items():
@@ -115,17 +134,20 @@ class Reference:
 
     def gradient(self, ids, values=None):
         values = values or self.values
-        error = (values["table"][ids].sum(axis=1) + values["bias"] - target_of(ids)) / len(ids)
-        table = np.zeros((ROWS, DIM))
-        np.add.at(table, ids, error[:, None, :])
-        return {"table": table, "bias": error.sum(axis=0)}
+        sums = sum(values[name][ids % ROWS_OF[name]].sum(axis=1) for name in self.tables) + values["bias"]
+        error = (sums - target_of(ids)) / len(ids)
+        gradients = {"bias": error.sum(axis=0)}
+        for name in self.tables:
+            gradients[name] = np.zeros((ROWS_OF[name], DIM))
+            np.add.at(gradients[name], ids % ROWS_OF[name], error[:, None, :])
+        return gradients
 
     def apply(self, gradients, touched):
-        """Apply the mean of the gradients; of the table only the rows that are in one of them."""
+        """Apply the mean of the gradients; of a table only the rows that are in one of them."""
         self.num_updates += 1
         for name, (first, second) in self.slots.items():
             gradient = np.mean([gradient[name] for gradient in gradients], axis=0)
-            rows = np.unique(touched) if name == "table" else slice(None)
+            rows = np.unique(touched % ROWS_OF[name]) if name in self.tables else slice(None)
             g, value = gradient[rows], self.values[name]
             if self.optimizer == "sgd":
                 value[rows] -= RATE * g
@@ -150,7 +172,7 @@ class Reference:
         return {name: self.values[name] - value for name, value in values.items()}
 
     def assert_equals(self, found, **tolerance):
-        for name, value in zip(("table", "bias"), found, strict=True):
+        for name, value in zip((*self.tables, "bias"), found, strict=True):
             np.testing.assert_allclose(value, self.values[name], **({"rtol": 1e-4, "atol": 2e-5} | tolerance))
 
 
@@ -211,6 +233,67 @@ def test_local_steps_send_the_change_of_the_rows_that_they_used(servers_of, sync
         for name, value in expected.values.items():
             value -= np.mean([change[name] for change in changes], axis=0)
     expected.assert_equals(workers[0].read())
+
+
+@pytest.mark.parametrize("num_ps", [1, 3])
+@pytest.mark.parametrize("sync_replicas", [False, True])
+def test_a_model_may_have_two_tables(servers_of, sync_replicas, num_ps):
+    mode, tables = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), ("table", "other")
+    expected, num_workers = Reference("adagrad", tables), 1 + sync_replicas
+    servers = servers_of(num_ps, num_workers)
+    workers = [Worker(servers, index, mode, tables=tables) for index in range(num_workers)]
+    run_together(workers)
+    batches = [make_ids(worker, mode.num_batches) for worker in range(num_workers)]
+    for of_workers in [*zip(*batches, strict=True)] * NUM_RUNS:
+        expected.apply([expected.gradient(ids) for ids in of_workers], np.concatenate(of_workers))
+    expected.assert_equals(workers[0].read())
+
+
+@pytest.mark.parametrize("num_ps", [1, 3])
+def test_the_rows_of_a_backup_worker_that_comes_late_are_dropped(servers_of, num_ps):
+    def make_queue(name):
+        with tf.device("/job:worker/task:1"):
+            return tf.FIFOQueue(-1, tf.float32, [()], shared_name=name)
+
+    def delay(loss):
+        with tf.control_dependencies([loss]):
+            has_read = make_queue("has_read").enqueue(1.0)
+        with tf.control_dependencies([has_read]):
+            return loss * make_queue("may_go_on").dequeue()
+
+    mode, expected = make_mode(optimizer="adagrad", sync_replicas=True, replicas_to_aggregate=1), Reference("adagrad")
+    servers = servers_of(num_ps, 2)
+    fast, slow = Worker(servers, 0, mode), Worker(servers, 1, mode, delay=delay)
+    with tf.Graph().as_default() as graph:
+        has_read = make_queue("has_read").dequeue()
+        go_on = make_queue("may_go_on").enqueue_many([tf.ones([mode.num_batches])])
+    session = Connection(servers.workers[1].target, make_session_config(servers.task("worker", 1))).session(graph)
+    late = threading.Thread(target=slow.session.run, args=(slow.updates.train_op,), daemon=True)
+    late.start()
+    session.run(has_read)
+    fast.session.run(fast.updates.train_op)
+    session.run(go_on)
+    late.join(120)
+    assert not late.is_alive()
+    for ids in [*make_ids(0, mode.num_batches), *make_ids(1, mode.num_batches)[1:]]:
+        expected.apply([expected.gradient(ids)], ids)
+    expected.assert_equals(fast.read())
+
+
+@pytest.mark.parametrize("sync_replicas", [False, True])
+def test_two_slices_of_a_table_may_lie_on_one_ps(servers_of, tmp_path, sync_replicas):
+    mode, expected = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), Reference("adagrad")
+    worker = Worker(servers_of(3, 1), 0, mode, strategy=make_strategy("greedy", 3))
+    assert [slice.device for slice in worker.parameters["table"].slices] == [f"/job:ps/task:{ps}" for ps in (0, 2, 0)]
+    run_together([worker])
+    for ids in [*make_ids(0, mode.num_batches)] * NUM_RUNS:
+        expected.apply([expected.gradient(ids)], ids)
+    expected.assert_equals(worker.read())
+
+    path = worker.saver.save(worker.session, str(tmp_path / "model.ckpt"), write_meta_graph=False)
+    other = Worker(servers_of(1, 1), 0, make_mode(optimizer="adagrad"))
+    other.saver.restore(other.session, path)
+    expected.assert_equals(other.read())
 
 
 def test_rows_travel_in_bfloat16_like_all_else(servers_of):
@@ -284,13 +367,56 @@ def test_a_table_of_bytes_takes_ids_of_bytes(graph):
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         assert session.run(parameters["table"].ids).tolist() == [0, 255]
-    with pytest.raises(UnusableError, match="integers for table table, found float32"):
-        packing.select([{"table": tf.constant([1.0])}])
 
 
-@pytest.mark.parametrize("table", [Table(0, 1), Table(2**31, 1), Table(1, 0)])
+class Model:
+    """A user's model.py, whose functions return what they are told."""
+
+    def __init__(self, ids=None, parameters=None):
+        self.build_ids, self.build_parameters = lambda inputs: ids(), lambda model, hidden_units: parameters()
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        (lambda: None, "a dict of the ids by the name of their table, found NoneType"),
+        (lambda: [tf.constant([1])], "a dict of the ids by the name of their table, found list"),
+        (lambda: tf.sparse.from_dense([[1, 2]]), "a dict of the ids by the name of their table, found SparseTensor"),
+        (lambda: {"t": None}, "integers for table t, as a dense tensor, found NoneType"),
+        (lambda: {"t": tf.sparse.from_dense([[1, 2]])}, "integers for table t, as a dense tensor, found SparseTensor"),
+        (lambda: {"t": tf.ragged.constant([[1], [2, 3]])}, "integers for table t, as a dense tensor, found Ragged"),
+        (lambda: {"t": tf.constant([1.0])}, "integers for table t, as a dense tensor, found a tensor of float32"),
+    ],
+)
+def test_what_is_no_id_is_refused(graph, ids, found):
+    with pytest.raises(UnusableError, match=rf"model\.py: build_ids\(\) must return {found}"):
+        build_ids(Model(ids), tf.zeros([2, 3]))
+
+
+def test_ids_may_be_a_list(graph):
+    assert build_ids(Model(lambda: {"t": [[1, 2]]}), tf.zeros([2, 3]))["t"].dtype == tf.int32
+
+
+@pytest.mark.parametrize(
+    ("parameters", "found"),
+    [
+        (lambda: {"a": tf.get_variable("my weights", [2])}, "makes what TensorFlow refuses: .*'my weights'"),
+        (lambda: [tf.get_variable("weights", [2])], "must return a dict of variables by name, found list"),
+    ],
+)
+def test_parameters_that_cannot_be_made_are_refused(graph, parameters, found):
+    with pytest.raises(UnusableError, match=rf"model\.py: build_parameters\(\) {found}"):
+        build_parameters(Model(parameters=parameters), "mlp", 100)
+
+
+def test_a_table_whose_name_has_a_space_is_refused():
+    with pytest.raises(UnusableError, match="a table is named 'my table', expected letters, digits, and"):
+        Table(5, 2).check("my table", 1, "ps")
+
+
+@pytest.mark.parametrize("table", [Table(0, 1), Table(2**31, 1), Table(1, 0), Table(50.0, 4), Table(4, "2")])
 def test_a_table_of_an_impossible_size_is_refused(table):
-    with pytest.raises(UnusableError, match=r"expected 1 to 2147483647 rows of one number or more"):
+    with pytest.raises(UnusableError, match=r"expected 1 to 2147483647 rows of one number or more, each an int"):
         table.check("t", 1, "ps")
 
 

@@ -17,13 +17,15 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import poll_for
 from runtime.cluster import probes
 from runtime.cluster.notes import Notes
+from runtime.cluster.task import Task
+from runtime.errors import UnusableError
 from runtime.updates import lost_shares
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
-from runtime.updates.exchange import GradientExchangeBuilder
+from runtime.updates.exchange import GradientExchangeBuilder, Work
 from runtime.updates.holding import make_holdings
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
-from runtime.updates.mode import make_optimizer
+from runtime.updates.mode import Mode, build_updates, make_optimizer
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
 from runtime.updates.synchronous import build_sync_updates
@@ -70,7 +72,6 @@ class Worker:
         dtype=tf.float32,
     ):
         task = servers.task("worker", index)
-        towers = Towers(task.device, [task.device])
         with tf.Graph().as_default() as graph:
             spec = tf.train.ClusterSpec(task.jobs)
             with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
@@ -90,25 +91,25 @@ class Worker:
 
                 indices = make_indices(N * local_steps)
                 with tf.device(task.device):
+                    work = Work(packing, build_loss, indices, dtype, Towers(task.device, [task.device]))
                     if local_steps == 1:
-                        builder = GradientExchangeBuilder(packing, build_loss, indices, dtype, towers)
+                        builder = GradientExchangeBuilder(work)
                     else:
                         pace = 1 if replicas else len(task.worker_hosts)
                         length = Length(local_steps, train_steps, num_shares=1, pace=pace)
                         make_sgd = functools.partial(make_optimizer, "sgd")
-                        builder = LocalStepsExchangeBuilder(
-                            packing, build_loss, indices, make_sgd, schedule, length, dtype, towers
-                        )
+                        builder = LocalStepsExchangeBuilder(work, make_sgd, schedule, length)
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
                     selections = packing.select([{}] * N)
+                    build_exchange = builder.build_exchange
                     updates = build_async_updates(
-                        packing, selections, holdings, builder, max_pending, train_steps, task
+                        packing, selections, holdings, build_exchange, max_pending, train_steps, task
                     )
                 else:
                     rule = Rule(len(task.worker_hosts), replicas, local_steps, train_steps)
                     selections = packing.select([{}] * exchanges)
-                    updates = build_sync_updates(packing, selections, holdings, builder, rule, task)
+                    updates = build_sync_updates(packing, selections, holdings, builder.build_exchange, rule, task)
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
             self.updates, self.train_op, self.hooks = updates, updates.train_op, updates.hooks
@@ -312,7 +313,7 @@ def test_a_ps_without_parameters_counts_no_step_before_it_is_computed(graph):
         packing = Packing({"w": tf.get_variable("w", [3])})
     towers = Towers("/job:worker/task:0", ["/job:worker/task:0"])
     builder = GradientExchangeBuilder(
-        packing, lambda parameters, _: tf.reduce_sum(parameters["w"]), make_indices(1), tf.float32, towers
+        Work(packing, lambda parameters, _: tf.reduce_sum(parameters["w"]), make_indices(1), tf.float32, towers)
     )
     (selection,) = packing.select([{}])
     exchange = builder.build_exchange(packing.read(selection), selection, [], 0)
@@ -323,6 +324,25 @@ def test_a_ps_without_parameters_counts_no_step_before_it_is_computed(graph):
         before.add(op)
         ops += {tensor.op for tensor in op.inputs} | set(op.control_inputs) - before
     assert exchange.loss.op in before
+
+
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_a_parameter_that_the_loss_does_not_use_is_named(graph, local_steps):
+    task = Task("worker", 0, ("ps:1",), ("worker:1",))
+    mode = Mode("sgd", LEARNING_RATE, "constant", None, 100, local_steps, False, None, "float32")
+    with tf.device(tf.train.replica_device_setter(cluster=tf.train.ClusterSpec(task.jobs))):
+        tf.train.create_global_step()
+        packing = Packing({name: tf.get_variable(name, [2]) for name in ("used", "idle")})
+        with pytest.raises(UnusableError, match=r"^model\.py: the loss has no gradient for idle: use what"):
+            build_updates(
+                packing,
+                lambda parameters, _: tf.reduce_sum(parameters["used"]),
+                lambda _: {},
+                make_indices(mode.num_batches),
+                mode,
+                task,
+                tf.ConfigProto(),
+            )
 
 
 @pytest.mark.parametrize("dying", [0, 1])
@@ -751,14 +771,10 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
     packing = Packing({"w": weight})
     builder = LocalStepsExchangeBuilder(
-        packing,
-        lambda parameters, _: 1 * parameters["w"],
-        make_indices(2 * 3),
+        Work(packing, lambda parameters, _: 1 * parameters["w"], make_indices(2 * 3), tf.float32, Towers("", [""])),
         functools.partial(make_optimizer, name),
         Schedule("constant", 0.5, None, train_steps=100),
         Length(max_steps=3, train_steps=100, num_shares=1, pace=1),
-        tf.float32,
-        Towers("", [""]),
     )
     selections = packing.select([{}] * 2)
     exchanges = [builder.build_exchange(packing.read(s), s, [], number) for number, s in enumerate(selections)]

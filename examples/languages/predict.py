@@ -6,27 +6,74 @@ python predict.py --model DIR word ...
 import argparse
 import os
 import sys
+import unicodedata
+from collections.abc import Callable
 
+from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+
+# isort: split
 import tensorflow as tf
 
 from mnist_input import LANGUAGES, MAX_LETTERS, encode
+from runtime.errors import UNUSABLE_STATUS, UnusableError
+
+
+def normalize(argument: str) -> str:
+    """Return a word as those of the lists are: small letters, each one code point.
+
+    Raises:
+      UnusableError: it is none, or too long for the model.
+    """
+    word = unicodedata.normalize("NFC", argument.lower())
+    if not word.isalpha():
+        raise UnusableError(f"{argument!r} is no word, which has letters only: give several as several arguments")
+    if len(word) > MAX_LETTERS:
+        raise UnusableError(
+            f"{argument} has {len(word)} letters, expected at most {MAX_LETTERS}: the model knows no more"
+        )
+    return word
+
+
+def load_model(folder: str) -> Callable[..., dict[str, tf.Tensor]]:
+    """Load the newest version in a folder of exported models.
+
+    Raises:
+      UnusableError: there is none, or it is not one of words.
+    """
+    try:
+        newest = max((name for name in os.listdir(folder) if name.isdigit()), key=int)
+        model = tf.saved_model.load(os.path.join(folder, newest)).signatures["serving_default"]
+        model(words=tf.zeros([1, MAX_LETTERS], tf.int32))
+    except (OSError, ValueError, KeyError, TypeError, tf.errors.OpError) as error:
+        raise UnusableError(
+            f"--model {folder} has no exported model of words ({error}): give the --export_dir of distributed.py"
+        ) from error
+    return model
 
 
 def main() -> None:
     """Print the most likely languages of each word."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", metavar="DIR", required=True, help="the --export_dir of distributed.py")
-    parser.add_argument("words", metavar="word", nargs="+")
+    parser.add_argument("words", metavar="word", nargs="+", help=f"at most {MAX_LETTERS} letters")
     arguments = parser.parse_args()
+    words, mistakes = [], []
+    for argument in arguments.words:
+        try:
+            words.append(normalize(argument))
+        except UnusableError as error:
+            mistakes.append(error)
     try:
-        newest = max((name for name in os.listdir(arguments.model) if name.isdigit()), key=int)
-        predict = tf.saved_model.load(os.path.join(arguments.model, newest)).signatures["serving_default"]
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: --model {arguments.model} has no exported model ({error}): give the --export_dir of the run")
-    words = [word.lower()[:MAX_LETTERS] for word in arguments.words]
-    for word, of_word in zip(words, predict(words=tf.constant(encode(words)))["probabilities"].numpy(), strict=True):
-        best = of_word.argsort()[::-1][:3]
-        print(f"{word}: " + ", ".join(f"{LANGUAGES[label]} ({of_word[label]:.1%})" for label in best))
+        predict = load_model(arguments.model)
+        probabilities = predict(words=tf.constant(encode(words)))["probabilities"].numpy() if words else []
+        for word, of_word in zip(words, probabilities, strict=True):
+            best = of_word.argsort()[::-1][:3]
+            print(f"{word}: " + ", ".join(f"{LANGUAGES[label]} ({of_word[label]:.1%})" for label in best), flush=True)
+    except UnusableError as error:
+        mistakes.append(error)
+    for mistake in mistakes:
+        print(f"error: {mistake}", file=sys.stderr)
+    sys.exit(UNUSABLE_STATUS if mistakes else 0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf
 
 from runtime.data import download
-from runtime.data.streams import Columns
+from runtime.data.reader import Columns
 from runtime.data.tfrecords import UNFINISHED, name_of
 from runtime.errors import UNUSABLE_STATUS, UnusableError, refuse_url
 
@@ -79,11 +79,10 @@ def _check_is_meant(data_dir: str) -> None:
 def main(load: Load, data_error: type[Exception]) -> None:
     """Convert as the command line says; `load` raises a `data_error` for a file that is not what it should be."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("convert", allow_abbrev=False, help="write a data set as TFRecord files")
-    command.add_argument("--shards", type=int, metavar="N", required=True, help="number of files for training")
-    command.add_argument("--data_dir", default=download.default_data_dir(), help="the data set's own files")
-    command.add_argument("--output_dir", help="a new folder for the result; default: tfrecord in the --data_dir")
+    parser.add_argument("command", choices=["convert"], help="write a data set as TFRecord files")
+    parser.add_argument("--shards", type=int, metavar="N", required=True, help="number of files for training")
+    parser.add_argument("--data_dir", default=download.default_data_dir(), help="the data set's own files")
+    parser.add_argument("--output_dir", help="a new folder for the result; default: tfrecord in the --data_dir")
     arguments = parser.parse_args()
     if not 0 < arguments.shards <= 99999:
         parser.error("--shards must be from 1 to 99999")

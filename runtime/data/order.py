@@ -19,7 +19,7 @@ def build_numbers(
       num_examples: in an epoch.
       block_size: how many neighbours stay together; 1 permutes the examples themselves.
       seed: the run's seed.
-      stream: see `Source`; it tells this stream from others of the same seed.
+      stream: see `MemorySource`; it tells this stream from others of the same seed.
 
     Returns:
       int64 [num_positions], in [0, num_examples).

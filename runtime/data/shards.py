@@ -15,7 +15,7 @@ import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from runtime.data.order import build_numbers
-from runtime.data.streams import Access, Columns, Reader
+from runtime.data.reader import Access, Columns, Reader
 from runtime.data.tfrecords import FOOTER_BYTES, HEADER_BYTES, REMEDY, Shard, make_header
 from runtime.errors import UnusableError
 
@@ -24,10 +24,10 @@ PLACES = 16  # from so many places at least come the examples of a run, where th
 
 
 class ShardSource:
-    """Examples in TFRecord files: see `Source`."""
+    """Examples in TFRecord files, with the methods of `MemorySource`."""
 
     def __init__(self, shards: Sequence[Shard], reader: Reader, stream: int | None = None):
-        """Take files that `find_shards()` has found, what splits their records, and `stream`: see `Source`."""
+        """Take files that `find_shards()` has found, what splits their records, and a `stream` as of `MemorySource`."""
         self._shards, self._reader, self.stream = shards, reader, stream
         ends = np.cumsum([shard.num_examples for shard in shards])
         self._firsts, self.num_examples = np.concatenate([[0], ends[:-1]]), int(ends[-1])

@@ -1,61 +1,34 @@
 """From examples, wherever they lie, to an endless stream of batches, a few for each run of the graph."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import numpy.typing as npt
 import tensorflow.compat.v1 as tf
+
+from runtime.data import download
+from runtime.data.memory import MemorySource
+from runtime.data.reader import Access, Columns, Reader
+from runtime.data.shards import ShardSource
+from runtime.data.tfrecords import find_shards
 
 SHARDINGS = ("static", "dynamic")
 
-Columns = Sequence[Any]  # the parts of some examples, such as images [n, ...] and labels [n]: arrays, or tensors
+# Examples, and how they become the inputs of a run: their numbers or, where they are read for it, themselves.
+Source = MemorySource | ShardSource
 
 
-class Reader(Protocol):
-    """What reads a data set, such as the module `mnist_input`."""
+def open_source(data_dir: str, split: str, reader: Reader) -> Source:
+    """Return the examples of one split in `data_dir`, `train` or `t10k`; files of MNIST that are missing are fetched.
 
-    RECORD_BYTES: int  # of an example in a TFRecord file
-
-    def load(self, data_dir: str, split: str) -> Any:
-        """Read one split, `train` or `t10k`, of the data set's own files into memory: its columns, as a named tuple."""
-
-    def split_records(self, records: Any) -> Columns:
-        """Split records, uint8 [n, RECORD_BYTES], an array or a tensor, into their columns."""
-
-
-class Access(NamedTuple):
-    """How a graph gets at the examples of a source."""
-
-    build_columns: Callable[[tf.Tensor], Columns]  # of a batch, from its inputs, [b, ...]
-    initializer: tf.Operation
-    feed_dict: Mapping[tf.Tensor, npt.NDArray[Any]]  # what `initializer` is fed
-
-
-class Source(Protocol):
-    """Examples, and how they become the inputs of a run: their numbers or, where they are read for it, themselves."""
-
-    num_examples: int
-    stream: int | None  # the index of the worker whose share this is; None: all workers share one stream of all
-
-    @property
-    def description(self) -> str:
-        """What tells these examples from others, in words."""
-
-    def share(self, index: int, num_workers: int) -> "Source":
-        """Return the share of one worker: shares are disjoint and complete."""
-
-    def load(self) -> Columns:
-        """Return all examples, in memory."""
-
-    def build_access(self) -> Access:
-        """Build what the inputs of a batch need to become examples."""
-
-    def build_inputs(self, first: tf.Tensor, run_size: int, seed: int) -> tf.Tensor:
-        """Build the inputs of the run whose examples begin at position `first`, int64 []: [run_size, ...]."""
-
-    def build_dataset(self, first: tf.Tensor, run_size: int, seed: int) -> tf.data.Dataset:
-        """Build the inputs of all runs from position `first` on: a data set of elements [run_size, ...]."""
+    Raises:
+      DownloadError: there are neither TFRecord files nor MNIST's, and these cannot be fetched.
+      UnusableError: a TFRecord file is missing, or is not what it should be.
+    """
+    if download.has_shards(data_dir):
+        return ShardSource(find_shards(data_dir, split, reader.RECORD_BYTES), reader)
+    download.fetch(data_dir)
+    return MemorySource(reader.load(data_dir, split))
 
 
 class Batches(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.data.streams import Columns
+from runtime.data.reader import Columns
 
 NUM_MISTAKES = 24
 

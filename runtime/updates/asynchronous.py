@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
-from runtime.updates.exchange import Exchange, ExchangeBuilder, Updates
+from runtime.updates.exchange import Exchange, ExchangeFunction, Updates
 from runtime.updates.holding import Gradient, Holding, make_updates
 from runtime.updates.packing import Packing, Selection
-from runtime.updates.staleness import Staleness
 
 EXCHANGES_PER_RUN = 8  # they share the cost of a run, and within a run no exchange waits for Python
 
@@ -17,7 +16,7 @@ def build_async_updates(
     packing: Packing,
     selections: Sequence[Selection],
     holdings: Sequence[Holding],
-    builder: ExchangeBuilder,
+    build_exchange: ExchangeFunction,
     max_pending: int,
     train_steps: int,
     task: Task,
@@ -31,7 +30,11 @@ def build_async_updates(
     pending: list[Exchange] = []
     exchanges: list[Exchange] = []
     added: list[list[tf.Tensor]] = [[] for _ in holdings]  # the steps that each exchange has added, on each ps
-    staleness = Staleness(holdings, added)
+    # Staleness, in steps of others, is asked of the ps with the most parameters: that of the global step may have none,
+    # and then it counts before the worker has computed. No exchange sends more for that.
+    asked = max(holdings, key=lambda holding: holding.num_parameters)
+    steps_at_reads: list[tf.Tensor] = []  # of each exchange, as what follows
+    steps_at_writes: list[tf.Tensor] = []
 
     def apply(exchange: Exchange, vectors: Sequence[tf.Tensor]) -> None:
         # The next exchange takes this one for pending, so `vectors`, which it computes on, must be read before.
@@ -40,22 +43,36 @@ def build_async_updates(
                 received, num_steps = exchange.receive(ps, holding.device, vector)
                 gradient = holding.unpack(received, exchange.selection.places[ps])
                 steps = holding.read_steps(after=[*added[ps][-1:], received])
-                staleness.note_write(ps, steps)
+                if holding is asked:
+                    steps_at_writes.append(_count_steps_of_others(holding, steps, added[ps]))
                 added[ps].append(_apply_if_it_fits(holding, gradient, num_steps, steps, train_steps))
 
     for number, selection in enumerate(selections):
         with tf.name_scope("exchange"):
-            vectors = packing.read(selection, staleness.note_read())
+            after = [of_ps[-1:] for of_ps in added]
+            ps = holdings.index(asked)
+            steps = asked.read_steps(after[ps])
+            steps_at_reads.append(_count_steps_of_others(asked, steps, added[ps]))
+            after[ps] = [steps]
+            vectors = packing.read(selection, after)
             with tf.device(task.device):
-                exchanges.append(builder.build_exchange(vectors, selection, pending, number))
+                exchanges.append(build_exchange(vectors, selection, pending, number))
                 pending.append(exchanges[-1])
                 if len(pending) > max_pending:
                     apply(pending.pop(0), vectors)
     with tf.name_scope("exchange"), tf.device(task.device):
         for exchange in pending:
             apply(exchange, vectors)
+    with tf.device(asked.device), tf.name_scope("staleness"):
+        staleness = tf.reduce_mean(tf.cast(tf.stack(steps_at_writes) - tf.stack(steps_at_reads), tf.float32))
     # The first exchange is shown, since the last one may have no steps.
-    return make_updates(holdings, added, exchanges[0])._replace(staleness=staleness.build_mean())
+    return make_updates(holdings, added, exchanges[0])._replace(staleness=staleness)
+
+
+def _count_steps_of_others(holding: Holding, steps: tf.Tensor, own: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Build how many of the steps on a ps, int64 [], are not this worker's own; a run that fetches none counts none."""
+    with tf.device(holding.device), tf.name_scope("staleness"):
+        return steps - tf.add_n(own) if own else tf.identity(steps)
 
 
 def _apply_if_it_fits(

@@ -1,18 +1,46 @@
 """The exchange: a worker reads the parameters, computes, and sends the ps tasks something to apply."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from runtime.errors import UnusableError
 from runtime.tables import Ids, Parameters, values_of
-from runtime.updates.packing import Packing, Selection, append_count, remove_count, send
+from runtime.updates.packing import Packing, Selection
 from runtime.updates.towers import Towers
 
 # Builds the loss, float32 [], from the parameters and the inputs of a batch.
 LossFunction = Callable[[Parameters, tf.Tensor], tf.Tensor]
 # Builds the ids of the rows that a batch needs from its inputs.
 IdsFunction = Callable[[tf.Tensor], Ids]
+
+
+class Work(NamedTuple):
+    """What a worker computes, of what, and where."""
+
+    packing: Packing  # of the parameters
+    build_loss: LossFunction
+    inputs: tf.Tensor  # of the batches of a run, [batches in a run, b, ...]
+    dtype: tf.DType  # in which gradients travel
+    towers: Towers  # where they are computed
+
+    def build_gradients(self, parameters: Parameters, inputs: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Build the loss of a batch, float32 [], and its gradient with respect to each of the parameters.
+
+        Raises:
+          UnusableError: a parameter has none.
+        """
+        loss = self.build_loss(parameters, inputs)
+        values = values_of(parameters)
+        gradients = tf.gradients(loss, list(values.values()))
+        unused = [name for name, gradient in zip(values, gradients, strict=True) if gradient is None]
+        if unused:
+            raise UnusableError(
+                f"model.py: the loss has no gradient for {', '.join(unused)}: use what build_parameters() returns, or"
+                " leave it out there"
+            )
+        return loss, gradients
 
 
 class Exchange(NamedTuple):
@@ -25,21 +53,35 @@ class Exchange(NamedTuple):
 
     def receive(self, ps: int, device: str, after: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Build, on a ps, its gradient, float32, and the number of steps, as they are once `after` is there."""
-        gradient = self.gradients[ps]
-        message = gradient if self.num_steps is None else append_count(gradient, self.num_steps)
+        message, num_words = self.gradients[ps], 0
+        if self.num_steps is not None:  # it travels along, bit by bit
+            words = tf.bitcast(self.num_steps, message.dtype)
+            message, num_words = tf.concat([message, words], axis=0), words.shape[0]
         with tf.device(device):
             with tf.control_dependencies([after]):
-                received = tf.cast(tf.identity(message), tf.float32)
-            return (received, tf.constant(1, tf.int64)) if self.num_steps is None else remove_count(received)
+                received = tf.identity(message)
+            if not num_words:
+                return tf.cast(received, tf.float32), tf.constant(1, tf.int64)
+            return tf.cast(received[:-num_words], tf.float32), tf.bitcast(received[-num_words:], tf.int64)
 
 
-class ExchangeBuilder(Protocol):
-    """What a worker computes between reading the parameters and sending something back."""
+# Builds an exchange: see `GradientExchangeBuilder.build_exchange()`.
+ExchangeFunction = Callable[[Sequence[tf.Tensor], Selection, Sequence[Exchange], int], Exchange]
+
+
+class GradientExchangeBuilder:
+    """Builds exchanges of one batch each: that of an exchange has the exchange's number."""
+
+    def __init__(self, work: Work):
+        self._work = work
+        # Unstack here, where nothing is waited for: inside an exchange it would run before the gradients are sent.
+        self._batches = tf.unstack(work.inputs)
+        self._last_gradients: list[tf.Tensor] = []
 
     def build_exchange(
         self, vectors: Sequence[tf.Tensor], selection: Selection, pending: Sequence[Exchange], number: int
     ) -> Exchange:
-        """Build one exchange.
+        """Build what a worker computes between reading the parameters and sending something back.
 
         Args:
           vectors: the parameters, packed, on the ps tasks.
@@ -47,39 +89,16 @@ class ExchangeBuilder(Protocol):
           pending: the exchanges of this worker that `vectors` do not have yet.
           number: of this exchange in the run, from 0.
         """
-
-
-class GradientExchangeBuilder:
-    """Builds exchanges of one batch each."""
-
-    def __init__(
-        self, packing: Packing, build_loss: LossFunction, inputs: tf.Tensor, dtype: tf.DType, towers: Towers
-    ) -> None:
-        """Prepare to build exchanges.
-
-        Args:
-          packing: of the parameters.
-          build_loss: builds the loss of a batch.
-          inputs: of the batches of a run, [batches in a run, b, ...]: that of an exchange has the exchange's number.
-          dtype: in which parameters and gradients travel.
-          towers: where the gradients are computed.
-        """
-        self._packing, self._build_loss, self._dtype, self._towers = packing, build_loss, dtype, towers
-        # Unstack here, where nothing is waited for: inside an exchange it would run before the gradients are sent.
-        self._batches = tf.unstack(inputs)
-        self._last_gradients: list[tf.Tensor] = []
-
-    def build_exchange(
-        self, vectors: Sequence[tf.Tensor], selection: Selection, pending: Sequence[Exchange], number: int
-    ) -> Exchange:
-        """Build the exchange that sends the gradients of batch `number`: see `ExchangeBuilder`."""
         assert not pending, "a classic step reads everything that this worker has done before"
         # Gather a batch when its turn comes: the batches of a whole run would not stay in the cache.
         with tf.control_dependencies(self._last_gradients):
             inputs = tf.identity(self._batches[number])
-        given = [*send(vectors, self._dtype), *selection.ids]
-        loss, *gradients = self._towers.average(self._compute, given, inputs)
-        self._last_gradients = [tf.cast(gradient, self._dtype) for gradient in gradients]
+        messages = []
+        for vector in vectors:
+            with tf.device(vector.device):
+                messages.append(tf.cast(vector, self._work.dtype))
+        loss, *gradients = self._work.towers.average(self._compute, [*messages, *selection.ids], inputs)
+        self._last_gradients = [tf.cast(gradient, self._work.dtype) for gradient in gradients]
         # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape costs nothing, so the gradients
         # leave before the next batch is gathered, which becomes ready at the same moment.
         sent = [tf.reshape(gradient, [-1]) for gradient in self._last_gradients]
@@ -87,13 +106,12 @@ class GradientExchangeBuilder:
 
     def _compute(self, given: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
         """Build the loss of a batch, and the packed gradients, of messages and of the ids of each table's rows."""
-        num_messages = len(self._packing.variables)
+        packing = self._work.packing
+        num_messages = len(packing.variables)
         vectors, ids = [tf.cast(message, tf.float32) for message in given[:num_messages]], given[num_messages:]
-        parameters = self._packing.unpack(vectors, ids)
-        loss = self._build_loss(parameters, inputs)
-        gradients = tf.gradients(loss, list(values_of(parameters).values()))
+        loss, gradients = self._work.build_gradients(packing.unpack(vectors, ids), inputs)
         with tf.control_dependencies([loss]):  # a ps without parameters, too, counts the step when it is computed
-            return [loss, *self._packing.pack(gradients, ids)]
+            return [loss, *packing.pack(gradients, ids)]
 
 
 class Updates(NamedTuple):
@@ -103,8 +121,10 @@ class Updates(NamedTuple):
     num_steps: tf.Tensor  # int64 [], local steps in one run of `train_op`
     loss: tf.Tensor  # float32 [], of one of these; 0 if there is none
     global_step: tf.Tensor  # int64 [], as it is after the run
-    num_replicas: int  # local steps, of any worker, in one global step
-    hooks: list[tf.train.SessionRunHook]
     unsaved_variables: list[tf.Variable]  # on the ps tasks: initialised once the model is, and never saved
     exchange: Exchange  # one of the run, to look at
-    staleness: tf.Tensor | None  # float32 [], global steps of others between a read and its write; None: synchronous
+    num_replicas: int = 1  # local steps, of any worker, in one global step
+    hooks: Sequence[tf.train.SessionRunHook] = ()
+    staleness: tf.Tensor | None = (
+        None  # float32 [], global steps of others between a read and its write; None: synchronous
+    )

@@ -1,7 +1,7 @@
 """What one ps holds of the model, and how it applies what arrives there: no ps waits for another."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -31,12 +31,21 @@ class Holding:
     ):
         """Take what is on `device`: `variables`, and slices of tables."""
         self.device, self._variables, self.table_slices = device, variables, table_slices
-        global_step = tf.train.get_global_step()
+        self.steps = global_step = tf.train.get_global_step()
+        # A ps has this while its part of the model belongs to those of the others: it is initialised once the model is,
+        # and never saved.
         if device == global_step.device:
-            self.steps, self._unsaved = global_step, self._make_mark()
+            self.mark = self._make_variable("is_whole", True)
         else:
-            self.steps = self._unsaved = self._make_counter(global_step)
+            with tf.device(global_step.device):
+                step = global_step.read_value()
+            name = f"steps_of_ps_{tf.DeviceSpec.from_string(device).task}"
+            self.steps = self.mark = self._make_variable(name, step)  # unsaved: so the number of ps tasks may change
         self._optimizer = make_optimizer(self.steps)
+
+    def _make_variable(self, name: str, value: Any) -> tf.Variable:
+        with tf.device(self.device):
+            return tf.Variable(value, trainable=False, collections=[], name=name)
 
     @property
     def size(self) -> int:
@@ -47,24 +56,6 @@ class Holding:
     def num_parameters(self) -> int:
         """How many numbers all parameters have."""
         return self.size + sum(variable.shape.num_elements() for variable in self.table_slices)
-
-    def _make_mark(self) -> tf.Variable:
-        """Make what a ps has while its part of the model belongs to those of the others: it is initialised last."""
-        with tf.device(self.device):
-            return tf.Variable(True, trainable=False, collections=[], name="is_whole")
-
-    def _make_counter(self, global_step: tf.Variable) -> tf.Variable:
-        """Make a counter that begins at the global step; it is not saved, so that the number of ps tasks may change."""
-        with tf.device(global_step.device):
-            step = global_step.read_value()
-        name = f"steps_of_ps_{tf.DeviceSpec.from_string(self.device).task}"
-        with tf.device(self.device):
-            return tf.Variable(step, trainable=False, collections=[], name=name)
-
-    @property
-    def unsaved_variables(self) -> list[tf.Variable]:
-        """The variables that are initialised once the model is, and never saved."""
-        return [self._unsaved]
 
     def read_steps(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
         """Build the steps that the parameters have, int64 [], after something on this ps."""
@@ -121,9 +112,6 @@ def make_updates(holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor
         num_steps=num_steps,
         loss=exchange.loss,
         global_step=global_step,
-        num_replicas=1,
-        hooks=[],
-        unsaved_variables=[variable for holding in holdings for variable in holding.unsaved_variables],
+        unsaved_variables=[holding.mark for holding in holdings],
         exchange=exchange,
-        staleness=None,
     )

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime.tables import values_of
-from runtime.updates.exchange import Exchange, LossFunction
-from runtime.updates.packing import Packing, Selection
+from runtime.updates.exchange import Exchange, Work
+from runtime.updates.packing import Selection
 from runtime.updates.schedule import Schedule
-from runtime.updates.towers import Towers
 
 
 class Length(NamedTuple):
@@ -40,29 +39,20 @@ class LocalStepsExchangeBuilder:
 
     def __init__(
         self,
-        packing: Packing,
-        build_loss: LossFunction,
-        inputs: tf.Tensor,
+        work: Work,
         make_optimizer: Callable[[Callable[[], tf.Tensor]], tf.train.Optimizer],
         schedule: Schedule,
         length: Length,
-        dtype: tf.DType,
-        towers: Towers,
-    ) -> None:
-        """Prepare to build exchanges.
+    ):
+        """Prepare to build exchanges, for each of which `work` has `length.max_steps` batches.
 
         Args:
-          packing: of the parameters.
-          build_loss: builds the loss of a batch.
-          inputs: of the batches of a run, [batches in a run, b, ...]: `length.max_steps` for each exchange.
+          work: what the worker computes.
           make_optimizer: makes what takes the local steps, given what builds its learning rate.
           schedule: of the learning rate.
           length: how many local steps an exchange has.
-          dtype: in which the changes travel.
-          towers: where the gradients of each step are computed.
         """
-        self._packing, self._build_loss, self._inputs = packing, build_loss, inputs
-        self._schedule, self._length, self._dtype, self._towers = schedule, length, dtype, towers
+        self._work, self._schedule, self._length = work, schedule, length
         self._rate: tf.Tensor  # of the step that is being built
         self._optimizer = make_optimizer(lambda: self._rate)
         global_step = tf.train.get_global_step()
@@ -70,17 +60,17 @@ class LocalStepsExchangeBuilder:
             self._first_step = global_step.read_value()
         self._num_steps = length.build(self._first_step)
         with tf.variable_creator_scope(_make_local), tf.name_scope("copies"):
-            self._copies = [_make_copy(shape) for shape in packing.shapes]
+            self._copies = [_make_copy(shape) for shape in work.packing.shapes]
 
     def build_exchange(
         self, vectors: Sequence[tf.Tensor], selection: Selection, pending: Sequence[Exchange], number: int
     ) -> Exchange:
-        """Build the exchange that sends the change of several local steps: see `ExchangeBuilder`."""
+        """Build the exchange that sends the change of several local steps: see `GradientExchangeBuilder`."""
         starts = list(vectors)  # exact: many steps would begin with the errors of rounded parameters
         for exchange in pending:
             changes = [tf.cast(change, tf.float32) for change in exchange.gradients]
             starts = [start - change for start, change in zip(starts, changes, strict=True)]
-        parameters = self._packing.unpack(starts, selection.ids)
+        parameters = self._work.packing.unpack(starts, selection.ids)
         values = values_of(parameters).values()
         assignments = [copy.assign(value) for copy, value in zip(self._copies, values, strict=True)]
         with tf.control_dependencies(assignments):
@@ -89,8 +79,8 @@ class LocalStepsExchangeBuilder:
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             given = [*(copy.read_value() for copy in self._copies), *selection.ids]
-            inputs = tf.gather(self._inputs, number * self._length.max_steps + step)
-            loss, *gradients = self._towers.average(self._compute, given, inputs)
+            inputs = tf.gather(self._work.inputs, number * self._length.max_steps + step)
+            loss, *gradients = self._work.towers.average(self._compute, given, inputs)
             self._rate = tf.gather(rates, step)
             with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
                 change = self._optimizer.apply_gradients(zip(gradients, self._copies, strict=True))
@@ -105,15 +95,15 @@ class LocalStepsExchangeBuilder:
             name="local_steps",
         )
         with tf.control_dependencies([last_step]):
-            ends = self._packing.pack([copy.read_value() for copy in self._copies], selection.ids)
-            changes = [tf.cast(start - end, self._dtype) for start, end in zip(starts, ends, strict=True)]
+            ends = self._work.packing.pack([copy.read_value() for copy in self._copies], selection.ids)
+            changes = [tf.cast(start - end, self._work.dtype) for start, end in zip(starts, ends, strict=True)]
         return Exchange(changes, self._num_steps, loss, selection)
 
     def _compute(self, given: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
         """Build the loss of a batch, and its gradients, of the values of the parameters and the ids of tables' rows."""
         values, ids = given[: len(self._copies)], given[len(self._copies) :]
-        loss = self._build_loss(self._packing.by_name(values, ids), inputs)
-        return [loss, *tf.gradients(loss, list(values))]
+        loss, gradients = self._work.build_gradients(self._work.packing.by_name(values, ids), inputs)
+        return [loss, *gradients]
 
     def _build_rates(self, number: int) -> tf.Tensor:
         """Build the learning rates, float32 [max_steps], of the steps of an exchange.

@@ -12,7 +12,7 @@ from runtime.tables import Ids
 from runtime.updates.adam import CountedAdamOptimizer
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
-from runtime.updates.exchange import ExchangeBuilder, GradientExchangeBuilder, IdsFunction, LossFunction, Updates
+from runtime.updates.exchange import GradientExchangeBuilder, IdsFunction, LossFunction, Updates, Work
 from runtime.updates.holding import make_holdings
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.packing import Packing
@@ -114,8 +114,6 @@ def build_updates(
       config: of its sessions.
     """
     num_workers = len(task.worker_hosts)
-    dtype = tf.as_dtype(mode.exchange_dtype)
-    towers = make_towers(task, config)
 
     def make_optimizer_of_ps(num_updates: tf.Variable) -> tf.train.Optimizer:
         if mode.local_steps > 1:
@@ -123,32 +121,27 @@ def build_updates(
         return make_optimizer(mode.optimizer, lambda: mode.schedule.build(num_updates.read_value()), num_updates)
 
     holdings = make_holdings(packing, make_optimizer_of_ps)
-    builder: ExchangeBuilder
+    builder: GradientExchangeBuilder | LocalStepsExchangeBuilder
     with tf.device(task.device):
         wanted: list[Ids] = [{}] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its ids
-            wanted = [build_ids(of_exchange) for of_exchange in _divide(inputs, mode)]
+            of_exchanges = tf.reshape(inputs, [mode.exchanges_per_run, -1, *inputs.shape[2:]])
+            wanted = [build_ids(of_exchange) for of_exchange in tf.unstack(of_exchanges)]
         selections = packing.select(wanted)
+        work = Work(packing, build_loss, inputs, tf.as_dtype(mode.exchange_dtype), make_towers(task, config))
         if mode.local_steps == 1:
-            builder = GradientExchangeBuilder(packing, build_loss, inputs, dtype, towers)
+            builder = GradientExchangeBuilder(work)
         else:
             pace = 1 if mode.sync_replicas else num_workers
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
             make_local_optimizer = functools.partial(make_optimizer, mode.optimizer)
-            builder = LocalStepsExchangeBuilder(
-                packing, build_loss, inputs, make_local_optimizer, mode.schedule, length, dtype, towers
-            )
+            builder = LocalStepsExchangeBuilder(work, make_local_optimizer, mode.schedule, length)
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
-        return build_sync_updates(packing, selections, holdings, builder, rule, task)
+        return build_sync_updates(packing, selections, holdings, builder.build_exchange, rule, task)
     # A classic step must know all that its worker has done before. Local steps are worth computing ahead, unless the
     # next exchange has other rows of a table.
     max_pending = 0 if mode.local_steps == 1 or packing.tables else 1
-    return build_async_updates(packing, selections, holdings, builder, max_pending, mode.train_steps, task)
-
-
-def _divide(inputs: tf.Tensor, mode: Mode) -> list[tf.Tensor]:
-    """Build the inputs of all batches of each exchange, [n, ...]."""
-    of_exchanges = tf.reshape(inputs, [mode.exchanges_per_run, -1, *inputs.shape[2:]])
-    return tf.unstack(of_exchanges)
+    build_exchange = builder.build_exchange
+    return build_async_updates(packing, selections, holdings, build_exchange, max_pending, mode.train_steps, task)

@@ -13,8 +13,6 @@ import tensorflow.compat.v1 as tf
 
 from runtime.tables import Ids, Parameters, Rows, TableVariable, choose_rows, slices_of
 
-BASE = 256  # of the digits of a count
-
 
 class Part(NamedTuple):
     """What a variable on a ps contributes to the vector of that ps."""
@@ -188,31 +186,7 @@ def _send_all(tensors: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
         return tf.split(values, sizes, num=len(tensors))
 
 
-def send(vectors: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
-    """Build, where `vectors`, float32, are, the messages as which they travel: of that `dtype`."""
-    messages = []
-    for vector in vectors:
-        with tf.device(vector.device):
-            messages.append(tf.cast(vector, dtype))
-    return messages
-
-
 def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """Build a vector, float32 [size], of `parts`."""
     with tf.name_scope("join"):
         return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0) if parts else tf.zeros([0])
-
-
-def append_count(vector: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Build `vector`, float32 or bfloat16 [size], with `count`, int64 [] below 2**24, at its end: [size + 3].
-
-    The count takes three digits of base 256, since bfloat16 too has a place for each of these.
-    """
-    digits = tf.stack([count // BASE**2, count // BASE % BASE, count % BASE])
-    return tf.concat([vector, tf.cast(digits, vector.dtype)], axis=0)
-
-
-def remove_count(vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Build the vector and the count that `append_count()` has joined."""
-    high, middle, low = tf.unstack(tf.cast(vector[-3:], tf.int64), num=3)
-    return vector[:-3], (high * BASE + middle) * BASE + low

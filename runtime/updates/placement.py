@@ -13,23 +13,19 @@ PS_STRATEGIES = ("round_robin", "greedy")
 
 
 def make_strategy(name: str, num_ps: int) -> Callable[[tf.Operation], int] | None:
-    """Return one of `PS_STRATEGIES`, as `tf.train.replica_device_setter` takes it: None is its own, round robin."""
-    return _GreedyStrategy(num_ps) if name == "greedy" else None
+    """Return one of `PS_STRATEGIES`, as `tf.train.replica_device_setter` takes it: None is its own, round robin.
 
-
-class _GreedyStrategy:
-    """Puts each variable on the ps that has the fewest bytes so far; its optimizer slots go with it.
-
+    The greedy one puts each variable on the ps that has the fewest bytes so far; its optimizer slots go with it.
     TensorFlow 1 had this in contrib, as GreedyLoadBalancingStrategy.
     """
+    num_bytes = [0] * num_ps
 
-    def __init__(self, num_ps: int):
-        self._bytes = [0] * num_ps
-
-    def __call__(self, op: tf.Operation) -> int:
-        ps = self._bytes.index(min(self._bytes))
-        self._bytes[ps] += tf.TensorShape(op.get_attr("shape")).num_elements() * op.get_attr("dtype").size
+    def choose_ps(op: tf.Operation) -> int:
+        ps = num_bytes.index(min(num_bytes))
+        num_bytes[ps] += tf.TensorShape(op.get_attr("shape")).num_elements() * op.get_attr("dtype").size
         return ps
+
+    return choose_ps if name == "greedy" else None
 
 
 def make_partitioner(partition_bytes: int | None, num_ps: int) -> Callable[..., Any] | None:

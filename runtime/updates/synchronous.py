@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.updates.aggregation import Aggregation, Rule
-from runtime.updates.exchange import Exchange, ExchangeBuilder, Updates
+from runtime.updates.exchange import Exchange, ExchangeFunction, Updates
 from runtime.updates.holding import Holding, make_updates
 from runtime.updates.lost_shares import ReplaceLostSharesHook
 from runtime.updates.packing import Packing, Selection
@@ -16,7 +16,7 @@ def build_sync_updates(
     packing: Packing,
     selections: Sequence[Selection],
     holdings: Sequence[Holding],
-    builder: ExchangeBuilder,
+    build_exchange: ExchangeFunction,
     rule: Rule,
     task: Task,
 ) -> Updates:
@@ -33,7 +33,7 @@ def build_sync_updates(
             nums_updates = [a.read_num_updates(after=of_ps[-1:]) for a, of_ps in zip(aggregations, taken, strict=True)]
             vectors = packing.read(selection, after=[[num_updates] for num_updates in nums_updates])
             with tf.device(task.device):
-                exchanges.append(builder.build_exchange(vectors, selection, [], number))
+                exchanges.append(build_exchange(vectors, selection, [], number))
             for ps, aggregation in enumerate(aggregations):
                 with tf.name_scope("aggregate"):
                     vector, places = exchanges[-1].gradients[ps], selection.places[ps]

@@ -36,7 +36,9 @@ class Towers(NamedTuple):
         if len(self.devices) == 1:
             with tf.device(self.devices[0]):
                 return list(compute(given, inputs))
-        sizes = _divide(inputs.shape[0], len(self.devices))
+        num_examples = inputs.shape[0]
+        num_towers = min(num_examples, len(self.devices))  # none without examples
+        sizes = [(num_examples + tower) // num_towers for tower in range(num_towers)]
         arrived: dict[str, list[tf.Tensor]] = {}
         results = []
         for device, own_inputs in zip(self.devices, tf.split(inputs, sizes), strict=False):
@@ -47,17 +49,11 @@ class Towers(NamedTuple):
             with tf.device(device), tf.name_scope("tower"):
                 results.append(compute(arrived[host], own_inputs))
         with tf.device(f"{self.client}/device:CPU:0"), tf.name_scope("average"):
-            shares = [size / sum(sizes) for size in sizes]
+            shares = [size / num_examples for size in sizes]
             return [
                 tf.add_n([share * part for share, part in zip(shares, parts, strict=True)])
                 for parts in zip(*results, strict=True)
             ]
-
-
-def _divide(num_examples: int, num_towers: int) -> list[int]:
-    """Return how many examples each tower gets: about the same, and no tower none, so there may be fewer towers."""
-    num_towers = min(num_examples, num_towers)
-    return [(num_examples + tower) // num_towers for tower in range(num_towers)]
 
 
 def make_towers(task: Task, config: tf.ConfigProto) -> Towers:

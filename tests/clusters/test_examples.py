@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -75,14 +76,57 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
     assert "taken for" in (train_dir / "report.html").read_text()
 
     command = [sys.executable, "predict.py", "--model", "exported", "Schmetterling", "przepraszam"]
-    predict = Process(command, tmp_path / "predicted", cwd=tmp_path)
-    assert predict.wait() == 0, predict.output()
-    assert re.search(r"^schmetterling: \w+ \(.*\nprzepraszam: Polish \(", predict.output(), re.MULTILINE)
+    predicted = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert predicted.returncode == 0, predicted.stderr
+    assert re.match(r"schmetterling: \w+ \(.*\nprzepraszam: Polish \(", predicted.stdout)
 
     flags = ["--job_name=evaluator", f"--train_dir={train_dir}", f"--data_dir={data_dir}", "--train_steps=2500"]
     evaluator = Process([sys.executable, "distributed.py", *flags], tmp_path / "evaluated", cwd=tmp_path)
     assert evaluator.wait() == 0, evaluator.output()
     assert f"evaluator 0: test accuracy {accuracy:.4f} " in evaluator.output()
+
+
+GUESSING_MODEL = """
+import sys
+import tensorflow as tf
+
+class Model(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec([None, 24], tf.int32, "words")])
+    def guess(self, words):
+        return {"probabilities": tf.one_hot(tf.reduce_max(words, axis=1) - 97, 15)}  # its last letter is the language
+
+model = Model()
+tf.saved_model.save(model, sys.argv[1], model.guess)
+"""
+
+
+def predict_languages(folder, *words):
+    command = [sys.executable, "predict.py", "--model=exported", *words]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def test_what_is_no_word_is_told_beside_the_answers(tmp_path):
+    copy_project(LANGUAGES, tmp_path)
+    subprocess.run([sys.executable, "-c", GUESSING_MODEL, tmp_path / "exported" / "1"], check=True)
+    status, answers, errors = predict_languages(tmp_path, "abc", "4 2", 25 * "a", "E\N{COMBINING ACUTE ACCENT}", "AbD")
+    assert status == 2
+    assert re.fullmatch(r"abc: Dutch \(100.*\n\u00e9: .*\nabd: English \(100.*\n", answers)
+    no_word, too_long = errors.splitlines()[-2:]
+    assert no_word == "error: '4 2' is no word, which has letters only: give several as several arguments"
+    assert too_long.startswith("error: aaaaaaaaaaaaaaaaaaaaaaaaa has 25 letters, expected at most 24: ")
+    assert " I " not in errors, "the log of TensorFlow"
+
+
+def test_the_example_of_words_ends_with_2_where_it_cannot_do_what_it_is_told(tmp_path):
+    copy_project(LANGUAGES, tmp_path)
+    status, answers, errors = predict_languages(tmp_path, "abc")
+    assert (status, answers) == (2, "")
+    assert errors.splitlines()[-1].startswith("error: --model exported has no exported model of words ([Errno 2]")
+    command = [sys.executable, "mnist_input.py", "convert", "--shards=2"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "error: this mnist_input.py has no command" in ended.stderr
 
 
 OLD_SCRIPT = """

@@ -1,0 +1,29 @@
+"""What reads a data set, and how a graph gets at its examples."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy.typing as npt
+import tensorflow.compat.v1 as tf
+
+Columns = Sequence[Any]  # the parts of some examples, such as images [n, ...] and labels [n]: arrays, or tensors
+
+
+class Reader(Protocol):
+    """What reads a data set, such as the module `mnist_input`."""
+
+    RECORD_BYTES: int  # of an example in a TFRecord file
+
+    def load(self, data_dir: str, split: str) -> Any:
+        """Read one split, `train` or `t10k`, of the data set's own files into memory: its columns, as a named tuple."""
+
+    def split_records(self, records: Any) -> Columns:
+        """Split records, uint8 [n, RECORD_BYTES], an array or a tensor, into their columns."""
+
+
+class Access(NamedTuple):
+    """How a graph gets at the examples of a source."""
+
+    build_columns: Callable[[tf.Tensor], Columns]  # of a batch, from its inputs, [b, ...]
+    initializer: tf.Operation
+    feed_dict: Mapping[tf.Tensor, npt.NDArray[Any]]  # what `initializer` is fed
