@@ -11,7 +11,7 @@ from absl import app, flags, logging
 from runtime import VERSION, output
 from runtime.cluster import host_lists, signals
 from runtime.data.download import DownloadError
-from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
+from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, describe_users_mistake, reason
 from runtime.process import allow_many_files, end_process
 from runtime.session.stopping import StoppedError
 from runtime.tables import MISTAKE
@@ -67,7 +67,10 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
         if MISTAKE in message:  # of the model, and not of this run
             status, message = UNUSABLE_STATUS, reason(error)
             host_lists.tell_others(message)
-    except Exception as error:  # a defect of this program: one line for the user, and the rest at --verbosity=1
+    except Exception as error:  # a defect of this program, or of a user's file; the rest at --verbosity=1
         status, message = 1, f"{type(error).__name__}: {error}; start this task again"
+        if mistake := describe_users_mistake(error):
+            status, message = UNUSABLE_STATUS, mistake
+            host_lists.tell_others(message)
         logging.debug("unexpected error", exc_info=True)
     end_process(status, message)

@@ -16,7 +16,7 @@ from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
 RUN = """
 import signal
-from runtime import environment, program
+from runtime import environment, errors, program
 from runtime.errors import FinishedError, UnsavedError, UnusableError
 from runtime.session.stopping import StoppedError
 
@@ -39,6 +39,11 @@ program.start(main, KeyError)
         ("raise StoppedError('stopped', signal.SIGTERM)", 143, "error: stopped\n"),
         ("raise StoppedError('stopped', signal.SIGINT)", 130, "error: stopped\n"),
         ("1 / 0", 1, "error: ZeroDivisionError: division by zero; start this task again\n"),
+        (
+            "exec(compile('x = 0\\n1 / x', errors.PROJECT / 'model.py', 'exec'))",
+            2,
+            "error: model.py, line 2: ZeroDivisionError: division by zero: correct model.py\n",
+        ),
     ],
 )
 def test_every_end_has_its_status_and_one_line_at_most(statement, status, message):
