@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 import model
 from runtime import program, tables
-from runtime.data import streams
+from runtime.data import sources, streams
 from runtime.flags import define_flags
 from runtime.member import Member
 from runtime.monitoring.evaluation import EvaluationGraph
@@ -59,8 +59,8 @@ def main() -> None:
 
 def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
     """Train the model together with the other workers; the chief tests it in the end."""
-    source = streams.open_source(FLAGS.data_dir, "train", mnist_input)
-    test_examples = streams.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
+    source = sources.open_source(FLAGS.data_dir, "train", mnist_input)
+    test_examples = sources.load_test_examples(FLAGS.data_dir, mnist_input) if me.task.is_chief else ()
     graph = build_graph(me, cluster, me.share_of(source))
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps.
@@ -80,7 +80,7 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
     training.finish(build_serving)
 
 
-def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: streams.Source) -> TrainingGraph:
+def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Source) -> TrainingGraph:
     """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
     tf.set_random_seed(FLAGS.seed)
 
@@ -132,7 +132,7 @@ def follow_checkpoints(me: Member) -> None:
     """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
     tf.train.create_global_step()
     packing = Packing(me.make_tables(tables.build_parameters(model, FLAGS.model, FLAGS.hidden_units)))
-    test_examples = streams.open_source(FLAGS.data_dir, "t10k", mnist_input).load()
+    test_examples = sources.load_test_examples(FLAGS.data_dir, mnist_input)
     me.follow_checkpoints(build_evaluation(packing, device=""), test_examples)
 
 

@@ -24,7 +24,7 @@ from benchmarks import report
 from benchmarks.testbed.processes import Cluster, poll_for
 from runtime.data import convert, download
 from runtime.data.shards import BLOCK_SIZE, ShardSource
-from runtime.data.streams import open_source
+from runtime.data.sources import open_source
 
 NUM_PS, NUM_WORKERS, NUM_SHARDS = 1, 2, 16
 NUM_READ = 100_000  # examples, to measure reading alone

@@ -12,7 +12,7 @@ import mnist_input
 from benchmarks import contenders, report
 from benchmarks.testbed.messages import num_tensors_sent
 from runtime.cluster.task import Task
-from runtime.data.streams import open_source
+from runtime.data.sources import open_source
 from runtime.folder import RunFolder
 from runtime.launch import ports
 from runtime.machine.session_config import make_session_config

@@ -41,19 +41,13 @@ def append_lines(path: str, lines: collections.deque[bytes]) -> None:
     Raises:
       OSError: those that are still in `lines` could not be written.
     """
-    with open(path, "ab", buffering=0) as file:
-        is_whole = _ends_with_newline(path)
+    with open(path, "ab+", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        is_whole = file.read(1) in (b"", b"\n")
         while lines:
             line = lines[0] if is_whole else b"\n" + lines[0]
             num_written = file.write(line)
             is_whole = num_written == len(line)
             if num_written >= len(line) - 1:  # who comes next adds the newline that is missing
                 lines.popleft()
-
-
-def _ends_with_newline(path: str) -> bool:
-    with open(path, "rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return True
-        file.seek(-1, os.SEEK_END)
-        return file.read() == b"\n"

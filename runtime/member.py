@@ -17,7 +17,7 @@ from runtime.cluster.leaving import Departure
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data.reader import Columns
-from runtime.data.streams import Source
+from runtime.data.sources import Source
 from runtime.errors import UnusableError
 from runtime.evaluator import follow_checkpoints
 from runtime.folder import RunFolder

@@ -13,8 +13,9 @@ from runtime.cluster.roll_call import RollCall, dismiss_servers
 from runtime.data.reader import Columns
 from runtime.data.streams import Batches
 from runtime.member import Member
-from runtime.monitoring import profiling, summaries
-from runtime.monitoring.evaluation import EvaluationGraph, EvaluationHook, FindRowsHook, ModelTest, record_test
+from runtime.monitoring import summaries
+from runtime.monitoring.evaluation import EvaluationGraph, EvaluationHook, ModelTest, record_test
+from runtime.monitoring.profiling import ProfileHook
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.saving.checkpoints import CheckpointHook
@@ -70,8 +71,10 @@ class Training:
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs, me.folder)
         roll_call = RollCall(task)
+        profile_hooks = (
+            [ProfileHook(task, updates.global_step, flags.profile_steps, me.folder)] if flags.profile_steps else []
+        )
         self.chief_only_hooks = [
-            FindRowsHook(self._test),
             # First: the others must hear that they shall stop before the chief waits for them.
             EvaluationHook(task, self._test, me.folder, roll_call, flags.eval_every_secs, flags.stop_at_accuracy),
             WaitForWorkersHook(roll_call, task, flags.recovery_timeout_secs),
@@ -80,7 +83,7 @@ class Training:
         self.hooks = [
             InputHook(task, updates, graph.batches),  # before any hook that may wait
             *updates.hooks,
-            *profiling.make_profiling_hooks(task, updates.global_step, flags.profile_steps, me.folder),
+            *profile_hooks,
             StopAtStepHook(task, self.scaffold, updates.global_step, flags.train_steps),
             StopWithChiefHook(task, roll_call, flags.stop_at_accuracy),
             self._progress,

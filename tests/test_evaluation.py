@@ -1,9 +1,12 @@
 """What evaluations leave behind, and when a run is finished."""
 
 import dataclasses
+import functools
 import json
 import os
 import re
+import threading
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,15 +19,34 @@ from runtime.cluster.waiting import Timeouts
 from runtime.errors import UnsavedError, UnusableError
 from runtime.evaluator import Checkpoint, follow_checkpoints
 from runtime.folder import RunFolder
+from runtime.monitoring import evaluation
 from runtime.monitoring.evaluation import EXAMPLES, EvaluationGraph, EvaluationHook, EvaluationLog, Measures, ModelTest
+from runtime.monitoring.mistakes import find_mistakes
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.result import Goal, Result, evaluate_and_save, is_finished, keep_trying
 from runtime.session.stopping import StopWithChiefHook
+from runtime.tables import Rows
+from runtime.updates.packing import Choice
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
 EVALUATOR = Task("evaluator", 0, ("a:1",), ("b:2",))
 NOWHERE = RunFolder("")
 MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, find_mistakes=dict)
+
+
+class FixedTest:
+    """A test of no examples, with these measures."""
+
+    checksum = 0
+
+    def __init__(self, measure=lambda _: MEASURES):
+        self._measure = measure
+
+    def find_rows(self, session):
+        return {}
+
+    def __call__(self, session):
+        return self._measure(session)
 
 
 def test_each_evaluation_is_a_line_of_a_file_that_several_tasks_write(tmp_path):
@@ -96,7 +118,7 @@ def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers, las
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(servers.task("worker", 0))
     with servers.worker_session(0, graph) as session:
-        hook = EvaluationHook(CHIEF, lambda _: MEASURES, NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9)
+        hook = EvaluationHook(CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9)
         for is_said in (False, True):
             if is_said:
                 roll_call.say(session, last_word)
@@ -131,7 +153,7 @@ def test_any_accuracy_reaches_the_goal_of_0(local_servers):
         initialize = tf.global_variables_initializer()
     with servers.worker_session(0, graph) as session:
         session.run(initialize)
-        hook = EvaluationHook(CHIEF, lambda _: MEASURES, NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.0)
+        hook = EvaluationHook(CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.0)
         hook.after_create_session(session, tf.train.Coordinator())
         context = tf.train.SessionRunContext(None, session)
 
@@ -252,11 +274,64 @@ def test_workers_other_than_the_chief_have_no_test_examples(graph):
     ModelTest(make_evaluate([0, 1])._graph, ())
 
 
+def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(tmp_path, caplog, monkeypatch):
+    recorded, was_written = {}, threading.Event()
+    was_written.set()
+    monkeypatch.setattr(evaluation.events, "record", lambda _, **values: recorded.update(values) or was_written)
+
+    class Examples(NamedTuple):
+        images: np.ndarray
+        labels: np.ndarray
+
+        def show(self, index):
+            return self.texts[index]
+
+    examples = Examples(np.zeros([1, 2], np.float32), np.array([1]))
+    find = functools.partial(find_mistakes, np.array([[1.0, 0.0]], np.float32), examples)
+    evaluation.record_test(MEASURES._replace(find_mistakes=find), RunFolder(tmp_path))
+    assert recorded == {"global_step": 40, "test_accuracy": 0.9375, "test_loss": 0.25}
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "mnist_input.py cannot show them: AttributeError(" in warning.getMessage()
+
+
+def test_what_show_and_name_return_is_recorded_as_text():
+    class Examples(NamedTuple):
+        images: np.ndarray
+        labels: np.ndarray
+
+        def show(self, index):
+            return self.images[index]
+
+        def name(self, label):
+            return np.int64(label)
+
+    found = find_mistakes(np.array([[1.0, 0.0]], np.float32), Examples(np.array([[7]]), np.array([1])))
+    assert json.loads(json.dumps(found))["mistakes"] == [
+        {"index": 0, "label": "1", "guess": "0", "probability": 0.7311, "text": "[7]"}
+    ]
+
+
+def test_the_rows_of_a_table_that_were_tested_are_those_that_are_exported(graph):
+    table = tf.Variable(np.zeros([4, 1], np.float32))
+    choice = Choice("table", tf.placeholder(tf.int32, [None]), num_rows=4)
+    parameters = {"table": Rows(choice.ids, tf.gather(table, choice.ids))}
+    images, labels = tf.placeholder(tf.int32, [None, 1]), tf.placeholder(tf.int32, [None])
+    logits, loss = tf.zeros([tf.shape(images)[0], 2]), tf.zeros([])
+    tf.train.create_global_step()
+    on_test = EvaluationGraph([choice], parameters, images, labels, {"table": images}, logits, loss, loss)
+    test = ModelTest(on_test, (np.array([[3], [1]], np.int32), np.array([0, 1])))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        measures = test(session)
+        session.run(table.assign_add(np.ones([4, 1], np.float32)))  # a worker for which the chief did not wait
+        assert test.complete(session, measures)["table"].tolist() == [[1], [0], [1], [0]]
+
+
 def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers):
     servers = local_servers(1, 1)
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(servers.task("worker", 0))
-    hook = EvaluationHook(CHIEF, lambda _: MEASURES, NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9)
+    hook = EvaluationHook(CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9)
     hook._has_reached = True
     with servers.worker_session(0, graph) as session:
         hook.after_create_session(session, tf.train.Coordinator())
@@ -270,7 +345,7 @@ def test_an_evaluation_of_a_model_that_was_lost_meanwhile_does_not_end_training(
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(servers.task("worker", 0))
         initializer = tf.train.create_global_step().initializer
-    hook = EvaluationHook(CHIEF, lambda _: MEASURES, NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9)
+    hook = EvaluationHook(CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9)
     hook._has_reached = False
     coord = tf.train.Coordinator()
     hook._log.write = lambda _: coord.request_stop()  # as when a ps dies, while the file server takes its time
@@ -293,7 +368,7 @@ def test_an_evaluation_that_fails_is_said_and_the_next_one_counts(local_servers,
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         return MEASURES
 
-    hook = EvaluationHook(CHIEF, evaluate, NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9)
+    hook = EvaluationHook(CHIEF, FixedTest(evaluate), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9)
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
         coord = tf.train.Coordinator()

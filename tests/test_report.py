@@ -202,6 +202,12 @@ def test_a_run_that_diverged_has_a_report(train_dir, loss):
     assert str(loss) in (train_dir / "report.html").read_text()
 
 
+def test_a_model_whose_mistakes_could_not_be_shown_is_not_called_perfect(train_dir):
+    write(train_dir, {"worker-0": [(27, "tested", {"global_step": 300, "test_accuracy": 0.75, "test_loss": 0.5})]})
+    assert report.write(RunFolder(train_dir))
+    assert "The model made no mistake." not in (train_dir / "report.html").read_text()
+
+
 @pytest.mark.parametrize("mistakes", [[], [{**MISTAKE, "pixels": base64.b64encode(bytes(4 * 4 * 3)).decode()}]])
 def test_a_perfect_model_and_images_that_are_no_grey_squares_have_a_report(train_dir, mistakes):
     write(train_dir, {"worker-0": [(27, "tested", {**TESTED, "mistakes": mistakes})]})
@@ -302,8 +308,8 @@ def test_the_confusion_matrix_and_the_worst_mistakes():
     found = find_mistakes(logits, (images, np.array([0, 1, 1, 1], np.uint8)))
     assert found["confusion"] == [[1, 0], [2, 1]]
     assert [(m["index"], m["label"], m["guess"], m["probability"]) for m in found["mistakes"]] == [
-        (2, 1, 0, 0.8),
-        (1, 1, 0, 0.6),
+        (2, "1", "0", 0.8),
+        (1, "1", "0", 0.6),
     ]
     assert base64.b64decode(found["mistakes"][0]["pixels"]) == bytes([4, 5])
     json.dumps(found)

@@ -10,7 +10,7 @@ import distributed
 import mnist_input
 from runtime.data import convert
 from runtime.data.memory import MemorySource
-from runtime.data.streams import open_source
+from runtime.data.sources import open_source
 from runtime.folder import RunFolder
 from runtime.member import Member
 

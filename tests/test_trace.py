@@ -1,7 +1,6 @@
 import itertools
 import json
 import pathlib
-import re
 import shutil
 from typing import NamedTuple
 
@@ -61,7 +60,7 @@ def traced(tmp_path_factory, local_servers):
                 changes = [variable.assign_add(2 * variable) for variable in variables]
                 with tf.control_dependencies(changes):
                     step = step.assign_add(1).read_value()
-            hooks = profiling.make_profiling_hooks(task, step, "2:3", RunFolder(train_dir))
+            hooks = [profiling.ProfileHook(task, step, "2:3", RunFolder(train_dir))]
             creator = tf.train.ChiefSessionCreator(master=servers.workers[index].target)
             with tf.train.MonitoredSession(creator, hooks) as session:
                 for _ in range(4):
@@ -124,19 +123,6 @@ def test_parts_that_are_broken_are_named_and_left_out(train_dir, caplog):
         assert f"worker-0/{name}, which cannot be read" in caplog.text
 
 
-def test_labels_in_another_form_than_those_of_this_tensorflow_are_said(train_dir, caplog):
-    trace.write(RunFolder(train_dir))
-    assert not caplog.records
-    for path in pathlib.Path(train_dir).glob("profile/*/*.pb"):
-        metadata = tf.RunMetadata.FromString(path.read_bytes())
-        for device in metadata.step_stats.dev_stats:
-            for stats in device.node_stats:
-                stats.timeline_label = f"op {stats.timeline_label}"
-        path.write_bytes(metadata.SerializeToString())
-    assert not Trace.read(trace.write(RunFolder(train_dir))).arrows
-    assert re.search(r"lacks what TensorFlow says in \d+ labels, such as 'op .*', which have another form", caplog.text)
-
-
 def test_only_the_last_job_in_a_folder_is_shown(train_dir):
     change_clocks(train_dir, {"ps 0": -3600, "ps 1": -3600, "worker 1": -3600}, "worker-1")
     assert set(Trace.read(trace.write(RunFolder(train_dir))).tasks.values()) == {"ps 0", "ps 1", "worker 0"}
@@ -162,8 +148,8 @@ def message(sender, sent_at, receiver, arrived_at):
 
 def test_a_message_that_came_after_a_long_wait_is_no_part_of_what_comes_then():
     early, late = message("ps 0", 1, "worker 0", 700e9), message("ps 0", 700e9, "worker 0", 701e9)
-    last = parts.Trace([*early, *late], [early, late], []).last_job()
-    assert last == parts.Trace([early.received, *late], [late], [])
+    last = parts.Trace([*early, *late], [early, late]).last_job()
+    assert last == parts.Trace([early.received, *late], [late])
 
 
 def test_clocks_that_differ_are_set_to_the_middle_of_what_the_messages_allow():

@@ -12,6 +12,7 @@ Columns = Sequence[Any]  # the parts of some examples, such as images [n, ...] a
 class Reader(Protocol):
     """What reads a data set, such as the module `mnist_input`."""
 
+    INPUT: Any  # a `tf.TensorSpec`: what an exported model takes of an example
     RECORD_BYTES: int  # of an example in a TFRecord file
 
     def load(self, data_dir: str, split: str) -> Any:

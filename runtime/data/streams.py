@@ -6,29 +6,10 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.data import download
-from runtime.data.memory import MemorySource
-from runtime.data.reader import Access, Columns, Reader
-from runtime.data.shards import ShardSource
-from runtime.data.tfrecords import find_shards
+from runtime.data.reader import Access, Columns
+from runtime.data.sources import Source
 
 SHARDINGS = ("static", "dynamic")
-
-# Examples, and how they become the inputs of a run: their numbers or, where they are read for it, themselves.
-Source = MemorySource | ShardSource
-
-
-def open_source(data_dir: str, split: str, reader: Reader) -> Source:
-    """Return the examples of one split in `data_dir`, `train` or `t10k`; files of MNIST that are missing are fetched.
-
-    Raises:
-      DownloadError: there are neither TFRecord files nor MNIST's, and these cannot be fetched.
-      UnusableError: a TFRecord file is missing, or is not what it should be.
-    """
-    if download.has_shards(data_dir):
-        return ShardSource(find_shards(data_dir, split, reader.RECORD_BYTES), reader)
-    download.fetch(data_dir)
-    return MemorySource(reader.load(data_dir, split))
 
 
 class Batches(NamedTuple):

@@ -3,12 +3,14 @@
 import collections
 import functools
 import json
+import math
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 from absl import logging
 
@@ -37,6 +39,16 @@ class Measures(NamedTuple):
     global_step: int  # that the parameters had
     parameters: dict[str, Any]  # their values, arrays by name; of tables the `Rows` that the examples need
     find_mistakes: Callable[[], dict[str, Any]]  # looks for them only when it is called
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What files tell of them."""
+        return {"global_step": self.global_step, "test_accuracy": self.accuracy, "test_loss": self.loss}
+
+    def write_summary(self, folder: str) -> None:
+        """Write them into a folder for TensorBoard."""
+        scalars = {"test_accuracy": self.accuracy, "test_loss": self.loss}
+        event_files.write_scalars(folder, self.global_step, scalars)
 
     def __str__(self) -> str:
         return f"test accuracy {self.accuracy:.4f} (test loss {self.loss:.4f})"
@@ -73,9 +85,9 @@ class ModelTest:
                     f"model.py: build_logits() is float32 {graph.logits.shape}, expected [n, classes] with two or more"
                     " classes: this program trains classifiers"
                 )
-            (wrong,) = np.nonzero(examples[-1] >= num_classes)
-            if len(wrong):
-                label = f"label {wrong[0]} is {examples[-1][wrong[0]]}, expected 0 to {num_classes - 1}"
+            index = np.argmax(examples[-1])
+            if examples[-1][index] >= num_classes:
+                label = f"label {index} is {examples[-1][index]}, expected 0 to {num_classes - 1}"
                 raise UnusableError(f"the test examples under --data_dir cannot be used: {label}")
 
     @functools.cached_property
@@ -85,18 +97,17 @@ class ModelTest:
 
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""
-        graph, (images, labels) = self._graph, self._examples
+        graph, num_examples = self._graph, len(self._examples[-1])
         fetches = [dict(graph.parameters), tf.train.get_global_step(session.graph)]
         values, global_step = session.run(fetches, self.find_rows(session))
         feed_dict = dict(zip(tf.nest.flatten(fetches[0]), tf.nest.flatten(values), strict=True))
         sums, logits = np.zeros(2), []
-        for start in range(0, len(labels), BATCH_SIZE):
-            batch = slice(start, start + BATCH_SIZE)
-            feed_dict |= {graph.images: images[batch], graph.labels: labels[batch]}
+        for images, labels in self._batches():
+            feed_dict |= {graph.images: images, graph.labels: labels}
             measured, of_batch = session.run([[graph.loss, graph.accuracy], graph.logits], feed_dict)
-            sums += len(labels[batch]) * np.array(measured)
+            sums += len(labels) * np.array(measured)
             logits.append(of_batch)
-        loss, accuracy = sums / len(labels)
+        loss, accuracy = sums / num_examples
         mistakes = functools.partial(find_mistakes, np.concatenate(logits), self._examples)
         return Measures(float(loss), float(accuracy), int(global_step), values, mistakes)
 
@@ -107,29 +118,32 @@ class ModelTest:
           UnusableError: a table has no such row.
         """
         if self._rows is None:
-            graph, (images, _) = self._graph, self._examples
-            batches = [images[start : start + BATCH_SIZE] for start in range(0, len(images), BATCH_SIZE)]
-            found = [session.run(dict(graph.ids), {graph.images: batch}) for batch in batches] if graph.ids else []
-            self._rows = {
-                choice.ids: np.unique(np.concatenate([ids[choice.table].ravel() for ids in found]))
-                for choice in graph.choices
-            }
-            for choice in graph.choices:
-                ids = self._rows[choice.ids]
-                if not 0 <= ids[0] <= ids[-1] < choice.num_rows:
-                    expected = f"ids from 0 to {choice.num_rows - 1} for table {choice.table}"
+            graph = self._graph
+            rows: dict[tf.Tensor, Any] = {}
+            for table, placeholder, num_rows in graph.choices:
+                of_batches = [session.run(graph.ids[table], {graph.images: images}) for images, _ in self._batches()]
+                ids = np.unique(np.concatenate([of_batch.ravel() for of_batch in of_batches]))
+                if not 0 <= ids[0] <= ids[-1] < num_rows:
+                    expected = f"ids from 0 to {num_rows - 1} for table {table}"
                     raise UnusableError(f"{MISTAKE} {expected}, found {ids[0]} and {ids[-1]} for the test examples")
+                rows[placeholder] = ids
+            self._rows = rows
         return self._rows
+
+    def _batches(self) -> Iterator[list[npt.NDArray[Any]]]:
+        for start in range(0, len(self._examples[-1]), BATCH_SIZE):
+            yield [part[start : start + BATCH_SIZE] for part in self._examples]
 
     def complete(self, session: tf.Session, measures: Measures) -> dict[str, Any]:
         """Return the values of the parameters with all rows of the tables, read in pieces that can be sent."""
         graph, values = self._graph, dict(measures.parameters)
         nothing: dict[tf.Tensor, Any] = {choice.ids: [] for choice in graph.choices}
         for name, ids, num_rows in graph.choices:
-            rows = graph.parameters[name].values
-            size = max(1, PIECE_BYTES // (4 * rows.shape[1]))
-            pieces = [np.arange(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
+            tested, rows = values[name], graph.parameters[name].values
+            num_pieces = math.ceil(num_rows * rows.shape[1] * rows.dtype.size / PIECE_BYTES)
+            pieces = np.array_split(np.arange(num_rows, dtype=np.int32), num_pieces)
             values[name] = np.concatenate([session.run(rows, {**nothing, ids: piece}) for piece in pieces])
+            values[name][tested.ids] = tested.values  # a worker that was not waited for may have changed them since
         return values
 
 
@@ -150,42 +164,28 @@ class EvaluationLog:
         logging.info("%s: %s at global step %d", self._task, measures, measures.global_step)
         if not self._folder.is_given:
             return
-        entry = {
-            "global_step": measures.global_step,
-            "test_accuracy": round(measures.accuracy, 6),
-            "test_loss": round(measures.loss, 6),
-            "unix_secs": round(time.time(), 3),
-            "task": str(self._task),
-            **more,
-        }
+        entry: dict[str, Any] = {name: round(value, 6) for name, value in measures.figures.items()}
+        entry |= {"unix_secs": round(time.time(), 3), "task": str(self._task), **more}
         self._unwritten.append(f"{json.dumps(entry)}\n".encode())
         try:
             append_lines(self._folder.evaluations, self._unwritten)
         except OSError as error:
             logging.error("%s: the evaluation cannot be written (%s): make that possible", self._task, error)
-        _write_summary(self._folder.summaries_of(self._task), measures)
+        measures.write_summary(self._folder.summaries_of(self._task))
 
 
 def record_test(measures: Measures, folder: RunFolder) -> None:
-    """Record the last evaluation of a run: for the report, with the worst mistakes, and for TensorBoard."""
-    values = {"global_step": measures.global_step, "test_accuracy": measures.accuracy, "test_loss": measures.loss}
-    events.record("tested", **values, **measures.find_mistakes()).wait(events.WRITING_SECS)
-    _write_summary(folder.path, measures)
+    """Record the last evaluation of a run: for the report, with the worst mistakes, and for TensorBoard.
 
-
-def _write_summary(folder: str, measures: Measures) -> None:
-    values = {"test_accuracy": measures.accuracy, "test_loss": measures.loss}
-    event_files.write_scalars(folder, measures.global_step, values)
-
-
-class FindRowsHook(tf.train.SessionRunHook):
-    """Finds out which rows of tables the test needs, before any work can be lost: there may be no such rows."""
-
-    def __init__(self, test: ModelTest):
-        self._test = test
-
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self._test.find_rows(session)
+    The result is saved by then. So mistakes that cannot be shown, as `show()` is the user's, are only said.
+    """
+    values: dict[str, Any] = measures.figures
+    try:
+        values |= measures.find_mistakes()
+    except Exception as error:  # whatever it is
+        logging.warning("the report goes without the model's mistakes: mnist_input.py cannot show them: %r", error)
+    events.record("tested", **values).wait(events.WRITING_SECS)
+    measures.write_summary(folder.path)
 
 
 class EvaluationHook(tf.train.SessionRunHook):
@@ -193,7 +193,7 @@ class EvaluationHook(tf.train.SessionRunHook):
 
     The first evaluation is at the start, since a model that was found may be good enough already. A thread evaluates;
     it ends with its session. First in `chief_only_hooks`: the others must hear that they shall stop before the chief
-    waits for them.
+    waits for them. And before any work can be lost, it finds out whether the tables have the rows that a test needs.
     """
 
     def __init__(
@@ -214,6 +214,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         events.record(EXAMPLES, checksum=self._test.checksum)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        self._test.find_rows(session)
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
         last_word = self._roll_call.listen(session)[0].text  # of this task in its last life
         if self._stop_at_accuracy is not None and last_word in (REACHED, TRAINED):

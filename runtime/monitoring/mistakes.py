@@ -30,13 +30,14 @@ def find_mistakes(logits: npt.NDArray[np.float32], examples: Columns) -> dict[st
     probabilities = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)  # softmax, of the guess alone
     wrong = np.flatnonzero(guesses != labels)
     name = getattr(examples, "name", int)
+    classes = [str(name(label)) for label in range(len(confusion))]
     mistakes = []
     for index in wrong[np.argsort(-probabilities[wrong], kind="stable")][:NUM_MISTAKES]:
-        mistake = {"index": int(index), "label": name(labels[index]), "guess": name(guesses[index])}
+        mistake = {"index": int(index), "label": classes[labels[index]], "guess": classes[guesses[index]]}
         mistake["probability"] = round(float(probabilities[index]), 4)
         if hasattr(examples, "show"):
-            mistake["text"] = examples.show(index)
+            mistake["text"] = str(examples.show(index))
         else:
             mistake["pixels"] = base64.b64encode(inputs[index].tobytes()).decode()
         mistakes.append(mistake)
-    return {"classes": [name(n) for n in range(len(confusion))], "confusion": confusion.tolist(), "mistakes": mistakes}
+    return {"classes": classes, "confusion": confusion.tolist(), "mistakes": mistakes}

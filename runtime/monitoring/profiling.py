@@ -34,24 +34,6 @@ def can_trace(flags: Mapping[str, Any]) -> bool:
     return False
 
 
-def make_profiling_hooks(
-    task: Task, global_step: tf.Tensor, steps: str | None, folder: RunFolder
-) -> list[tf.train.SessionRunHook]:
-    """Return the hook that traces `steps`, `A:B`, if that is given.
-
-    Raises:
-      UnusableError: no trace can be written there.
-    """
-    if not steps:
-        return []
-    hook = ProfileHook(task, global_step, *parse_steps(steps), folder)
-    try:
-        os.makedirs(folder.profile_of(task), exist_ok=True)
-    except OSError as error:
-        raise UnusableError(f"no trace can be written to --train_dir {folder.path}: {error.strerror}") from error
-    return [hook]
-
-
 class ProfileHook(tf.train.SessionRunHook):
     """Traces each run of a worker that has steps between two global steps, with what its ps tasks did in it.
 
@@ -60,10 +42,18 @@ class ProfileHook(tf.train.SessionRunHook):
     into one trace, before the ps tasks may leave.
     """
 
-    def __init__(self, task: Task, global_step: tf.Tensor, first_step: int, last_step: int, folder: RunFolder):
-        """Trace from `first_step` to `last_step`; `global_step`, int64 [], is as it is after a run."""
-        self._task, self._folder = task, folder
-        self._global_step, self._first_step, self._last_step = global_step, first_step, last_step
+    def __init__(self, task: Task, global_step: tf.Tensor, steps: str, folder: RunFolder):
+        """Trace `steps`, `A:B`; `global_step`, int64 [], is as it is after a run.
+
+        Raises:
+          UnusableError: no trace can be written there.
+        """
+        self._task, self._folder, self._global_step = task, folder, global_step
+        self._first_step, self._last_step = parse_steps(steps)
+        try:
+            os.makedirs(folder.profile_of(task), exist_ok=True)
+        except OSError as error:
+            raise UnusableError(f"no trace can be written to --train_dir {folder.path}: {error.strerror}") from error
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._step = int(session.run(tf.train.get_global_step(session.graph)))  # after the last run

@@ -37,7 +37,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self._task, self._train_steps, self._batch_size = task, train_steps, batch_size
         # Fetch everything in each run: for other fetches TensorFlow would build the graph again.
         self._fetches = [updates.num_steps, updates.loss, updates.global_step]
-        self._examples_per_count = self._batch_size * (updates.num_replicas if task.is_chief else 1)
+        self._examples_per_global_step = batch_size * updates.num_replicas
         self._log_every_secs = log_every_secs
         self._summary_dir = folder.summaries_of(task)
         self._local_step = 0
@@ -45,11 +45,9 @@ class ProgressHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         # Count from here, not from where the last session was: a restored model may have lost steps.
-        self._last_global_step = session.run(tf.train.get_global_step(session.graph))
-        self._counted = self._count(self._last_global_step)
+        self._global_step = int(session.run(tf.train.get_global_step(session.graph)))
         self._note_logged(time.monotonic())
-        sizes = {"train_steps": self._train_steps, "batch_size": self._batch_size}
-        events.record("training", **sizes, **self._steps(self._last_global_step))
+        self._record("training", train_steps=self._train_steps, batch_size=self._batch_size)
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         self._started_at = min(self._started_at, time.monotonic())
@@ -57,56 +55,51 @@ class ProgressHook(tf.train.SessionRunHook):
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         now = time.monotonic()
-        num_steps, loss_value, global_step = run_values.results
+        num_steps, loss, global_step = run_values.results
         self._local_step += int(num_steps)
+        if self._task.is_chief:
+            self.num_examples += (int(global_step) - self._global_step) * self._examples_per_global_step
+        else:
+            self.num_examples += int(num_steps) * self._batch_size
+        self._global_step = int(global_step)
         self.train_secs = now - self._started_at
-        self._last_global_step = int(global_step)
         if num_steps and now >= self._logged_at + self._log_every_secs:
-            self._add_examples(global_step)
-            secs = now - self._logged_at
-            examples_per_sec = (self.num_examples - self._examples_logged) / secs
-            own_examples_per_sec = (self._local_step - self._local_step_logged) * self._batch_size / secs
-            logging.info(
-                "%s: global step %d/%d, local step %d, loss %.4f, %.0f examples/s",
-                self._task,
-                global_step,
-                self._train_steps,
-                self._local_step,
-                loss_value,
-                examples_per_sec,
-            )
-            self._note_logged(now)
-            values = {"loss": float(loss_value), "worker/examples_per_sec": own_examples_per_sec}
-            if self._task.is_chief:
-                values["cluster/examples_per_sec"] = examples_per_sec
-            event_files.write_scalars(self._summary_dir, int(global_step), values)
-            figures = {"loss": float(loss_value), "examples_per_sec": own_examples_per_sec}
-            events.record("progress", **figures, **self._steps(global_step))
+            self._log(float(loss), now)
 
     def end(self, session: tf.Session) -> None:
-        self._add_examples(self._last_global_step)  # of the time that was measured: others may still train
-        global_step = session.run(tf.train.get_global_step(session.graph))
+        self._global_step = int(session.run(tf.train.get_global_step(session.graph)))
         logging.info(
             "%s: finished at global step %d, after %d local step%s in %.1f s",
             self._task,
-            global_step,
+            self._global_step,
             self._local_step,
             "s" * (self._local_step != 1),
             self.train_secs,
         )
-        own_examples_per_sec = self._local_step * self._batch_size / (self.train_secs or 1.0)
-        events.record("finished", examples_per_sec=own_examples_per_sec, **self._steps(global_step))
+        self._record("finished", examples_per_sec=self._local_step * self._batch_size / (self.train_secs or 1.0))
+
+    def _log(self, loss: float, now: float) -> None:
+        secs = now - self._logged_at
+        examples_per_sec = (self.num_examples - self._examples_logged) / secs
+        own_examples_per_sec = (self._local_step - self._local_step_logged) * self._batch_size / secs
+        logging.info(
+            "%s: global step %d/%d, local step %d, loss %.4f, %.0f examples/s",
+            self._task,
+            self._global_step,
+            self._train_steps,
+            self._local_step,
+            loss,
+            examples_per_sec,
+        )
+        values = {"loss": loss, "worker/examples_per_sec": own_examples_per_sec}
+        if self._task.is_chief:
+            values["cluster/examples_per_sec"] = examples_per_sec
+        event_files.write_scalars(self._summary_dir, self._global_step, values)
+        self._record("progress", loss=loss, examples_per_sec=own_examples_per_sec)
+        self._note_logged(now)
 
     def _note_logged(self, now: float) -> None:
         self._examples_logged, self._local_step_logged, self._logged_at = self.num_examples, self._local_step, now
 
-    def _add_examples(self, global_step: int) -> None:
-        count = self._count(global_step)
-        self.num_examples += (count - self._counted) * self._examples_per_count
-        self._counted = count
-
-    def _steps(self, global_step: int) -> dict[str, int]:
-        return {"global_step": int(global_step), "local_step": self._local_step}
-
-    def _count(self, global_step: int) -> int:
-        return int(global_step) if self._task.is_chief else self._local_step
+    def _record(self, event: str, **figures: float) -> None:
+        events.record(event, **figures, global_step=self._global_step, local_step=self._local_step)

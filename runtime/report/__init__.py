@@ -17,6 +17,6 @@ def write(folder: RunFolder) -> str:
     try:
         replace_file(folder.report, page.make_page(history.read(folder)).encode())
     except Exception as error:  # whatever it is
-        logging.error("%s could not be made: %r", folder.report, error)
+        logging.warning("%s could not be made: %r", folder.report, error)
         return ""
     return folder.report

@@ -152,7 +152,7 @@ def _make_mistakes(run: History) -> str:
             shown = f'<img src="data:image/png;base64,{png}" width="28" height="28"'
             shown += f' alt="test image {mistake["index"]}: {what}">'
         items += f'<li>{shown}<span>{what}</span><span class="soft">{mistake["probability"]:.1%} sure</span></li>'
-    if run.tested and not items:
+    if not items and "mistakes" in run.tested:
         return "<p>The model made no mistake.</p>"
     return items and f'<ul class="mistakes">{items}</ul>'
 

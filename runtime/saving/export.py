@@ -2,11 +2,9 @@
 
 import contextlib
 import errno
-import glob
 import hashlib
 import os
-import shutil
-import uuid
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +18,6 @@ from runtime.tables import slices_of
 
 TEMPORARY = "tmp-"  # begins the name of a folder that is being written
 CHECKSUM_FILE = os.path.join("assets.extra", "parameters.sha256")  # programs that serve a model pay no heed to it
-ABANDONED_SECS = 3600.0  # an export, which takes seconds, has ended by then in any case
 
 
 class Serving(NamedTuple):
@@ -34,8 +31,6 @@ class Serving(NamedTuple):
 def check_export_dir(task: Task, export_dir: str) -> None:
     """Make `export_dir`, unless it is empty, and check that the chief can write there.
 
-    What exports that were killed have left there is removed. Other jobs may be exporting into the same folder now.
-
     If its disk is full now, training goes on: there may be room at the end.
 
     Raises:
@@ -46,9 +41,7 @@ def check_export_dir(task: Task, export_dir: str) -> None:
     refuse_url("export_dir", export_dir)
     try:
         os.makedirs(export_dir, exist_ok=True)
-        temporary = _make_temporary_folder(export_dir)
-        _remove_abandoned(export_dir, now=os.path.getmtime(temporary))
-        os.rmdir(temporary)
+        tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=export_dir).cleanup()
     except OSError as error:
         problem = f"--export_dir {export_dir} cannot be written: {error.strerror}"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not os.path.isdir(export_dir):
@@ -68,22 +61,22 @@ def export(export_dir: str, build_serving: Callable[[], Serving], read_values: C
       read_values: returns the values of its parameters, arrays by name.
 
     Raises:
-      UnsavedError: it cannot be written.
+      UnsavedError: it cannot be written, or another job has just taken its number.
     """
     if not export_dir:
         return
-    temporary = ""
     try:
         values = read_values()
         checksum = _compute_checksum(values)
         if path := _find_export(export_dir, checksum):
             logging.info("%s has this model already", path)
             return
-        temporary = _make_temporary_folder(export_dir)
-        _save(temporary, build_serving, values, checksum)
-        _rename_to_next_version(temporary, export_dir)
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=export_dir) as temporary:
+            folder = os.path.join(temporary, "model")
+            _save(folder, build_serving, values, checksum)
+            version = max(_find_versions(export_dir), default=0) + 1
+            os.rename(folder, os.path.join(export_dir, str(version)))
     except (OSError, tf.errors.OpError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         why = reason(error) if isinstance(error, tf.errors.OpError) else error.strerror
         raise UnsavedError(f"the model could not be exported to {export_dir}: {why}") from error
 
@@ -100,26 +93,16 @@ def _compute_checksum(values: Mapping[str, Any]) -> str:
 
 def _find_export(export_dir: str, checksum: str) -> str | None:
     """Return the path of the version in `export_dir` that has this checksum, or None if there is none."""
-    for version in os.listdir(export_dir):
-        path = os.path.join(export_dir, version)
+    for version in _find_versions(export_dir):
+        path = os.path.join(export_dir, str(version))
         with contextlib.suppress(OSError), open(os.path.join(path, CHECKSUM_FILE)) as file:
-            if version.isdigit() and file.read() == checksum:
+            if file.read() == checksum:
                 return path
     return None
 
 
-def _make_temporary_folder(export_dir: str) -> str:
-    path = os.path.join(export_dir, f"{TEMPORARY}{uuid.uuid4().hex}")
-    os.mkdir(path)
-    return path
-
-
-def _remove_abandoned(export_dir: str, now: float) -> None:
-    """Remove the temporary folders that are old at `now`, in s, by the clock of the file system, since hosts differ."""
-    for path in glob.glob(os.path.join(glob.escape(export_dir), f"{TEMPORARY}{'[0-9a-f]' * 32}")):
-        with contextlib.suppress(OSError):  # it has just been renamed or removed
-            if now - os.path.getmtime(path) > ABANDONED_SECS:
-                shutil.rmtree(path, ignore_errors=True)
+def _find_versions(export_dir: str) -> list[int]:
+    return [int(name) for name in os.listdir(export_dir) if name.isascii() and name.isdigit()]
 
 
 def _save(folder: str, build_serving: Callable[[], Serving], values: Mapping[str, Any], checksum: str) -> None:
@@ -134,16 +117,3 @@ def _save(folder: str, build_serving: Callable[[], Serving], values: Mapping[str
     os.mkdir(os.path.dirname(path))
     with open(path, "w") as file:
         file.write(checksum)
-
-
-def _rename_to_next_version(folder: str, export_dir: str) -> None:
-    """Rename `folder` to the number after the highest in `export_dir`."""
-    while True:
-        versions = [int(name) for name in os.listdir(export_dir) if name.isascii() and name.isdigit()]
-        path = os.path.join(export_dir, str(max(versions, default=0) + 1))
-        try:
-            os.rename(folder, path)
-            return
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another job has taken this number
-                raise

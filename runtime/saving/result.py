@@ -1,6 +1,5 @@
 """The result of a run: `result.json`, and the last line."""
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -55,18 +54,14 @@ class Result:
         Raises:
           UnsavedError: it cannot be written.
         """
-        if not folder.is_given or self._is_written(folder):
+        written = read_json(folder.result)
+        is_same = (written.get("global_step"), written.get("test_accuracy")) == (self.global_step, self.test_accuracy)
+        if not folder.is_given or (is_same and self.train_secs == 0.0):  # an earlier process has trained the model
             return
         try:
             replace_file(folder.result, f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode())
         except OSError as error:
             raise UnsavedError(f"{folder.result} could not be written: {error.strerror}") from error
-
-    def _is_written(self, folder: RunFolder) -> bool:
-        """Return whether `result.json` has this result of an earlier process, which has trained the model."""
-        written = read_result(folder)
-        is_same = (written.get("global_step"), written.get("test_accuracy")) == (self.global_step, self.test_accuracy)
-        return is_same and self.train_secs == 0.0
 
     def __str__(self) -> str:
         return (
@@ -130,29 +125,12 @@ def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progre
     )
 
 
-def read_result(folder: RunFolder) -> dict[str, Any]:
-    """Return what `result.json` says, or nothing if there is none that can be read."""
-    result = read_json(folder.result)
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return {
-            "global_step": int(result["global_step"]),
-            "reached_accuracy": result.get("reached_accuracy") or 0.0,
-            "test_accuracy": result.get("test_accuracy"),
-        }
-    return {}
-
-
 def is_finished(folder: RunFolder, goal: Goal) -> bool:
     """Return whether a run has left here the result of a model that has reached `goal`, and the model.
 
     A result does not count if the model could not be saved, or was removed: then training may begin again.
     """
-    result = read_result(folder)
-    return (
-        bool(result)
-        and (
-            result["global_step"] >= goal.train_steps
-            or (goal.test_accuracy is not None and result["reached_accuracy"] >= goal.test_accuracy)
-        )
-        and is_saved(folder, result["global_step"])
-    )
+    result = read_json(folder.result)
+    global_step, reached_accuracy = result.get("global_step", -1), result.get("reached_accuracy") or 0.0
+    is_good = goal.test_accuracy is not None and reached_accuracy >= goal.test_accuracy
+    return (global_step >= goal.train_steps or is_good) and is_saved(folder, global_step)

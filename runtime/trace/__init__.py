@@ -19,7 +19,7 @@ def write(folder: RunFolder) -> str:
     trace = parts.read(folder)
     if not trace.spans:
         return ""
-    offsets = clocks.align(trace)
-    events = chrome.make_events(trace.last_job(), offsets)
+    clocks.align(trace)
+    events = chrome.make_events(trace.last_job())
     replace_file(folder.trace, json.dumps({"traceEvents": events}).encode())
     return folder.trace

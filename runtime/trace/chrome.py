@@ -4,7 +4,7 @@ The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from runtime.trace.parts import Span, Trace
@@ -21,10 +21,10 @@ class Lane(NamedTuple):
     number: int  # among those with this name on the task, from 1
 
 
-def make_events(trace: Trace, offsets: Mapping[str, int]) -> list[Event]:
+def make_events(trace: Trace) -> list[Event]:
     """Return what a trace with times by one clock is in that format, as JSON can express it.
 
-    Each task appears once, however many workers it served, with what was added to its clock, in nanoseconds.
+    Each task appears once, however many workers it served.
     """
     spans = sorted(trace.spans, key=lambda span: span.start)
     messages = [message for message in trace.messages if message.sent.end <= message.received.end]
@@ -41,10 +41,6 @@ def make_events(trace: Trace, offsets: Mapping[str, int]) -> list[Event]:
         return locate(span, max(span.start, span.end - 1))
 
     events = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": task}} for task, pid in pids.items()]
-    for task in pids:
-        if offset := offsets.get(task):
-            moved = {"labels": f"clock moved by {offset / 1e6:+.3f} ms"}
-            events.append({"ph": "M", "name": "process_labels", "pid": pids[task], "args": moved})
     for lane, tid in tids.items():
         name = f"{lane.name} ({lane.number})" if lane.number > 1 else lane.name
         events.append({"ph": "M", "name": "thread_name", "pid": pids[lane.task], "tid": tid, "args": {"name": name}})

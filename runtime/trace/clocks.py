@@ -7,15 +7,14 @@ import numpy as np
 from runtime.trace.parts import Message, Trace
 
 
-def align(trace: Trace) -> dict[str, int]:
-    """Set the times in `trace` to one clock, and return the nanoseconds that were added to the clock of each task."""
+def align(trace: Trace) -> None:
+    """Set the times in `trace` to one clock."""
     offsets = estimate_offsets(trace.messages)
     for span in trace.spans:
         span.start += offsets.get(span.task, 0)
         span.end += offsets.get(span.task, 0)
     for sent, received in trace.messages:  # the sender told when it began, whose clock the receiver took for its own
         received.start = min(max(received.start, sent.end), received.end)
-    return offsets
 
 
 def estimate_offsets(messages: Sequence[Message]) -> dict[str, int]:

@@ -50,7 +50,6 @@ class Trace(NamedTuple):
 
     spans: list[Span]  # the ops, and the messages
     messages: list[Message]  # those whose sender is known
-    unread: list[str]  # TensorFlow's labels that do not have the form of 2.21
 
     def last_job(self) -> "Trace":
         """Return what the last of several jobs in one folder has traced, whose times are by one clock."""
@@ -58,12 +57,12 @@ class Trace(NamedTuple):
         jobs = [after for before, after in itertools.pairwise(starts) if after - before > GAP_SECS * 1e9]
         began_at = max(jobs, default=0)
         messages = [message for message in self.messages if all(span.start >= began_at for span in message)]
-        return Trace([span for span in self.spans if span.start >= began_at], messages, self.unread)
+        return Trace([span for span in self.spans if span.start >= began_at], messages)
 
 
 def read(folder: RunFolder) -> Trace:
     """Read what the workers have written; name broken files."""
-    trace = Trace([], [], [])
+    trace = Trace([], [])
     for path in glob.glob(f"{glob.escape(folder.profile)}/worker-*/step-*.pb"):
         worker = os.path.basename(os.path.dirname(path)).replace("-", " ")
         try:
@@ -74,14 +73,6 @@ def read(folder: RunFolder) -> Trace:
         else:
             trace.spans.extend(run.spans)
             trace.messages.extend(run.messages)
-            trace.unread.extend(run.unread)
-    if trace.unread:
-        logging.warning(
-            "the trace lacks what TensorFlow says in %d labels, such as %r, which have another form than those of 2.21:"
-            " these ops go without their types, and these messages are missing",
-            len(trace.unread),
-            trace.unread[0],
-        )
     return trace
 
 
@@ -92,7 +83,7 @@ def _read_run(worker: str, step_stats: Any) -> Trace:
       ValueError: it has no ops.
     """
     ops: dict[tuple[str, str], list[Span]] = {}  # by task and name: those in a loop run often
-    received, unread = [], []
+    received = []
     for device_stats in step_stats.dev_stats:
         place = PLACE.match(device_stats.device)
         task, device = (f"{place[1]} {place[2]}", place[3]) if place else (worker, device_stats.device)
@@ -102,8 +93,6 @@ def _read_run(worker: str, step_stats: Any) -> Trace:
             start = stats.all_start_nanos or 1000 * stats.all_start_micros  # messages have microseconds only
             end = start + (stats.all_end_rel_nanos or 1000 * stats.all_end_rel_micros)
             match = (MESSAGE if name == RECEIVE else OP).match(stats.timeline_label)
-            if not match:
-                unread.append(stats.timeline_label)
             if name != RECEIVE:
                 span = Span(task, lane, match[1] if match else name, start, end, {"op": name})
                 ops.setdefault((task, name), []).append(span)
@@ -115,4 +104,4 @@ def _read_run(worker: str, step_stats: Any) -> Trace:
         raise ValueError("it has no ops")
     makers = [ops.get((span.details["from"], span.details["tensor"]), []) for span in received]
     messages = [Message(maker[0], span) for maker, span in zip(makers, received, strict=True) if len(maker) == 1]
-    return Trace([*itertools.chain(*ops.values()), *received], messages, unread)
+    return Trace([*itertools.chain(*ops.values()), *received], messages)

@@ -1,0 +1,69 @@
+"""Examples that no model can learn from or be tested on are refused before anything is built."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from runtime.data import convert
+from runtime.data.sources import load_test_examples, open_source
+from runtime.errors import UnusableError
+
+
+class Examples(NamedTuple):
+    numbers: np.ndarray
+    labels: np.ndarray
+
+
+class Reader:
+    INPUT = tf.TensorSpec([1, 2], tf.uint8, "numbers")
+    RECORD_BYTES = 3
+
+    def __init__(self, numbers, labels):
+        self._examples = Examples(np.array(numbers, np.uint8), np.array(labels))
+
+    def load(self, data_dir, split):
+        return self._examples
+
+    @staticmethod
+    def split_records(records):
+        return Examples(records[:, :2], records[:, 2].view(np.int8))
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    (tmp_path / "own_file").touch()  # into this folder no MNIST is fetched
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "labels", "expected"),
+    [
+        ([[1, 2], [3, 4]], [0.0, 1.0], "expected integers as labels, found float64"),
+        ([[1, 2], [3, 4]], [0, -1], "expected labels from 0 on, found label 1 is -1"),
+        ([[1, 2], [3, 4]], [0], r"and a label for each, found 2 examples and labels of the shape \[1\]"),
+        ([[1, 2]], [[0, 1]], r"and a label for each, found 1 examples and labels of the shape \[1, 2\]"),
+        (np.zeros([0, 2]), [], "expected one example at least, .* found 0 examples"),
+    ],
+)
+def test_examples_without_a_class_for_each_are_refused(data_dir, numbers, labels, expected):
+    reader, message = Reader(numbers, labels), f"of --data_dir {data_dir} cannot be used: .*{expected}"
+    with pytest.raises(UnusableError, match=f"the examples 'train' {message}"):
+        open_source(data_dir, "train", reader)
+    with pytest.raises(UnusableError, match=message):
+        load_test_examples(data_dir, reader)
+
+
+def test_test_examples_that_are_not_as_input_says_are_refused(data_dir):
+    expected = r"expected \[n, 2\], as INPUT says, found the shape \[1, 3\]; correct mnist_input\.py"
+    with pytest.raises(UnusableError, match=expected):
+        load_test_examples(data_dir, Reader([[1, 2, 3]], [0]))
+    assert load_test_examples(data_dir, Reader([[1, 2]], [0])).numbers.tolist() == [[1, 2]]
+
+
+def test_test_examples_in_files_are_checked_too(tmp_path):
+    examples = Examples(np.zeros([50, 2], np.uint8), np.repeat(np.array([0, 255], np.uint8), 25))
+    convert.convert(lambda *_: examples, "", str(tmp_path / "files"), 1)
+    with pytest.raises(UnusableError, match=r"expected labels from 0 on, found label \d+ is -1"):
+        load_test_examples(str(tmp_path / "files"), Reader)
