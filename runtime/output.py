@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 import threading
+from multiprocessing.connection import Connection
 from typing import Any, TextIO
 
 from absl import logging
@@ -17,6 +18,13 @@ WRITING_SECS = 1.0  # how long the end of the process waits for them
 STDERR = 2  # its file number
 
 _writer: "_Writer | None" = None  # None: who says something writes it
+_reader_of_lost: Connection | None = None  # gets the lines that cannot be written
+
+
+def send_lost_lines(reader: Connection) -> None:
+    """Let somebody read the lines that cannot be written, such as those for which a disk has no room."""
+    global _reader_of_lost
+    _reader_of_lost = reader
 
 
 def write_in_background() -> None:
@@ -29,7 +37,7 @@ def write_in_background() -> None:
     _writer = _Writer()
     for name in ("stdout", "stderr"):
         if stream := getattr(sys, name):  # there is none if its file is closed
-            lines = io.TextIOWrapper(_Lines(stream, _writer), stream.encoding, stream.errors, line_buffering=True)
+            lines = io.TextIOWrapper(_Lines(stream, _writer), stream.encoding, "backslashreplace", line_buffering=True)
             setattr(sys, name, lines)
     handler = logging.get_absl_handler().python_handler
     handler.setStream(sys.stderr)
@@ -95,10 +103,13 @@ class _Writer:
             if num_lost and not self._write(STDERR, lost.encode()):
                 num_lost = 0
             error = self._write(file, line)
-            if error and file != STDERR:
+            if error and _reader_of_lost:
+                with contextlib.suppress(OSError):  # it has ended
+                    _reader_of_lost.send_bytes(line)
+            elif error and file != STDERR:
                 self.add(STDERR, f"standard output cannot be written ({error.strerror}): ".encode() + line)
             with self._changed:
-                self._num_lost += num_lost + bool(error and file == STDERR)
+                self._num_lost += num_lost + bool(error and (file == STDERR or _reader_of_lost))
 
     def _write(self, file: int, line: bytes) -> OSError | None:
         """Write a line, below one that was cut, and return what prevents that."""

@@ -1,5 +1,6 @@
 """The display on a terminal: what it makes of what the tasks write, and when the launcher shows it."""
 
+import os
 import re
 
 import pytest
@@ -7,9 +8,10 @@ from rich.console import Console
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for, running_with
 from runtime.display.picture import make_picture
-from runtime.display.screen import make_line
+from runtime.display.screen import Screen, make_line
 from runtime.display.status import RunStatus
 from runtime.display.tail import Tail
+from runtime.folder import RunFolder
 from tests.fake_tasks import WAIT, make_command
 from tests.terminal import Terminal
 
@@ -148,6 +150,17 @@ def test_where_rows_are_few_the_workers_are_seen_and_whoever_waits_first():
     assert [len(draw(run, 2.0, 60, rows)) for rows in (3, 12, 13, 99)] == [3, 12, 13, 13]
 
 
+def test_a_picture_that_a_narrower_terminal_has_wrapped_is_erased_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    columns = [80]
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((columns[0], 24)))
+    screen = Screen(RunFolder(tmp_path), NAMES)
+    assert screen.draw([], is_last=True).startswith("\r\n"), "there is nothing to erase"
+    assert screen.draw([], is_last=True).startswith("\r\x1b[5A"), "an empty row, the bar, and three tasks"
+    columns[0] = 40
+    assert screen.draw([], is_last=True).startswith("\r\x1b[9A"), "all but the empty row have become two"
+
+
 def test_only_what_is_appended_is_read(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text("of an earlier run\n")
@@ -157,7 +170,10 @@ def test_only_what_is_appended_is_read(tmp_path):
         file.write("of this")
         assert tail.read() == [], "a line is not whole yet"
         file.write(" run\nnext\nhalf")
-        assert tail.read() == [b"of this run\n", b"next\n"]
+        assert tail.read() == ["of this run", "next"]
+        tail.skip_half_line()
+        file.write(" a line\nlast\n")
+        assert tail.read() == [" a line", "last"]
     assert Tail(str(tmp_path / "no.jsonl")).read() == []
 
 
@@ -239,13 +255,12 @@ def test_the_end_of_a_log_is_shown_without_its_prefix(launch):
     assert terminal.lines[-2:] == ["22:01:54 worker 0: lost", ""]
 
 
-def test_standard_output_may_go_into_a_file_and_is_plain_there(launch):
+def test_there_is_no_display_where_standard_output_goes_into_a_file(launch):
     with open(launch.folder / "output", "w") as file:
-        terminal = launch(f"echo 'worker 0: begins'; {WAIT} echo 'test accuracy 1.0'", stdout=file)
-    wait_for_waiting(terminal)
-    (launch.folder / "go-on").touch()
+        terminal = launch("tell waiting; echo 'worker 0: begins'; echo 'test accuracy 1.0'", stdout=file)
     assert terminal.wait(DEADLINE_SECS) == 0
     assert (launch.folder / "output").read_text().endswith("logs\nworker 0: begins\ntest accuracy 1.0\n")
+    assert terminal.lines == [""]
 
 
 def test_there_is_no_display_where_standard_error_goes_into_a_file(launch):

@@ -11,8 +11,8 @@ from runtime.launch.options import parse, take_flag
 from runtime.launch.ports import choose_ports
 from tests.terminal import Terminal
 
-# Stands in for the Python of a virtual environment: it notes what pip is asked for, and succeeds.
-FAKE_PYTHON = '#!/bin/sh\nif [ "$2" = pip ]; then shift 2; echo "$@" >>"${0%/*}/pip.log"; fi\n'
+# Stands in for the Python of a virtual environment: it tells a version, and notes what pip is asked for.
+FAKE_PYTHON = '#!/bin/sh\nif [ "$2" = pip ]; then shift 2; echo "$@" >>"${0%/*}/pip.log"; else echo 3.11; fi\n'
 
 
 def test_ports_are_free_and_all_different():
@@ -77,28 +77,15 @@ def test_pip_shows_its_progress_on_a_terminal(install):
     assert "--quiet" in log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("python", "problem"), [("/typo/python3", "cannot be run"), ("false", "is not Python 3.10 to 3.13")]
-)
-def test_a_wrong_python_costs_no_environment(install, python, problem):
+@pytest.mark.parametrize("python", ["/typo/python3", "false"])
+def test_a_wrong_python_costs_no_environment(install, python):
     assert install("requirements.txt") == ["requirements.txt"]
     script = install.project / "runtime" / "launch" / "venv.sh"
     environment = {**os.environ, "PYTHON": python}
     done = subprocess.run([script, "requirements.txt"], env=environment, capture_output=True, text=True)
-    message = f"error: {python} {problem}; set PYTHON=/path/to/python3\n"
+    message = f"error: {python} cannot be run, or is not Python 3.10 to 3.13; set PYTHON=/path/to/python3\n"
     assert (done.returncode, done.stderr) == (2, message)
     assert install("requirements.txt") == [], "it is still there"
-
-
-def test_a_python_that_is_killed_while_it_is_asked_costs_no_environment(install):
-    """As Ctrl-C in the first moment does, or a system that is out of memory."""
-    python = install.project / ".venv" / "bin" / "python"
-    python.write_text("#!/bin/sh\nkill -9 $$\n")
-    script = install.project / "runtime" / "launch" / "venv.sh"
-    done = subprocess.run([script, "requirements.txt"], capture_output=True, text=True)
-    assert done.returncode == 128 + 9
-    assert "was ended by signal 9 before it told its version: try again" in done.stderr
-    assert python.exists()
 
 
 def test_an_environment_that_is_half_made_is_made_anew(install):
@@ -145,10 +132,11 @@ def test_a_train_dir_may_begin_with_a_dash(arguments):
         ("--worker=3", "--worker cannot be given here: say with --ps=N and --workers=N how many tasks there are"),
         ("--workers=0", "flag --workers=0: 0 is not an integer in the range [1, 99]"),
         ("--ps=two", "flag --ps=two: invalid literal"),
-        ("--ps", "Missing value for flag --ps"),
+        ("--ps", "Missing value for flag --ps (see --help)"),
         ("--max_restarts=-1", "flag --max_restarts=-1: -1 is not a non-negative integer"),
         ("--train_dir=~/run", "flag --train_dir=~/run: ~ is only understood by a shell"),
-        ("--data_dir=", "flag --data_dir=: it must name a folder"),
+        ("--data_dir=", "flag --data_dir=: it must name a folder (see --help)"),
+        ("--train_dir=gs://b/run", "--train_dir gs://b/run is not a folder: gs:// is not supported"),
     ],
 )
 def test_what_the_launcher_cannot_use_is_refused(capfd, argument, message):

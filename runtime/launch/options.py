@@ -61,10 +61,13 @@ def parse(arguments: Sequence[str]) -> Options:
     try:
         _, *others = own([PROGRAM, *arguments], known_only=True)
     except flags.Error as error:
-        refuse(str(error))
+        refuse(f"{error} (see --help)")
     for chosen in filter(None, map(CHOSEN.match, others)):
         refuse(f"--{chosen[1]} cannot be given here: say with --ps=N and --workers=N how many tasks there are")
     values: dict[str, Any] = own.flag_values_dict()
+    scheme, is_url, _ = values["train_dir"].partition("://")
+    if is_url:
+        refuse(f"--train_dir {values['train_dir']} is not a folder: {scheme}:// is not supported")
     return Options(**values, flags=others)
 
 

@@ -23,18 +23,9 @@ fi
 trap 'exit 130' INT
 trap 'exit 131' QUIT
 
-# Return whether a Python is of the right version. One that is killed before it answers costs no environment.
-is_suitable() {
-  local status=0
-  "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || status=$?
-  if ((status >= 128)); then
-    echo "error: $1 was ended by signal $((status - 128)) before it told its version: try again" >&2
-    exit "$status"
-  fi
-  return "$status"
-}
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none; }
 
-version_of() { "$1" -c 'import sys; print(sys.version_info[:2])' 2>/dev/null || echo none; }
+is_suitable() { [[ "$(version_of "$1")" == 3.1[0-3] ]]; }
 
 find_python() {
   local candidate candidates=(python3 python3.13 python3.12 python3.11 python3.10)
@@ -46,10 +37,7 @@ find_python() {
     fi
   done
   local problem="no python3 on the PATH is Python 3.10 to 3.13"
-  if [[ -n "${PYTHON:-}" ]]; then
-    problem="$PYTHON is not Python 3.10 to 3.13"
-    command -v "$PYTHON" >/dev/null || problem="$PYTHON cannot be run"
-  fi
+  if [[ -n "${PYTHON:-}" ]]; then problem="$PYTHON cannot be run, or is not Python 3.10 to 3.13"; fi
   echo "error: $problem; set PYTHON=/path/to/python3" >&2
   exit 2
 }
