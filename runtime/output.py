@@ -9,7 +9,7 @@ import stat
 import sys
 import threading
 from multiprocessing.connection import Connection
-from typing import Any, TextIO
+from typing import Any
 
 from absl import logging
 
@@ -18,13 +18,7 @@ WRITING_SECS = 1.0  # how long the end of the process waits for them
 STDERR = 2  # its file number
 
 _writer: "_Writer | None" = None  # None: who says something writes it
-_reader_of_lost: Connection | None = None  # gets the lines that cannot be written
-
-
-def send_lost_lines(reader: Connection) -> None:
-    """Let somebody read the lines that cannot be written, such as those for which a disk has no room."""
-    global _reader_of_lost
-    _reader_of_lost = reader
+reader_of_lost: Connection | None = None  # is sent the lines that cannot be written, since a disk is full
 
 
 def write_in_background() -> None:
@@ -37,8 +31,8 @@ def write_in_background() -> None:
     _writer = _Writer()
     for name in ("stdout", "stderr"):
         if stream := getattr(sys, name):  # there is none if its file is closed
-            lines = io.TextIOWrapper(_Lines(stream, _writer), stream.encoding, "backslashreplace", line_buffering=True)
-            setattr(sys, name, lines)
+            lines = _Lines(stream.fileno(), _writer)
+            setattr(sys, name, io.TextIOWrapper(lines, stream.encoding, "backslashreplace", line_buffering=True))
     handler = logging.get_absl_handler().python_handler
     handler.setStream(sys.stderr)
     do_people_look = bool(sys.stderr and sys.stderr.isatty())  # then they want no date, thread and source file
@@ -103,13 +97,13 @@ class _Writer:
             if num_lost and not self._write(STDERR, lost.encode()):
                 num_lost = 0
             error = self._write(file, line)
-            if error and _reader_of_lost:
+            if error and reader_of_lost:
                 with contextlib.suppress(OSError):  # it has ended
-                    _reader_of_lost.send_bytes(line)
+                    reader_of_lost.send_bytes(line)
             elif error and file != STDERR:
                 self.add(STDERR, f"standard output cannot be written ({error.strerror}): ".encode() + line)
             with self._changed:
-                self._num_lost += num_lost + bool(error and (file == STDERR or _reader_of_lost))
+                self._num_lost += num_lost + bool(error and (file == STDERR or reader_of_lost))
 
     def _write(self, file: int, line: bytes) -> OSError | None:
         """Write a line, below one that was cut, and return what prevents that."""
@@ -123,20 +117,12 @@ class _Writer:
         return None
 
 
-class _Lines(io.BufferedIOBase):
+class _Lines(io.FileIO):
     """A standard stream that leaves each line to the writer."""
 
-    def __init__(self, stream: TextIO, writer: _Writer):
-        self.name, self._stream, self._writer = stream.name, stream, writer
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
+    def __init__(self, file: int, writer: _Writer):
+        super().__init__(file, "w", closefd=False)
+        self._writer = writer
 
     def write(self, data: Any) -> int:
         self._writer.add(self.fileno(), bytes(data))

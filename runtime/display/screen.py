@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from runtime.display.picture import make_picture
+from runtime.display.picture import make_bar, make_picture
 from runtime.display.status import Event, RunStatus
-from runtime.display.tail import Tail
+from runtime.files import Tail
 from runtime.folder import RunFolder
 
 STDOUT, STDERR = 1, 2  # their file numbers
@@ -53,7 +53,7 @@ class Screen:
 
     def __init__(self, folder: RunFolder, names: Sequence[str]):
         """Show tasks, such as "worker-0", from what they write into `folder` from now on."""
-        self._run = RunStatus(names)
+        self._run, self._bar = RunStatus(names), make_bar()
         self._console = Console(highlight=False)
         self._widths: list[int] = []  # of the rows of the last picture
         self._drawn_at = 0.0
@@ -83,7 +83,7 @@ class Screen:
                     self._console.print(text, soft_wrap=True)  # commands are copied from it
         width, most = self._console.width, self._console.height - 1
         with self._console.capture() as picture:
-            self._console.print(make_picture(self._run, time.time(), most))
+            self._console.print(make_picture(self._run, self._bar, most))
         rows = picture.get().splitlines(keepends=True)[:most]
         # Where people have made the window narrower, the terminal has wrapped the rows.
         height = min(sum(max(1, math.ceil(old_width / width)) for old_width in self._widths), most)

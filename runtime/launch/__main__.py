@@ -34,6 +34,17 @@ from runtime.launch.supervisor import Supervisor
 
 SCRIPT = "distributed"  # the module that each task runs
 READY = "--ready"  # the first argument of the second half
+# Shows the run in folder $1 until process $0 has ended, which makes the folder $2 when it has checked its flags.
+SHOW_TENSORBOARD = """
+until [ -d "$2" ]; do
+  kill -0 "$0" || exit
+  sleep 0.5
+done
+exec >>"$2/tensorboard.log" 2>&1
+"$3" -m tensorboard.main --logdir "$1" --host localhost --reload_interval 2 &
+while kill -0 "$0"; do sleep 0.5; done
+kill $!
+"""
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 
 
@@ -52,9 +63,6 @@ def main() -> None:
 
 def get_ready(options: Options) -> NoReturn:
     """Fetch the data, start TensorBoard, and become the second half, in a private network where there can be one."""
-    # No file that is opened may take the place of a standard stream that is closed.
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # it takes the lowest number that is free
-        os.set_inheritable(descriptor, True)
     if asked := list(filter(HELP.match, options.flags)):
         os.execv(sys.executable, [sys.executable, str(PROJECT / "distributed.py"), *asked])
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -81,10 +89,9 @@ def start_tensorboard(train_dir: str, options: Options) -> None:
     if subprocess.run(install, stdout=subprocess.DEVNULL).returncode:
         say("TensorBoard cannot be installed: this run goes on without")
         return
-    script, log = str(LAUNCH / "show_tensorboard.py"), RunFolder(train_dir).log_of("tensorboard")
-    subprocess.Popen(
-        [sys.executable, script, train_dir, log, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
-    )
+    arguments = [str(os.getpid()), train_dir, RunFolder(train_dir).logs, sys.executable]
+    command = ["sh", "-c", SHOW_TENSORBOARD, *arguments]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def isolate(command: list[str]) -> list[str]:

@@ -2,14 +2,17 @@
 
 import multiprocessing
 import os
+import re
 import sys
 from collections.abc import Sequence
 
 from runtime import output
 from runtime.display.screen import STDERR, STDOUT, Screen, do_people_look, shorten
-from runtime.display.tail import Tail
+from runtime.files import Tail
 from runtime.folder import RunFolder
 from runtime.launch.options import PROGRAM
+
+BOARD = re.compile(r"TensorBoard \S+ at (\S+) ")
 
 
 class Console:
@@ -37,8 +40,9 @@ class Console:
         """Show what the tasks have written since the last time."""
         if self._screen and not self._screen.is_ours():  # the run was sent into the background
             self._screen = None
-        lines = [line for line in self._board.read() if line.startswith("TensorBoard ")]
-        lines += filter(None, self._chief.read())  # where a line was cut, an empty one ends it
+        for address in filter(None, map(BOARD.match, self._board.read())):
+            self.say(f"TensorBoard at {address[1]} until this run ends")
+        lines = list(filter(None, self._chief.read()))  # where a line was cut, an empty one ends it
         while self._lost_lines.poll():
             lines.append(self._lost_lines.recv_bytes().decode(errors="replace").rstrip("\n"))
             self._chief.skip_half_line()  # the disk may have had room for the start of this one

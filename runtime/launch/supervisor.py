@@ -1,8 +1,9 @@
 """The supervisor: starts the tasks of a cluster, starts again what dies, and ends all of them when one cannot go on."""
 
+import contextlib
 import os
+import queue
 import re
-import select
 import shlex
 import signal
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from runtime import output
 from runtime.files import read_json
 from runtime.launch.console import Console
-from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options, take_flag
+from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options
 from runtime.launch.ports import choose_ports
 from runtime.launch.tasks import Task
 
@@ -20,14 +21,11 @@ POLL_SECS = 0.2
 LEAVE_SECS = 15.0  # how long tasks may take to end: after the chief has, or when told to
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED = re.compile(r"error: (ps|worker) (\d+) has ended: ")  # says a task that ends because of another one
+REACHED = re.compile("--?(train_steps|stop_at_accuracy)=")  # flags that would end a run that trains on
 
 
 class GivenUpError(Exception):
-    """The run cannot go on."""
-
-    def __init__(self, task: Task, why: str, status: int):
-        super().__init__(why)
-        self.task, self.status = task, status
+    """The run cannot go on: because of which task, why, and the status of the launcher."""
 
 
 class Supervisor:
@@ -43,7 +41,10 @@ class Supervisor:
         self._console = Console(options.folder, names)
         self._leave_by: float | None = None  # once the chief has ended
         self._received: signal.Signals | None = None
-        self._wake = _listen()
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGCHLD):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: self._signals.put(number))
 
     def run(self) -> int:
         """Run the cluster until every task has ended with 0, or one cannot go on, or a signal stops it.
@@ -51,13 +52,6 @@ class Supervisor:
         Returns:
           The exit status of the launcher.
         """
-        try:
-            return self._run()
-        except BaseException:  # a defect of the launcher: its end would wait for that of the tasks
-            self._send(signal.SIGKILL)
-            raise
-
-    def _run(self) -> int:
         addresses = [f"localhost:{port}" for port in choose_ports(len(self._tasks))]
         ps_hosts, worker_hosts = ",".join(addresses[: self._options.ps]), ",".join(addresses[self._options.ps :])
         self._hosts = [f"--ps_hosts={ps_hosts}", f"--worker_hosts={worker_hosts}"]
@@ -71,13 +65,14 @@ class Supervisor:
                     self._supervise()
         except GivenUpError as error:
             self._end_all()
-            task, last_lines = error.task, error.task.read_last_lines()
+            task, why, status = error.args
+            last_lines = task.read_last_lines()
             if repeated := REPEATED.match("".join(last_lines[-1:])):
                 task = self._tasks["-".join(repeated.groups())]
                 last_lines = task.read_last_lines()
-            message = f"error: {task.name} {error}; all tasks were ended. The end of {task.log}:"
+            message = f"error: {task.name} {why}; all tasks were ended. The end of {task.log}:"
             self._console.close([], "\n".join([message, *last_lines]))
-            return error.status
+            return int(status)
         self._console.close(self._stop() if self._received else self._describe_what_is_next())
         number = signal.SIGTERM if self._received == signal.SIGHUP else self._received
         return 128 + number if number else 0
@@ -85,7 +80,7 @@ class Supervisor:
     def _start(self, task: Task) -> None:
         def run() -> None:
             if task == self._chief:
-                output.send_lost_lines(self._console.lost_lines_of_chief)
+                output.reader_of_lost = self._console.lost_lines_of_chief
             self._run_script()
 
         job_name, _, index = task.name.partition("-")
@@ -97,12 +92,14 @@ class Supervisor:
 
     def _wait(self) -> None:
         """Wait for a signal, such as that of the end of a task, or a little; then look at everything."""
-        numbers = os.read(self._wake, 1000) if select.select([self._wake], [], [], POLL_SECS)[0] else b""
-        self._received = self._received or next((n for n in STOP_SIGNALS if n in numbers), None)
-        if signal.SIGQUIT in numbers:
-            self._console.say("ending every task at once")
-            self._send(signal.SIGKILL)
-            self._received = signal.SIGQUIT
+        with contextlib.suppress(queue.Empty):
+            number = signal.Signals(self._signals.get(timeout=POLL_SECS))
+            if number in STOP_SIGNALS:
+                self._received = self._received or number
+            elif number == signal.SIGQUIT:
+                self._console.say("ending every task at once")
+                self._kill_all()
+                self._received = number
         for name, task in self._tasks.items():
             if task.has_just_ended():
                 self._console.note(name, "ended", status=task.status)
@@ -154,15 +151,14 @@ class Supervisor:
         result = read_json(folder.result)
         if not result.get("global_step"):
             return []
-        _, export_dir = take_flag(sys.argv[1:], "export_dir")
-        model = export_dir or os.path.join(_shorten(folder.path), "model")
-        more, _ = take_flag(take_flag(sys.argv[1:], "train_steps")[0], "stop_at_accuracy")
+        model = self._options.export_dir or os.path.join(_shorten(folder.path), "model")
+        more = [word for word in sys.argv[1:] if not REACHED.match(word)]
         lines = ["", f"folder    {_shorten(folder.path)}"]
         if os.path.exists(folder.report):
             lines.append(f"report    {_shorten(folder.report)}")
         more.append(f"--train_steps={2 * result['global_step']}")
         lines.append(f"train on  {_make_command(more)}")
-        if not export_dir:
+        if not self._options.export_dir:
             lines.append(f"export    {_make_command([*sys.argv[1:], f'--export_dir={model}'])}")
         if self._predicts:
             predict = [_shorten(sys.executable), _shorten(f"{PROJECT}/predict.py"), f"--model={model}"]
@@ -171,16 +167,17 @@ class Supervisor:
 
     def _end_all(self) -> None:
         """Stop the tasks that still run, which they do in their order, and kill what is left after that."""
-        self._send(signal.SIGTERM)
+        for task in self._running():
+            task.process.terminate()
         kill_at = time.monotonic() + LEAVE_SECS
         while self._running():
             self._wait()
             if time.monotonic() > kill_at:
-                self._send(signal.SIGKILL)
+                self._kill_all()
 
-    def _send(self, number: signal.Signals) -> None:
-        for task in self._tasks.values():
-            task.send(number)
+    def _kill_all(self) -> None:
+        for task in self._running():
+            task.process.kill()
 
 
 def _make_command(arguments: Sequence[str]) -> str:
@@ -192,14 +189,3 @@ def _make_command(arguments: Sequence[str]) -> str:
 def _shorten(path: str) -> str:
     """Return a path as it is seen from here, if that is shorter."""
     return min(os.path.relpath(path), path, key=len)
-
-
-def _listen() -> int:
-    """Return a file descriptor from which the numbers of signals are read; those that this process ignores stay so."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGCHLD):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)
-    return reader

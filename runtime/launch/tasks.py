@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from runtime.display.tail import Tail
+from runtime.files import Tail
 
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # a terminal sends them to all: the launcher decides
 DEFAULT = (signal.SIGTERM, signal.SIGCHLD)
@@ -27,13 +27,12 @@ class Task:
         self.status: int | None = None  # None while it runs
         self.num_restarts = 0
         self._tail = Tail(log)  # without what earlier runs have left
-        self._process: multiprocessing.context.ForkProcess | None = None
+        self.process: multiprocessing.context.ForkProcess  # once it is started
 
     def start(self, arguments: Sequence[str], run: Callable[[], None]) -> None:
         """Start a process: `arguments` are its command line, and `run` does what the script does."""
 
         def become_task() -> None:
-            signal.set_wakeup_fd(-1)
             for number in (*IGNORED, *DEFAULT):
                 signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -47,24 +46,18 @@ class Task:
             run()
 
         self.status = None
-        self._process = fork.Process(target=become_task)
+        self.process = fork.Process(target=become_task, daemon=True)  # it is ended when a defect ends the launcher
         # A signal that comes too early would be taken for one of this process.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*IGNORED, *DEFAULT))
-        self._process.start()
+        self.process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def has_just_ended(self) -> bool:
         """Return whether it has ended since this was asked last, and keep its status."""
-        if self.status is not None or not self._process or (code := self._process.exitcode) is None:
+        if self.status is not None or (code := self.process.exitcode) is None:
             return False
         self.status = code if code >= 0 else 128 - code
         return True
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to its process, if that runs."""
-        # `exitcode` looks first: whatever starts another process may have seen the end of this one already.
-        if self._process and self._process.exitcode is None and self._process.pid:
-            os.kill(self._process.pid, number)
 
     def read_last_lines(self) -> list[str]:
         """Return the last lines of what it has said in this run, once it has ended."""
