@@ -155,6 +155,7 @@ def test_where_rows_are_few_the_workers_are_seen_and_whoever_waits_first():
 
 def test_a_picture_that_a_narrower_terminal_has_wrapped_is_erased_whole(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLUMNS", raising=False)
     columns = [80]
     monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((columns[0], 24)))
     screen = Screen(RunFolder(tmp_path), NAMES)
