@@ -64,7 +64,8 @@ def main() -> None:
 def get_ready(options: Options) -> NoReturn:
     """Fetch the data, start TensorBoard, and become the second half, in a private network where there can be one."""
     if asked := list(filter(HELP.match, options.flags)):
-        os.execv(sys.executable, [sys.executable, str(PROJECT / "distributed.py"), *asked])
+        subprocess.run([sys.executable, str(PROJECT / "distributed.py"), *asked])
+        sys.exit()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         download.fetch(options.data_dir)
