@@ -151,6 +151,12 @@ def test_a_signal_when_every_task_has_done_its_part_is_no_stop(launch):
     assert "to go on" not in run.output()
 
 
+def test_a_train_dir_that_cannot_be_made_is_told_as_a_task_tells_it(launch):
+    run = launch("", "--train_dir=/dev/null/run")
+    assert run.wait(DEADLINE_SECS) == 2
+    assert run.output().endswith("error: --train_dir /dev/null/run cannot be written: Not a directory\n")
+
+
 def test_tasks_that_lose_their_launcher_stop_in_order_and_their_logs_go_on(launch):
     """As kill -9 does it."""
     run = launch("trap 'echo worker 0: saved; exit 143' TERM; echo worker 0: begins; while :; do sleep 0.05; done")
