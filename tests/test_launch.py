@@ -76,7 +76,7 @@ def test_a_wrong_python_costs_no_environment(install, python):
     script = install.project / "runtime" / "launch" / "venv.sh"
     environment = {**os.environ, "PYTHON": python}
     done = subprocess.run([script, "requirements.txt"], env=environment, capture_output=True, text=True)
-    message = f"error: {python} cannot be run, or is not Python 3.10 to 3.13; set PYTHON=/path/to/python3\n"
+    message = f"error: no Python 3.10 to 3.13 can be run as {python}; set PYTHON=/path/to/python3\n"
     assert (done.returncode, done.stderr) == (2, message)
     assert install("requirements.txt") == [], "it is still there"
 

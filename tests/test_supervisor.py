@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -101,6 +102,12 @@ def test_who_stops_reading_costs_no_line_of_the_log(launch):
     poll_for(lambda: launch.log.exists() and launch.log.read_text().endswith("line 20000\n"), "whole log")
     assert launch.log.read_text().count("\n") == 20000
     run.kill()
+
+
+def test_many_lines_at_once_are_all_shown(launch):
+    run = launch("seq -f 'worker 0: line %g' 20000")
+    assert run.wait(DEADLINE_SECS) == 0
+    assert len(re.findall(r"^worker 0: line \d+$", run.output(), re.MULTILINE)) == 20000
 
 
 def test_a_pipe_that_nobody_reads_keeps_the_launcher_from_nothing(launch):

@@ -59,8 +59,8 @@ class Console:
 
     def _show(self, lines: Sequence[str], is_last: bool = False) -> None:
         if not self._screen:
-            for line in lines:
-                print(shorten(line) if os.isatty(STDOUT) else line)
+            if lines:  # in one piece: the writer keeps a limited number
+                print("\n".join(map(shorten, lines) if os.isatty(STDOUT) else lines))
             return
         above: list[str] = []
         for line in lines:

@@ -36,9 +36,7 @@ find_python() {
       return
     fi
   done
-  local problem="no python3 on the PATH is Python 3.10 to 3.13"
-  if [[ -n "${PYTHON:-}" ]]; then problem="$PYTHON cannot be run, or is not Python 3.10 to 3.13"; fi
-  echo "error: $problem; set PYTHON=/path/to/python3" >&2
+  echo "error: no Python 3.10 to 3.13 can be run as ${candidates[*]}; set PYTHON=/path/to/python3" >&2
   exit 2
 }
 

@@ -293,7 +293,7 @@ def test_a_disk_that_is_full_at_the_start_is_refused(tmp_path, black_and_white_d
 
 
 @NEEDS_PRIVATE_MOUNTS
-@pytest.mark.parametrize(("recovery_timeout_secs", "status"), [(8, 2), (300, 0)])  # a busy ps may be silent for a second
+@pytest.mark.parametrize(("recovery_timeout_secs", "status"), [(8, 2), (300, 0)])  # a busy ps is silent for a second
 def test_a_disk_that_is_full_at_the_end_is_waited_for_before_the_only_copy_of_the_model_goes(
     tmp_path, black_and_white_dir, recovery_timeout_secs, status
 ):
