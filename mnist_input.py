@@ -22,6 +22,7 @@ NUM_CLASSES = 10
 IMAGE_SHAPE = (28, 28)
 NUM_PIXELS = math.prod(IMAGE_SHAPE)
 INPUT = tf.TensorSpec(IMAGE_SHAPE, tf.uint8, "images")  # what an exported model takes of an example
+PREDICTS = "PICTURE..."  # what predict.py takes: the launcher tells how to use the model
 RECORD_BYTES = NUM_PIXELS + 1  # of an example in a TFRecord file: its pixels and its label
 
 # The first four bytes of an IDX file: two zeros, 8 for "unsigned byte", and the number of dimensions.

@@ -8,7 +8,8 @@ import os
 import stat
 import sys
 import threading
-from typing import Any, TextIO
+from multiprocessing.connection import Connection
+from typing import Any
 
 from absl import logging
 
@@ -17,6 +18,7 @@ WRITING_SECS = 1.0  # how long the end of the process waits for them
 STDERR = 2  # its file number
 
 _writer: "_Writer | None" = None  # None: who says something writes it
+reader_of_lost: Connection | None = None  # is sent the lines that cannot be written, since a disk is full
 
 
 def write_in_background() -> None:
@@ -29,8 +31,8 @@ def write_in_background() -> None:
     _writer = _Writer()
     for name in ("stdout", "stderr"):
         if stream := getattr(sys, name):  # there is none if its file is closed
-            lines = io.TextIOWrapper(_Lines(stream, _writer), stream.encoding, stream.errors, line_buffering=True)
-            setattr(sys, name, lines)
+            lines = _Lines(stream.fileno(), _writer)
+            setattr(sys, name, io.TextIOWrapper(lines, stream.encoding, "backslashreplace", line_buffering=True))
     handler = logging.get_absl_handler().python_handler
     handler.setStream(sys.stderr)
     do_people_look = bool(sys.stderr and sys.stderr.isatty())  # then they want no date, thread and source file
@@ -95,10 +97,13 @@ class _Writer:
             if num_lost and not self._write(STDERR, lost.encode()):
                 num_lost = 0
             error = self._write(file, line)
-            if error and file != STDERR:
+            if error and reader_of_lost:
+                with contextlib.suppress(OSError):  # it has ended
+                    reader_of_lost.send_bytes(line)
+            elif error and file != STDERR:
                 self.add(STDERR, f"standard output cannot be written ({error.strerror}): ".encode() + line)
             with self._changed:
-                self._num_lost += num_lost + bool(error and file == STDERR)
+                self._num_lost += num_lost + bool(error and (file == STDERR or reader_of_lost))
 
     def _write(self, file: int, line: bytes) -> OSError | None:
         """Write a line, below one that was cut, and return what prevents that."""
@@ -112,20 +117,12 @@ class _Writer:
         return None
 
 
-class _Lines(io.BufferedIOBase):
+class _Lines(io.FileIO):
     """A standard stream that leaves each line to the writer."""
 
-    def __init__(self, stream: TextIO, writer: _Writer):
-        self.name, self._stream, self._writer = stream.name, stream, writer
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
+    def __init__(self, file: int, writer: _Writer):
+        super().__init__(file, "w", closefd=False)
+        self._writer = writer
 
     def write(self, data: Any) -> int:
         self._writer.add(self.fileno(), bytes(data))

@@ -1,15 +1,17 @@
 """The display on a terminal: what it makes of what the tasks write, and when the launcher shows it."""
 
+import os
 import re
 
 import pytest
 from rich.console import Console
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for, running_with
-from runtime.display.picture import make_picture
-from runtime.display.screen import make_line
+from runtime.display.picture import make_bar, make_picture
+from runtime.display.screen import Screen, make_line
 from runtime.display.status import RunStatus
-from runtime.display.tail import Tail
+from runtime.files import Tail
+from runtime.folder import RunFolder
 from tests.fake_tasks import WAIT, make_command
 from tests.terminal import Terminal
 
@@ -82,17 +84,12 @@ def test_a_task_that_fails_has_stopped():
     assert (run.tasks["worker-1"].state, run.tasks["worker-1"].note) == ("stopped", "with status 143")
 
 
-def test_the_speed_is_that_of_all_workers_and_tells_the_time_left():
-    """The global step rises by 25 each second."""
+def test_the_speed_is_that_of_all_workers():
     run = make_run(*TRAINED)
     assert (run.global_step, run.train_steps, run.loss) == (200, 1000, 0.25)
     assert run.examples_per_sec == 500 + 750
-    assert run.secs_left(14) == 800 / 25
-    assert run.secs_left(16) == 800 / 25 - 2
-    assert make_run(*BEGUN).secs_left(10) is None
     of_all = steps(1000, 400, examples_per_sec=2000.0)
     finished = [(name, 20, "finished", of_all) for name in ("worker-0", "worker-1")]
-    assert make_run(*TRAINED, *finished).secs_left(20) is None
     assert make_run(*TRAINED, *finished).examples_per_sec == 2 * 2000, "of the whole time"
 
 
@@ -100,7 +97,6 @@ def test_steps_that_are_lost_are_not_counted():
     restored = ("worker-0", 20, "model", {"origin": "restored", "global_step": 120})
     run = make_run(*TRAINED, restored)
     assert run.global_step == 120
-    assert run.secs_left(20) is None, "the speed is not known yet"
 
 
 def test_the_accuracy_is_that_of_the_last_test():
@@ -112,10 +108,10 @@ def test_the_accuracy_is_that_of_the_last_test():
     assert run.test_accuracy == 0.75
 
 
-def draw(run, unix_secs, columns, *rows):
+def draw(run, columns, *rows, bar=None):
     console = Console(width=columns, color_system=None)
     with console.capture() as capture:
-        console.print(make_picture(run, unix_secs, *rows))
+        console.print(make_picture(run, bar or make_bar(), *rows))
     return capture.get().splitlines()
 
 
@@ -123,13 +119,22 @@ def draw(run, unix_secs, columns, *rows):
 def test_the_picture_fits_the_terminal(columns):
     run = make_run(*TRAINED, ("worker-0", 15, "waiting", {"missing": "ps 0 (nothing answers at localhost:2222)" * 4}))
     run.tell("worker-0", {"unix_secs": 15, "event": "evaluated", "test_accuracy": 0.875})
-    lines = draw(run, 14.0, columns)
+    lines = draw(run, columns)
     assert max(map(len, lines)) <= columns
-    assert re.match(r"global step 200/1000 ━+╸? +00:32 left", lines[1])
+    assert re.match(r"global step 200/1000 ━+╸? +--:--$", lines[1]), "its speed is not known yet"
     assert "loss 0.2500, test accuracy 0.8750" in lines[2]
     assert [line.split()[0] for line in lines[-3:]] == ["●", "◌", "●"]
     assert "worker 0  waiting   for ps 0 (nothing answers" in lines[-2]
     assert "worker 1  training  local step      60      750 examples/" in lines[-1]
+
+
+def test_the_time_left_comes_from_the_speed_of_the_last_seconds():
+    """The global step has risen by 25 each second, after a faster start."""
+    secs, run = [0.0], make_run(*BEGUN)
+    bar = make_bar(lambda: secs[0])
+    for secs[0], run.global_step in ((0, 0), (1, 400), (5, 450), (9, 550), (15, 700)):
+        lines = draw(run, 80, bar=bar)
+    assert re.match(r"global step 700/1000 ━+╸? +00:12$", lines[1])
 
 
 def test_where_rows_are_few_the_workers_are_seen_and_whoever_waits_first():
@@ -139,13 +144,25 @@ def test_where_rows_are_few_the_workers_are_seen_and_whoever_waits_first():
         run.tell(name, {"unix_secs": 1, "event": "serving" if name.startswith("ps") else "finished", **steps(9, 9)})
     for name in ("ps-2", "worker-7"):
         run.tell(name, {"unix_secs": 2, "event": "waiting", "missing": "ps 0"})
-    lines = draw(run, 2.0, 60, 9)
+    lines = draw(run, 60, 9)
     assert len(lines) == 9
     assert [line[2:10].rstrip() for line in lines[2:8]] == [
         "ps 2", "worker 0", "worker 1", "worker 2", "worker 3", "worker 7",
     ]  # fmt: skip
     assert lines[8] == "and 2 serving, 3 finishing"
-    assert [len(draw(run, 2.0, 60, rows)) for rows in (3, 12, 13, 99)] == [3, 12, 13, 13]
+    assert [len(draw(run, 60, rows)) for rows in (3, 12, 13, 99)] == [3, 12, 13, 13]
+
+
+def test_a_picture_that_a_narrower_terminal_has_wrapped_is_erased_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    columns = [80]
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((columns[0], 24)))
+    screen = Screen(RunFolder(tmp_path), NAMES)
+    assert screen.draw([], is_last=True).startswith("\r\n"), "there is nothing to erase"
+    assert screen.draw([], is_last=True).startswith("\r\x1b[5A"), "an empty row, the bar, and three tasks"
+    columns[0] = 40
+    assert screen.draw([], is_last=True).startswith("\r\x1b[9A"), "all but the empty row have become two"
 
 
 def test_only_what_is_appended_is_read(tmp_path):
@@ -157,7 +174,10 @@ def test_only_what_is_appended_is_read(tmp_path):
         file.write("of this")
         assert tail.read() == [], "a line is not whole yet"
         file.write(" run\nnext\nhalf")
-        assert tail.read() == [b"of this run\n", b"next\n"]
+        assert tail.read() == ["of this run", "next"]
+        tail.skip_half_line()
+        file.write(" a line\nlast\n")
+        assert tail.read() == [" a line", "last"]
     assert Tail(str(tmp_path / "no.jsonl")).read() == []
 
 
@@ -239,13 +259,12 @@ def test_the_end_of_a_log_is_shown_without_its_prefix(launch):
     assert terminal.lines[-2:] == ["22:01:54 worker 0: lost", ""]
 
 
-def test_standard_output_may_go_into_a_file_and_is_plain_there(launch):
+def test_there_is_no_display_where_standard_output_goes_into_a_file(launch):
     with open(launch.folder / "output", "w") as file:
-        terminal = launch(f"echo 'worker 0: begins'; {WAIT} echo 'test accuracy 1.0'", stdout=file)
-    wait_for_waiting(terminal)
-    (launch.folder / "go-on").touch()
+        terminal = launch("tell waiting; echo 'worker 0: begins'; echo 'test accuracy 1.0'", stdout=file)
     assert terminal.wait(DEADLINE_SECS) == 0
     assert (launch.folder / "output").read_text().endswith("logs\nworker 0: begins\ntest accuracy 1.0\n")
+    assert terminal.lines == [""]
 
 
 def test_there_is_no_display_where_standard_error_goes_into_a_file(launch):
@@ -257,12 +276,13 @@ def test_there_is_no_display_where_standard_error_goes_into_a_file(launch):
 
 
 def test_tensorboard_says_its_address_above(launch):
-    address = "TensorBoard at http://here"
-    terminal = launch(f"{WAIT} echo noise >>train/logs/tensorboard.log; echo '{address}' >>train/logs/tensorboard.log")
+    said = "TensorBoard 2.20.0 at http://here/ (Press CTRL+C to quit)"
+    terminal = launch(f"{WAIT} echo noise >>train/logs/tensorboard.log; echo '{said}' >>train/logs/tensorboard.log")
     wait_for_waiting(terminal)
     (launch.folder / "go-on").touch()
     assert terminal.wait(DEADLINE_SECS) == 0
-    assert re.search(f"\n{address}\n\nglobal step 0 ━+\n", "\n".join(terminal.lines))
+    shown = "run_local_cluster.sh: TensorBoard at http://here/ until this run ends"
+    assert re.search(f"\n{shown}\n\nglobal step 0 ━+\n", "\n".join(terminal.lines))
     assert "noise" not in "\n".join(terminal.lines)
 
 

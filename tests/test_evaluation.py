@@ -409,6 +409,11 @@ FIGURES = {"test_accuracy": 0.5, "test_loss": 1.0, "global_step": 40, "train_sec
 RESULT = Result(**dict.fromkeys((field.name for field in dataclasses.fields(Result)), None) | FIGURES)
 
 
+@pytest.mark.parametrize(("global_step", "words"), [(1, "1 global step in"), (2, "2 global steps in")])
+def test_the_last_line_has_a_plural_for_more_than_one_step(global_step, words):
+    assert f" after {words} 5.0 s" in str(dataclasses.replace(RESULT, global_step=global_step, examples_per_sec=8.0))
+
+
 def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(tmp_path, leave_checkpoint):
     leave_checkpoint(40)
     again = dataclasses.replace(RESULT, train_secs=0.0)  # of a process that found the model finished

@@ -108,6 +108,23 @@ def test_a_last_line_for_which_standard_output_has_no_room_is_said_on_standard_e
     assert said == "standard output cannot be written (No space left on device): test accuracy 1\n"
 
 
+def test_a_line_for_which_a_log_has_no_room_goes_to_the_launcher():
+    script = """
+import multiprocessing
+reader, output.reader_of_lost = multiprocessing.Pipe(duplex=False)
+print("test accuracy 1")
+output.wait_until_written()
+print(reader.poll() and reader.recv_bytes(), file=sys.stderr)
+end_process(0)
+"""
+    with open("/dev/full", "w") as full:
+        process = start(script, stdout=full, stderr=subprocess.PIPE)
+        _, said = process.communicate()
+    lost, line = said.splitlines()
+    assert LOST.fullmatch(lost)[1] == "1"
+    assert line == repr(b"test accuracy 1\n")
+
+
 def test_who_writes_to_a_full_pipe_directly_does_not_wait_as_the_code_of_tensorflow(tmp_path):
     script = """
 import os

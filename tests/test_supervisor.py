@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,6 +86,15 @@ def test_the_last_lines_say_what_is_there_and_what_to_do_next(launch, result, fl
         assert line.startswith(start.format_map(names))
 
 
+def test_how_to_predict_is_told_only_where_predict_py_fits_the_data(launch, monkeypatch):
+    monkeypatch.setenv("PREDICTS", "")
+    (launch.folder / "result").write_text('{"global_step": 7}')
+    run = launch("mv result train/result.json; echo 'test accuracy 1.0'")
+    assert run.wait(DEADLINE_SECS) == 0
+    assert "\nexport  " in run.output()
+    assert "\npredict  " not in run.output()
+
+
 def test_who_stops_reading_costs_no_line_of_the_log(launch):
     """As `run_local_cluster.sh | head -3` does."""
     lines = "for i in $(seq 20000); do echo worker 0: line $i; done"
@@ -92,6 +102,12 @@ def test_who_stops_reading_costs_no_line_of_the_log(launch):
     poll_for(lambda: launch.log.exists() and launch.log.read_text().endswith("line 20000\n"), "whole log")
     assert launch.log.read_text().count("\n") == 20000
     run.kill()
+
+
+def test_many_lines_at_once_are_all_shown(launch):
+    run = launch("seq -f 'worker 0: line %g' 20000")
+    assert run.wait(DEADLINE_SECS) == 0
+    assert len(re.findall(r"^worker 0: line \d+$", run.output(), re.MULTILINE)) == 20000
 
 
 def test_a_pipe_that_nobody_reads_keeps_the_launcher_from_nothing(launch):
@@ -142,12 +158,34 @@ def test_a_signal_when_every_task_has_done_its_part_is_no_stop(launch):
     assert "to go on" not in run.output()
 
 
-def test_a_task_that_takes_its_time_to_stop_is_named(launch):
-    run = launch("trap 'sleep 5; exit 143' TERM; echo worker 0: begins; while :; do sleep 0.05; done")
+def test_a_train_dir_that_cannot_be_made_is_told_as_a_task_tells_it(launch):
+    run = launch("", "--train_dir=/dev/null/run")
+    assert run.wait(DEADLINE_SECS) == 2
+    assert run.output().endswith("error: --train_dir /dev/null/run cannot be written: Not a directory\n")
+
+
+def test_tasks_that_lose_their_launcher_stop_in_order_and_their_logs_go_on(launch):
+    """As kill -9 does it."""
+    run = launch("trap 'echo worker 0: saved; exit 143' TERM; echo worker 0: begins; while :; do sleep 0.05; done")
     run.wait_for_output("worker 0: begins")
-    run.send(signal.SIGINT)
-    assert run.wait(DEADLINE_SECS) == 130
-    assert "run_local_cluster.sh: waiting for worker-0, for 15 s before they are killed\n" in run.output()
+    run.kill()
+    poll_for(lambda: launch.log.read_text() == "worker 0: begins\nworker 0: saved\n", "end of the log")
+
+
+def test_the_task_that_is_named_is_the_one_that_has_found_the_cause(launch):
+    """The chief ends first, with what worker 1 has told it."""
+    cause = "echo 'error: the data is wrong'; exit 2"
+    run = launch(
+        "case $* in"
+        f' *task_index=1*) trap "{cause}" TERM; touch ready; while :; do sleep 0.05; done;;'
+        " *) while ! [ -e ready ]; do sleep 0.05; done;"
+        " echo 'error: worker 1 has ended: the data is wrong'; exit 2;; esac",
+        "--workers=2",
+    )
+    assert run.wait(DEADLINE_SECS) == 2
+    log = launch.log.with_name("worker-1.log")
+    what = "worker-1 cannot use what it was given, or save what it has made; all tasks were ended"
+    assert run.output().endswith(f"error: {what}. The end of {log}:\nerror: the data is wrong\n")
 
 
 def test_a_chief_that_is_killed_before_it_could_save_is_said_to_be(launch):
@@ -163,13 +201,13 @@ def test_a_chief_that_is_killed_before_it_could_save_is_said_to_be(launch):
 def test_a_signal_to_a_task_whose_end_was_seen_already_is_no_error(tmp_path):
     """Python itself looks for the ends of processes, whenever it starts one."""
     script = """
-import os, signal, sys
+import sys
 from runtime.launch.tasks import Task, fork
 task = Task("ps-0", sys.argv[1])
-task.start(["distributed.py"], os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), lambda: None)
+task.start(["distributed.py"], lambda: None)
 while fork.active_children():
     pass
-task.send(signal.SIGKILL)
+task.process.kill()
 print(task.has_just_ended(), task.status, task.has_just_ended())
 """
     command = [sys.executable, "-c", script, str(tmp_path / "log")]

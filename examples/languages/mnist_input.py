@@ -37,6 +37,7 @@ PACKAGES = (
 )
 PACKAGES += " wpolish wportuguese wspanish wswedish"
 INPUT = tf.TensorSpec([MAX_LETTERS], tf.int32, "words")  # what an exported model takes of an example
+PREDICTS = "WORD..."  # what predict.py takes
 
 
 class DataError(Exception):

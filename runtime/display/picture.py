@@ -1,10 +1,11 @@
 """How the display looks: a bar with the global step, the figures of the run, and a line for each task."""
 
 import collections
-import datetime
+import time
+from collections.abc import Callable
 
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -21,19 +22,24 @@ GLYPHS = {
     "done": ("✓", "green"),
     "stopped": ("✗", "red"),
 }
+SPEED_SECS = 10.0
 URGENT = ("restarting", "waiting", "stopped")  # states of which people must know
 
 
-def make_picture(run: RunStatus, unix_secs: float, num_rows: int = 1000) -> RenderableType:
-    """Return what to draw at that moment. Tasks for which there is no row are only counted."""
-    right = Column(no_wrap=True, justify="right")
-    progress = Table.grid(Column(no_wrap=True), Column(ratio=1), right, padding=(0, 1), expand=True)
-    total = run.train_steps or 1
-    bar = ProgressBar(total, min(run.global_step, total), complete_style="green", finished_style="green")
+def make_bar(get_time: Callable[[], float] = time.monotonic) -> Progress:
+    """Return the bar of a run, which tells the time that is left from the speed of the last `SPEED_SECS`."""
+    bar = BarColumn(None, complete_style="green", finished_style="green")
+    columns = TextColumn("[bold]global step {task.description}"), bar, TimeRemainingColumn(compact=True)
+    progress = Progress(*columns, get_time=get_time, speed_estimate_period=SPEED_SECS, expand=True)
+    progress.add_task("", total=None)
+    return progress
+
+
+def make_picture(run: RunStatus, bar: Progress, num_rows: int = 1000) -> RenderableType:
+    """Return what to draw now. Tasks for which there is no row are only counted."""
     of_steps = f"/{run.train_steps}" if run.train_steps else ""
-    secs_left = run.secs_left(unix_secs)
-    left = "" if secs_left is None else f"{datetime.timedelta(seconds=round(secs_left))} left".removeprefix("0:")
-    progress.add_row(Text(f"global step {run.global_step}{of_steps}", style="bold"), bar, left)
+    count = f"{run.global_step}{of_steps}"
+    bar.update(bar.task_ids[0], description=count, completed=run.global_step, total=run.train_steps)
 
     speed = run.examples_per_sec or None
     test = ("test accuracy {:.4f}", run.test_accuracy)
@@ -43,7 +49,7 @@ def make_picture(run: RunStatus, unix_secs: float, num_rows: int = 1000) -> Rend
     tasks = Table.grid(Column(no_wrap=True), Column(no_wrap=True), ellipsis, padding=(0, 2, 0, 0), expand=True)
     head: list[RenderableType] = [
         "",
-        progress,
+        bar,
         *([Text(figures, no_wrap=True, overflow="ellipsis")] if figures else []),
     ]
     shown = _choose(run.tasks, num_rows - len(head))

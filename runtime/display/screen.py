@@ -2,21 +2,21 @@
 
 import contextlib
 import json
+import math
 import os
 import re
-import stat
-import sys
 import time
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from runtime.display.picture import make_picture
+from runtime.display.picture import make_bar, make_picture
 from runtime.display.status import Event, RunStatus
-from runtime.display.tail import Tail
+from runtime.files import Tail
 from runtime.folder import RunFolder
 
+STDOUT, STDERR = 1, 2  # their file numbers
 REDRAW_SECS = 1.0  # without news, for the clock
 
 # Of a log line: level, time, thread, source file. TensorFlow's C++ code writes no date before absl is ready there.
@@ -25,19 +25,14 @@ STYLES = {"W": "yellow", "E": "red", "F": "red"}
 
 
 def do_people_look() -> bool:
-    """Return whether a picture has a terminal, and people who want it there.
-
-    Standard output may be a file, but what reads a pipe may write to the same terminal.
-    """
+    """Return whether a picture has a terminal, and people who want it there."""
     is_wanted = not (os.environ.get("CI") or os.environ.get("NO_COLOR")) and os.environ.get("TERM", "dumb") != "dumb"
-    with contextlib.suppress(OSError):  # standard output is closed
-        return is_wanted and os.isatty(2) and not stat.S_ISFIFO(os.fstat(1).st_mode)
-    return False
+    return is_wanted and os.isatty(STDOUT) and os.isatty(STDERR)
 
 
-def shorten(line: bytes) -> bytes:
+def shorten(line: str) -> str:
     """Return a log line with nothing but the time before what it says."""
-    return PREFIX.sub(r"\3 ", line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+    return PREFIX.sub(r"\3 ", line)
 
 
 def make_line(line: str) -> Text | None:
@@ -58,15 +53,16 @@ class Screen:
 
     def __init__(self, folder: RunFolder, names: Sequence[str]):
         """Show tasks, such as "worker-0", from what they write into `folder` from now on."""
-        self._run = RunStatus(names)
-        self._console = Console(stderr=True, highlight=False)
-        self._height, self._drawn_at = 0, 0.0  # of the last picture
+        self._run, self._bar = RunStatus(names), make_bar()
+        self._console = Console(highlight=False)
+        self._widths: list[int] = []  # of the rows of the last picture
+        self._drawn_at = 0.0
         self._tails = {Tail(folder.events_of(name)): name for name in names} | {Tail(folder.evaluations): "worker-0"}
 
     def is_ours(self) -> bool:
         """Return whether nothing else, such as a shell, uses the terminal."""
         try:
-            return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
+            return os.tcgetpgrp(STDOUT) == os.getpgrp()
         except OSError:  # it is not the terminal of this session
             return True
 
@@ -75,7 +71,7 @@ class Screen:
         self._read_news()  # its last words came before
         self._run.tell(name, {"event": event, **values})
 
-    def draw(self, lines: Sequence[bytes], is_last: bool = False) -> str:
+    def draw(self, lines: Sequence[str], is_last: bool = False) -> str:
         """Return what writes `lines` where the last picture is, and a new picture below, or "" if there is no news."""
         is_old = time.monotonic() > self._drawn_at + REDRAW_SECS
         if not (self._read_news() or lines or is_last or is_old):
@@ -83,16 +79,18 @@ class Screen:
         self._drawn_at = time.monotonic()
         with self._console.capture() as above:
             for line in lines:
-                if text := make_line(line.decode(errors="replace").rstrip()):
+                if text := make_line(line):
                     self._console.print(text, soft_wrap=True)  # commands are copied from it
-        most = self._console.height - 1
+        width, most = self._console.width, self._console.height - 1
         with self._console.capture() as picture:
-            self._console.print(make_picture(self._run, time.time(), most))
+            self._console.print(make_picture(self._run, self._bar, most))
         rows = picture.get().splitlines(keepends=True)[:most]
-        up = f"\x1b[{self._height}A" if self._height else ""
+        # Where people have made the window narrower, the terminal has wrapped the rows.
+        height = min(sum(max(1, math.ceil(old_width / width)) for old_width in self._widths), most)
+        up = f"\x1b[{height}A" if height else ""
         # Erased row by row: a terminal whose first row is the picture's would keep what is erased in one go.
-        erase = f"\r{up}" + "\x1b[2K\n" * self._height + up
-        self._height = len(rows)
+        erase = f"\r{up}" + "\x1b[2K\n" * height + up
+        self._widths = [Text.from_ansi(row).cell_len for row in rows]
         return f"{erase}{above.get()}{''.join(rows)}"
 
     def _read_news(self) -> bool:

@@ -1,6 +1,5 @@
 """How far a run is, and what each of its tasks does: told from the events that the tasks record."""
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ STATES = {  # by the event with which they begin
     "ended": "done",
 }
 HAS_TRAINED = ("training", "finishing", "done")
-SPEED_SECS = 10.0  # the time left is told from the speed of so many seconds
 
 
 class TaskStatus:
@@ -60,7 +58,6 @@ class RunStatus:
         self.train_steps: int | None = None  # the global step at which it ends
         self.loss: float | None = None  # of one recent batch
         self.test_accuracy: float | None = None  # of the last test
-        self._counts: collections.deque[tuple[float, int]] = collections.deque()  # of late: time and global step
 
     def tell(self, name: str, event: Event) -> None:
         """Take in an event of a task."""
@@ -68,27 +65,12 @@ class RunStatus:
         self.train_steps = event.get("train_steps", self.train_steps)
         self.loss = event.get("loss", self.loss)
         self.test_accuracy = event.get("test_accuracy", self.test_accuracy)
-        if event["event"] in ("model", "steps lost") and event["global_step"] < self.global_step:
-            self.global_step = event["global_step"]
-            self._counts.clear()
+        if event["event"] in ("model", "steps lost"):
+            self.global_step = min(self.global_step, event["global_step"])
         elif "local_step" in event:
             self.global_step = max(self.global_step, event["global_step"])
-            self._counts.append((event["unix_secs"], event["global_step"]))
-            while self._counts[-1][0] - self._counts[0][0] > SPEED_SECS:
-                self._counts.popleft()
 
     @property
     def examples_per_sec(self) -> float:
         """Of the whole cluster."""
         return sum(task.examples_per_sec for task in self.tasks.values() if task.state in HAS_TRAINED)
-
-    def secs_left(self, unix_secs: float) -> float | None:
-        """Return how long training goes on, as seen at `unix_secs`; None if nobody knows."""
-        is_training = any(task.state == "training" for task in self.tasks.values())
-        if self.train_steps is None or not is_training or not self._counts:
-            return None
-        (first_at, first_step), (last_at, last_step) = self._counts[0], self._counts[-1]
-        if last_at <= first_at or last_step <= first_step:
-            return None
-        secs_per_step = (last_at - first_at) / (last_step - first_step)
-        return max(last_at + (self.train_steps - self.global_step) * secs_per_step - unix_secs, 0.0)

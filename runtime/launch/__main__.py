@@ -31,10 +31,20 @@ from runtime.data import download
 from runtime.folder import RunFolder
 from runtime.launch.options import HELP, PROJECT, Options, parse, refuse, say
 from runtime.launch.supervisor import Supervisor
-from runtime.launch.tasks import fork
 
 SCRIPT = "distributed"  # the module that each task runs
 READY = "--ready"  # the first argument of the second half
+# Shows the run in folder $1 until process $0 has ended, which makes the folder $2 when it has checked its flags.
+SHOW_TENSORBOARD = """
+until [ -d "$2" ]; do
+  kill -0 "$0" || exit
+  sleep 0.5
+done
+exec >>"$2/tensorboard.log" 2>&1
+"$3" -m tensorboard.main --logdir "$1" --host localhost --reload_interval 2 &
+while kill -0 "$0"; do sleep 0.5; done
+kill $!
+"""
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 
 
@@ -51,14 +61,11 @@ def main() -> None:
         sys.exit(128 + signal.SIGINT)
 
 
-def get_ready(options: Options) -> None:
+def get_ready(options: Options) -> NoReturn:
     """Fetch the data, start TensorBoard, and become the second half, in a private network where there can be one."""
-    # No file that is opened may take the place of a standard stream that is closed.
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # it takes the lowest number that is free
-        os.set_inheritable(descriptor, True)
     if asked := list(filter(HELP.match, options.flags)):
         subprocess.run([sys.executable, str(PROJECT / "distributed.py"), *asked])
-        return
+        sys.exit()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         download.fetch(options.data_dir)
@@ -66,7 +73,8 @@ def get_ready(options: Options) -> None:
         refuse(str(error))
     arguments, train_dir = sys.argv[1:], options.train_dir
     if not train_dir:
-        train_dir = make_run_folder()
+        name = f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"  # another launcher may be as fast
+        train_dir = os.path.relpath(PROJECT / "runs" / name)
         arguments.append(f"--train_dir={train_dir}")
     if options.tensorboard:
         start_tensorboard(train_dir, options)
@@ -76,29 +84,15 @@ def get_ready(options: Options) -> None:
     os.execvp(command[0], command)
 
 
-def make_run_folder() -> str:
-    """Make a new folder under `runs`, and return its path."""
-    path = PROJECT / "runs" / f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
-    while True:
-        try:
-            path.mkdir(parents=True)
-            return os.path.relpath(path)
-        except FileExistsError:  # another launcher was as fast
-            path = path.with_name(f"{path.name}_")
-        except OSError as error:
-            refuse(f"{path} cannot be made ({error.strerror}): give --train_dir")
-
-
 def start_tensorboard(train_dir: str, options: Options) -> None:
     """Start TensorBoard, which only reads files, outside of the cluster's network, where a browser finds it."""
     install = [str(LAUNCH / "venv.sh"), *["--locked"] * options.locked, "runtime/launch/tensorboard.txt"]
     if subprocess.run(install, stdout=subprocess.DEVNULL).returncode:
         say("TensorBoard cannot be installed: this run goes on without")
         return
-    script, log = str(LAUNCH / "show_tensorboard.py"), RunFolder(train_dir).log_of("tensorboard")
-    subprocess.Popen(
-        [sys.executable, script, train_dir, log, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
-    )
+    arguments = [str(os.getpid()), train_dir, RunFolder(train_dir).logs, sys.executable]
+    command = ["sh", "-c", SHOW_TENSORBOARD, *arguments]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def isolate(command: list[str]) -> list[str]:
@@ -117,24 +111,17 @@ def isolate(command: list[str]) -> list[str]:
 
 def run_cluster(options: Options) -> NoReturn:
     """Check the flags, make the folder, run the cluster in it, and end this process when all tasks have ended."""
-    options = options._replace(train_dir=os.path.abspath(options.train_dir))
     say("loading TensorFlow")
     script = import_quietly(SCRIPT)
-    # The flags of a process can be parsed once, and each task does that itself.
-    check = fork.Process(target=script.program.parse_flags, args=([SCRIPT, *options.task_flags],))
-    check.start()
-    check.join()
-    if check.exitcode:
-        with contextlib.suppress(OSError):  # the folder under runs/ that was made for this run alone
-            os.rmdir(options.train_dir)
-        sys.exit(check.exitcode)
+    script.program.parse_flags([SCRIPT, *options.task_flags])  # each task parses its own, too
+    options = options._replace(train_dir=os.path.abspath(options.train_dir))
     try:
         os.makedirs(options.folder.logs, exist_ok=True)
     except OSError as error:
-        refuse(f"--train_dir {options.train_dir} cannot be made: {error.strerror}")
+        refuse(f"--train_dir {options.train_dir} cannot be written: {error.strerror}")
     lock(options)
     run_task = functools.partial(script.program.start, script.main, script.mnist_input.DataError)
-    sys.exit(Supervisor(options, run_task).run())
+    sys.exit(Supervisor(options, run_task, getattr(script.mnist_input, "PREDICTS", "")).run())
 
 
 def import_quietly(name: str) -> ModuleType:

@@ -1,51 +1,18 @@
 """What the launcher shows: plain lines or, on a terminal, lines above a picture of how far the run is."""
 
-import contextlib
+import multiprocessing
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 from runtime import output
-from runtime.display.screen import Screen, do_people_look, shorten
-from runtime.display.tail import Tail
+from runtime.display.screen import STDERR, STDOUT, Screen, do_people_look, shorten
+from runtime.files import Tail
 from runtime.folder import RunFolder
 from runtime.launch.options import PROGRAM
 
-RESULT = re.compile(rb"(test accuracy .*)")
-
-
-class Chief:
-    """What the chief says, from a pipe: a log on a full disk must not cost people the result."""
-
-    def __init__(self, log: str):
-        """Append what comes to the file at this path."""
-        self._log, self._half_line = log, b""
-        self.readers: list[int] = []  # what `select` waits for: of each process of the chief that may still write
-
-    def open(self) -> int:
-        """Return the file descriptor into which the next process of the chief shall write."""
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        self.readers.append(reader)
-        return writer
-
-    def read(self) -> list[bytes]:
-        """Return the new lines, with their ends; a line that is not whole comes later."""
-        content = b""
-        for reader in list(self.readers):
-            with contextlib.suppress(BlockingIOError):
-                while chunk := os.read(reader, 1 << 16):
-                    content += chunk
-                os.close(reader)  # nobody writes any more
-                self.readers.remove(reader)
-        if not content:
-            return []
-        with contextlib.suppress(OSError), open(self._log, "ab", buffering=0) as file:  # the disk is full
-            file.write(content)
-        lines, newline, self._half_line = (self._half_line + content).rpartition(b"\n")
-        return (lines + newline).splitlines(keepends=True)
+BOARD = re.compile(r"TensorBoard \S+ at (\S+) ")
 
 
 class Console:
@@ -54,62 +21,58 @@ class Console:
     def __init__(self, folder: RunFolder, names: Sequence[str]):
         """Show tasks, such as "worker-0", from what they write into `folder` from now on."""
         output.write_in_background()
-        self.chief = Chief(folder.log_of("worker 0"))
-        self._board = Tail(folder.log_of("tensorboard"))
-        self._last_lines: list[bytes] = []  # they come below the picture, the result first
+        self._chief, self._board = Tail(folder.log_of("worker 0")), Tail(folder.log_of("tensorboard"))
+        # A log on a full disk must not cost people the result: the chief sends the lines that it cannot write.
+        self._lost_lines, self.lost_lines_of_chief = multiprocessing.Pipe(duplex=False)
+        self._result: list[str] = []  # and what comes after it: this stands below the picture
         self._screen = Screen(folder, names) if do_people_look() else None
 
-    def say(self, line: str, is_last: bool = False) -> None:
-        """Show a line of the launcher itself, or one of the last lines, below everything."""
-        if is_last:
-            self._last_lines.append(f"{line}\n".encode(errors="surrogateescape"))
-        else:
-            self._show([f"{PROGRAM}: {line}\n".encode(errors="surrogateescape")])
+    def say(self, line: str) -> None:
+        """Show a line of the launcher itself."""
+        self._show([f"{PROGRAM}: {line}"])
 
     def note(self, name: str, event: str, **values: object) -> None:
         """Show an event of a task that it cannot tell itself: see `Screen.note()`."""
         if self._screen:
             self._screen.note(name, event, **values)
 
-    def refresh(self) -> None:
+    def refresh(self, is_last: bool = False) -> None:
         """Show what the tasks have written since the last time."""
         if self._screen and not self._screen.is_ours():  # the run was sent into the background
             self._screen = None
-        of_board = [line for line in self._board.read() if line.startswith(b"TensorBoard ")]
-        self._show([*of_board, *self.chief.read()])
+        for address in filter(None, map(BOARD.match, self._board.read())):
+            self.say(f"TensorBoard at {address[1]} until this run ends")
+        lines = list(filter(None, self._chief.read()))  # where a line was cut, an empty one ends it
+        while self._lost_lines.poll():
+            lines.append(self._lost_lines.recv_bytes().decode(errors="replace").rstrip("\n"))
+            self._chief.skip_half_line()  # the disk may have had room for the start of this one
+        self._show(lines, is_last)
 
-    def close(self, error: str = "") -> None:
-        """Show the last lines below the last picture, and an error on standard error."""
-        self.refresh()
-        self._draw([], is_last=True)
+    def close(self, last_lines: Sequence[str], error: str = "") -> None:
+        """Show lines below the last picture and the result, and an error on standard error."""
+        self.refresh(is_last=True)
         self._screen = None
-        _write(sys.stdout, b"".join(self._last_lines))
-        lines = error.encode(errors="surrogateescape").splitlines(keepends=True)
-        _write(sys.stderr, b"".join(map(shorten, lines) if os.isatty(2) else lines))
+        self._show([*self._result, *last_lines])
+        if error:
+            print("\n".join(map(shorten, error.split("\n"))) if os.isatty(STDERR) else error, file=sys.stderr)
         output.wait_until_written()
 
-    def _show(self, lines: Sequence[bytes]) -> None:
-        if not self._screen or not os.isatty(1):
-            _write(sys.stdout, b"".join(map(shorten, lines) if os.isatty(1) else lines))
-            lines = []
-        above: list[bytes] = []
+    def _show(self, lines: Sequence[str], is_last: bool = False) -> None:
+        if not self._screen:
+            if lines:  # in one piece: the writer keeps a limited number
+                print("\n".join(map(shorten, lines) if os.isatty(STDOUT) else lines))
+            return
+        above: list[str] = []
         for line in lines:
-            if self._last_lines or RESULT.match(line):
-                self._last_lines.append(RESULT.sub(b"\x1b[1;32m\\1\x1b[0m", shorten(line)))
+            if line.startswith("test accuracy "):
+                self._result.append(f"\x1b[1;32m{line}\x1b[0m")
+            elif self._result:
+                self._result.append(line)
             else:
                 above.append(line)
-        self._draw(above)
-
-    def _draw(self, lines: Sequence[bytes], is_last: bool = False) -> None:
-        if self._screen:
-            try:
-                text = self._screen.draw(lines, is_last)
-            except Exception as error:  # whatever it is: the run goes on, with plain lines
-                self._screen = None
-                text = f"{PROGRAM}: the display has failed: {error!r}\n{b''.join(lines).decode(errors='replace')}"
-            _write(sys.stderr, text.encode())
-
-
-def _write(stream: TextIO | None, text: bytes) -> None:
-    if text and stream:
-        stream.buffer.write(text)
+        try:
+            text = self._screen.draw(above, is_last)
+        except Exception as error:  # whatever it is: the run goes on, with plain lines
+            self._screen = None
+            text = "\n".join([f"{PROGRAM}: the display has failed: {error!r}", *above, ""])
+        print(text, end="")

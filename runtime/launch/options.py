@@ -27,6 +27,7 @@ class Options(NamedTuple):
     workers: int
     train_dir: str  # empty: a new folder
     data_dir: str
+    export_dir: str
     max_restarts: int  # of each task
     no_isolation: bool
     locked: bool
@@ -36,7 +37,8 @@ class Options(NamedTuple):
     @property
     def task_flags(self) -> list[str]:
         """The flags that all tasks share."""
-        return [f"--train_dir={self.train_dir}", f"--data_dir={self.data_dir}", *self.flags]
+        folders = {"train_dir": self.train_dir, "data_dir": self.data_dir, "export_dir": self.export_dir}
+        return [*(f"--{name}={folder}" for name, folder in folders.items()), *self.flags]
 
     @property
     def folder(self) -> RunFolder:
@@ -52,31 +54,24 @@ def parse(arguments: Sequence[str]) -> Options:
     flags.DEFINE_integer("workers", 2, "number of workers", 1, 99, flag_values=own)
     flags.DEFINE_string("train_dir", "", "folder of the run", flag_values=own)
     flags.DEFINE_string("data_dir", download.default_data_dir(), "folder of the examples", flag_values=own)
+    flags.DEFINE_string("export_dir", "", "folder of the finished model", flag_values=own)
     flags.DEFINE_integer("max_restarts", 3, "how often a task may be started again", 0, flag_values=own)
     for name in ("no_isolation", "locked", "tensorboard"):
         flags.DEFINE_boolean(name, False, "", flag_values=own)
-    for name in ("train_dir", "data_dir"):
+    for name in ("train_dir", "data_dir", "export_dir"):
         flags.register_validator(name, lambda folder: not folder.startswith("~"), download.TILDE, own)
     flags.register_validator("data_dir", bool, "it must name a folder", own)
     try:
         _, *others = own([PROGRAM, *arguments], known_only=True)
     except flags.Error as error:
-        refuse(str(error))
+        refuse(f"{error} (see --help)")
     for chosen in filter(None, map(CHOSEN.match, others)):
         refuse(f"--{chosen[1]} cannot be given here: say with --ps=N and --workers=N how many tasks there are")
     values: dict[str, Any] = own.flag_values_dict()
+    scheme, is_url, _ = values["train_dir"].partition("://")
+    if is_url:
+        refuse(f"--train_dir {values['train_dir']} is not a folder: {scheme}:// is not supported")
     return Options(**values, flags=others)
-
-
-def take_flag(arguments: Sequence[str], name: str) -> tuple[list[str], str]:
-    """Return a command line without a flag, and the flag's value, or "" if it is not given."""
-    others, value, words = [], "", iter(arguments)
-    for word in words:
-        if match := re.fullmatch(rf"--?{name}(?:=(.*))?", word, re.DOTALL):
-            value = next(words, "") if match[1] is None else match[1]
-        else:
-            others.append(word)
-    return others, value
 
 
 def say(line: str) -> None:

@@ -1,46 +1,50 @@
 """The supervisor: starts the tasks of a cluster, starts again what dies, and ends all of them when one cannot go on."""
 
+import contextlib
 import os
-import select
+import queue
+import re
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from runtime import output
 from runtime.files import read_json
 from runtime.launch.console import Console
-from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options, take_flag
+from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options
 from runtime.launch.ports import choose_ports
 from runtime.launch.tasks import Task
 
 POLL_SECS = 0.2
 LEAVE_SECS = 15.0  # how long tasks may take to end: after the chief has, or when told to
-PATIENCE_SECS = 4.0  # how long the launcher waits for that without a word
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REPEATED = re.compile(r"error: (ps|worker) (\d+) has ended: ")  # says a task that ends because of another one
+REACHED = re.compile("--?(train_steps|stop_at_accuracy)=")  # flags that would end a run that trains on
 
 
 class GivenUpError(Exception):
-    """The run cannot go on."""
-
-    def __init__(self, task: Task, why: str, status: int):
-        super().__init__(f"{task.name} {why}; all tasks were ended")
-        self.task, self.status = task, status
+    """The run cannot go on: because of which task, why, and the status of the launcher."""
 
 
 class Supervisor:
     """Runs a cluster, in which every task does `run`."""
 
-    def __init__(self, options: Options, run: Callable[[], None]):
-        self._options, self._run_script = options, run
+    def __init__(self, options: Options, run: Callable[[], None], predicts: str):
+        """Prepare to run it; `predicts` says what predict.py takes, such as "PICTURE...", or is empty."""
+        self._options, self._run_script, self._predicts = options, run, predicts
         names = [f"ps-{index}" for index in range(options.ps)]
         names += [f"worker-{index}" for index in range(options.workers)]
-        self._tasks = [Task(name, options.folder.log_of(name)) for name in names]
-        self._chief = self._tasks[options.ps]
+        self._tasks = {name: Task(name, options.folder.log_of(name)) for name in names}
+        self._chief = self._tasks["worker-0"]
         self._console = Console(options.folder, names)
         self._leave_by: float | None = None  # once the chief has ended
         self._received: signal.Signals | None = None
-        self._wake = _listen()
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGCHLD):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: self._signals.put(number))
 
     def run(self) -> int:
         """Run the cluster until every task has ended with 0, or one cannot go on, or a signal stops it.
@@ -48,19 +52,12 @@ class Supervisor:
         Returns:
           The exit status of the launcher.
         """
-        try:
-            return self._run()
-        except BaseException:  # a defect of the launcher: its end would wait for that of the tasks
-            self._send(signal.SIGKILL)
-            raise
-
-    def _run(self) -> int:
         addresses = [f"localhost:{port}" for port in choose_ports(len(self._tasks))]
         ps_hosts, worker_hosts = ",".join(addresses[: self._options.ps]), ",".join(addresses[self._options.ps :])
         self._hosts = [f"--ps_hosts={ps_hosts}", f"--worker_hosts={worker_hosts}"]
         self._console.say(f"ps at {ps_hosts}, workers at {worker_hosts}, logs in {self._options.folder.logs}")
         try:
-            for task in self._tasks:
+            for task in self._tasks.values():
                 self._start(task)
             while self._running() and not self._received:
                 self._wait()
@@ -68,39 +65,44 @@ class Supervisor:
                     self._supervise()
         except GivenUpError as error:
             self._end_all()
-            self._console.close(f"error: {error}. The end of {error.task.log}:\n{error.task.last_lines()}")
-            return error.status
-        if self._received:
-            self._stop()
-        else:
-            self._tell_what_is_next()
-        self._console.close()
+            task, why, status = error.args
+            last_lines = task.read_last_lines()
+            if repeated := REPEATED.match("".join(last_lines[-1:])):
+                task = self._tasks["-".join(repeated.groups())]
+                last_lines = task.read_last_lines()
+            message = f"error: {task.name} {why}; all tasks were ended. The end of {task.log}:"
+            self._console.close([], "\n".join([message, *last_lines]))
+            return int(status)
+        self._console.close(self._stop() if self._received else self._describe_what_is_next())
         number = signal.SIGTERM if self._received == signal.SIGHUP else self._received
         return 128 + number if number else 0
 
     def _start(self, task: Task) -> None:
+        def run() -> None:
+            if task == self._chief:
+                output.reader_of_lost = self._console.lost_lines_of_chief
+            self._run_script()
+
         job_name, _, index = task.name.partition("-")
         role = [f"--job_name={job_name}", f"--task_index={index}"]
-        appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        output = self._console.chief.open() if task == self._chief else os.open(task.log, appending, 0o666)
-        task.start(["distributed.py", *role, *self._hosts, *self._options.task_flags], output, self._run_script)
+        task.start(["distributed.py", *role, *self._hosts, *self._options.task_flags], run)
 
     def _running(self) -> list[Task]:
-        return [task for task in self._tasks if task.status is None]
+        return [task for task in self._tasks.values() if task.status is None]
 
     def _wait(self) -> None:
         """Wait for a signal, such as that of the end of a task, or a little; then look at everything."""
-        numbers = b""
-        if self._wake in select.select([self._wake, *self._console.chief.readers], [], [], POLL_SECS)[0]:
-            numbers = os.read(self._wake, 1000)
-        self._received = self._received or next((n for n in STOP_SIGNALS if n in numbers), None)
-        if signal.SIGQUIT in numbers:
-            self._console.say("ending every task at once")
-            self._send(signal.SIGKILL)
-            self._received = signal.SIGQUIT
-        for task in self._tasks:
+        with contextlib.suppress(queue.Empty):
+            number = signal.Signals(self._signals.get(timeout=POLL_SECS))
+            if number in STOP_SIGNALS:
+                self._received = self._received or number
+            elif number == signal.SIGQUIT:
+                self._console.say("ending every task at once")
+                self._kill_all()
+                self._received = number
+        for name, task in self._tasks.items():
             if task.has_just_ended():
-                self._console.note(task.name, "ended", status=task.status)
+                self._console.note(name, "ended", status=task.status)
         self._console.refresh()
 
     def _supervise(self) -> None:
@@ -111,7 +113,7 @@ class Supervisor:
         """
         if self._chief.status == 0:
             self._leave_by = self._leave_by or time.monotonic() + LEAVE_SECS
-        for task in self._tasks:
+        for task in self._tasks.values():
             if task.status:
                 self._restart(task)
             elif task.status is None and self._leave_by and time.monotonic() > self._leave_by:
@@ -128,83 +130,62 @@ class Supervisor:
         self._console.note(task.name, "restarted", note=count)
         self._start(task)
 
-    def _stop(self) -> None:
-        """Stop the run in order, and say how to go on."""
+    def _stop(self) -> list[str]:
+        """Stop the run in order, and return how to go on."""
         if self._received != signal.SIGQUIT:
-            self._console.say("stopping every task in order, and the chief saves; Ctrl-\\ ends them at once")
+            limit = f"within {LEAVE_SECS:g} s"
+            self._console.say(f"stopping every task in order, {limit}, and the chief saves; Ctrl-\\ ends them at once")
         self._end_all()
-        if all(task.status == 0 for task in self._tasks):
+        if all(task.status == 0 for task in self._tasks.values()):
             self._received = None  # it came when the run had ended
-            return
+            return []
         if self._chief.status == 128 + signal.SIGKILL:
             self._console.say("the chief was killed before it could save: the steps since the last checkpoint are lost")
         has_saved = os.path.exists(self._options.folder.checkpoint_state)
         what = "go on from the last checkpoint" if has_saved else "begin again"
-        self._console.say(f"to {what}: {_make_command(PROGRAM, *sys.argv[1:])}", is_last=True)
+        return [f"to {what}: {_make_command(sys.argv[1:])}"]
 
-    def _tell_what_is_next(self) -> None:
-        """Say where all lies, and what people may do with it, if the run has left a result."""
+    def _describe_what_is_next(self) -> list[str]:
+        """Return where all lies, and what people may do with it, if the run has left a result."""
         folder = self._options.folder
         result = read_json(folder.result)
         if not result.get("global_step"):
-            return
-        arguments, export_dir = take_flag(sys.argv[1:], "export_dir")
-        model = export_dir or os.path.join(_shorten(folder.path), "model")
-        more, _ = take_flag(take_flag(sys.argv[1:], "train_steps")[0], "stop_at_accuracy")
-        predict = [_shorten(sys.executable), _shorten(f"{PROJECT}/predict.py"), f"--model={model}"]
-        lines = {
-            "folder": _shorten(folder.path),
-            "report": _shorten(folder.report),
-            "train on": _make_command(PROGRAM, *more, f"--train_steps={2 * result['global_step']}"),
-            "export": _make_command(PROGRAM, *arguments, f"--export_dir={model}"),
-            "predict": f"{shlex.join(predict)} PICTURE...",
-        }
-        if not os.path.exists(folder.report):
-            del lines["report"]
-        if export_dir:
-            del lines["export"]
-        if not os.path.exists(f"{PROJECT}/predict.py"):
-            del lines["predict"]
-        self._console.say("", is_last=True)
-        for what, line in lines.items():
-            self._console.say(f"{what:<10}{line}", is_last=True)
+            return []
+        model = self._options.export_dir or os.path.join(_shorten(folder.path), "model")
+        more = [word for word in sys.argv[1:] if not REACHED.match(word)]
+        lines = ["", f"folder    {_shorten(folder.path)}"]
+        if os.path.exists(folder.report):
+            lines.append(f"report    {_shorten(folder.report)}")
+        more.append(f"--train_steps={2 * result['global_step']}")
+        lines.append(f"train on  {_make_command(more)}")
+        if not self._options.export_dir:
+            lines.append(f"export    {_make_command([*sys.argv[1:], f'--export_dir={model}'])}")
+        if self._predicts:
+            predict = [_shorten(sys.executable), _shorten(f"{PROJECT}/predict.py"), f"--model={model}"]
+            lines.append(f"predict   {shlex.join(predict)} {self._predicts}")
+        return lines
 
     def _end_all(self) -> None:
         """Stop the tasks that still run, which they do in their order, and kill what is left after that."""
-        self._send(signal.SIGTERM)
-        start, is_told = time.monotonic(), False
-        while self._running() and time.monotonic() < start + LEAVE_SECS:
-            self._wait()
-            if not is_told and time.monotonic() > start + PATIENCE_SECS:
-                names = ", ".join(task.name for task in self._running())
-                self._console.say(f"waiting for {names}, for {LEAVE_SECS:g} s before they are killed")
-                is_told = True
-        self._send(signal.SIGKILL)
+        for task in self._running():
+            task.process.terminate()
+        kill_at = time.monotonic() + LEAVE_SECS
         while self._running():
             self._wait()
+            if time.monotonic() > kill_at:
+                self._kill_all()
 
-    def _send(self, number: signal.Signals) -> None:
-        for task in self._tasks:
-            task.send(number)
+    def _kill_all(self) -> None:
+        for task in self._running():
+            task.process.kill()
 
 
-def _make_command(program: str, *arguments: str) -> str:
-    """Return what people type to run a program of this project."""
-    path = _shorten(f"{PROJECT}/{program}")
+def _make_command(arguments: Sequence[str]) -> str:
+    """Return what people type to run the launcher."""
+    path = _shorten(f"{PROJECT}/{PROGRAM}")
     return shlex.join([path if "/" in path else f"./{path}", *arguments])
 
 
 def _shorten(path: str) -> str:
     """Return a path as it is seen from here, if that is shorter."""
     return min(os.path.relpath(path), path, key=len)
-
-
-def _listen() -> int:
-    """Return a file descriptor from which the numbers of signals are read; those that this process ignores stay so."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGCHLD):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)
-    return reader

@@ -1,15 +1,19 @@
 """The tasks of a cluster: each is a process that is forked from one which has imported TensorFlow."""
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from runtime.files import Tail
+
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # a terminal sends them to all: the launcher decides
 DEFAULT = (signal.SIGTERM, signal.SIGCHLD)
 NUM_LAST_LINES = 15  # of a log, that tell why a task could not go on
+PR_SET_PDEATHSIG = 1  # as Linux numbers it
 
 fork = multiprocessing.get_context("fork")
 
@@ -20,55 +24,41 @@ class Task:
     def __init__(self, name: str, log: str):
         """Make the task of a name such as "worker-0", which logs into the file at the path `log`."""
         self.name, self.log = name, log
-        self._log_start = os.path.getsize(self.log) if os.path.exists(self.log) else 0  # earlier runs have left that
         self.status: int | None = None  # None while it runs
         self.num_restarts = 0
-        self._process: multiprocessing.context.ForkProcess | None = None
+        self._tail = Tail(log)  # without what earlier runs have left
+        self.process: multiprocessing.context.ForkProcess  # once it is started
 
-    def start(self, arguments: Sequence[str], output: int, run: Callable[[], None]) -> None:
-        """Start a process.
-
-        Args:
-          arguments: its command line, which begins with the script.
-          output: a file descriptor for what it says, which this process does not keep.
-          run: does what the script does.
-        """
+    def start(self, arguments: Sequence[str], run: Callable[[], None]) -> None:
+        """Start a process: `arguments` are its command line, and `run` does what the script does."""
 
         def become_task() -> None:
-            signal.set_wakeup_fd(-1)
             for number in (*IGNORED, *DEFAULT):
                 signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            for source, descriptor in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
+            with contextlib.suppress(AttributeError):  # only Linux tells when the launcher has been killed
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            for source, descriptor in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
                 os.dup2(source, descriptor)
             sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # the launcher's have a thread, which is not here
             sys.argv = list(arguments)
             run()
 
         self.status = None
-        self._process = fork.Process(target=become_task)
+        self.process = fork.Process(target=become_task, daemon=True)  # it is ended when a defect ends the launcher
         # A signal that comes too early would be taken for one of this process.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*IGNORED, *DEFAULT))
-        self._process.start()
+        self.process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(output)
 
     def has_just_ended(self) -> bool:
         """Return whether it has ended since this was asked last, and keep its status."""
-        if self.status is not None or not self._process or (code := self._process.exitcode) is None:
+        if self.status is not None or (code := self.process.exitcode) is None:
             return False
         self.status = code if code >= 0 else 128 - code
         return True
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to its process, if that runs."""
-        # `exitcode` looks first: whatever starts another process may have seen the end of this one already.
-        if self._process and self._process.exitcode is None and self._process.pid:
-            os.kill(self._process.pid, number)
-
-    def last_lines(self) -> str:
-        """Return the last lines of what it has said in this run."""
-        with contextlib.suppress(OSError), open(self.log, "rb") as file:
-            file.seek(self._log_start)
-            return b"".join(file.read().splitlines(keepends=True)[-NUM_LAST_LINES:]).decode(errors="surrogateescape")
-        return ""
+    def read_last_lines(self) -> list[str]:
+        """Return the last lines of what it has said in this run, once it has ended."""
+        return self._tail.read()[-NUM_LAST_LINES:]
