@@ -93,7 +93,7 @@ class _Writer:
                 self._is_writing = True
                 num_lost, self._num_lost = self._num_lost, 0
                 file, line = self._lines.popleft()
-            lost = f"{num_lost} lines are missing here: nobody read, or there was no room\n"
+            lost = f"lines missing here: {num_lost}; nobody read, or there was no room\n"
             if num_lost and not self._write(STDERR, lost.encode()):
                 num_lost = 0
             error = self._write(file, line)

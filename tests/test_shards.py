@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 from benchmarks.testbed.processes import PROJECT
 from runtime.data import convert, download, streams
-from runtime.data.streams import open_source
+from runtime.data.sources import open_source
 from runtime.data.tfrecords import name_of
 from runtime.errors import UnusableError, reason
 from tests import forked, idx_files
