@@ -21,7 +21,7 @@ from runtime.errors import UNUSABLE_STATUS
 from runtime.process import end_process
 from runtime.threads import start_guard
 
-PROTOCOL = 2  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
+PROTOCOL = 3  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
 UNKNOWN_PROTOCOL = 0  # that of a board which no version since protocol 2 has written
 TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 

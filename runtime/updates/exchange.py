@@ -125,6 +125,5 @@ class Updates(NamedTuple):
     exchange: Exchange  # one of the run, to look at
     num_replicas: int = 1  # local steps, of any worker, in one global step
     hooks: Sequence[tf.train.SessionRunHook] = ()
-    staleness: tf.Tensor | None = (
-        None  # float32 [], global steps of others between a read and its write; None: synchronous
-    )
+    # float32 [], global steps of others between a read and its write; None: synchronous
+    staleness: tf.Tensor | None = None
