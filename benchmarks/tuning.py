@@ -2,10 +2,11 @@
 
 First every optimizer is tried with each of its rates in one cycle, then with the best of them and the next lower one at
 a constant rate. The best cycle is tried with the other numbers of batches, and the best of all with the contender's
-other variants. Each such trial is one run; the three soonest settings are then tried with two more seeds. A cycle that is
-hardly long enough reaches the target with some seeds only. So the best setting and its next longer cycle are tried with
-five more. The seeds are not those of the comparison, so that no contender is compared in the very runs that chose its
-setting.
+other variants. Each such trial is one run; the three soonest settings are then tried with two more seeds.
+
+A cycle that is hardly long enough reaches the target with some seeds only. So the best setting and its next longer cycle
+are tried with five more. The seeds are not those of the comparison, so that no contender is compared in the very runs
+that chose its setting.
 """
 
 import json

@@ -123,7 +123,7 @@ def test_all_contenders_are_tuned_alike(monkeypatch, contender):
     assert first[-1].num_batches == (1280 if len(contender.variants) > 1 else first[-1].num_batches)
     finalists = {setting for setting, seed in runs if seed in tuning.SEEDS[1:]}
     assert len(finalists) == 3
-    assert len(runs) == len(first) + 6  # a constant rate is the best, which has no longer cycle
+    assert len([seed for _, seed in runs if seed in tuning.SEEDS]) == len(first) + 6
     assert Setting("nesterov", 0.2, "one_cycle", 1280, contender.variants[-1]) in finalists
     assert best in finalists
 
