@@ -68,7 +68,7 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
             status, message = UNUSABLE_STATUS, reason(error)
             host_lists.tell_others(message)
     except Exception as error:  # a defect of this program, or of a user's file; the rest at --verbosity=1
-        status, message = 1, f"{type(error).__name__}: {error}; start this task again"
+        status, message = 1, f"{reason(error)}; start this task again"
         if mistake := describe_users_mistake(error):
             status, message = UNUSABLE_STATUS, mistake
             host_lists.tell_others(message)
