@@ -113,7 +113,7 @@ def test_all_contenders_are_tuned_alike(monkeypatch, contender):
         secs = {"constant": 5.0 if seed == tuning.SEEDS[0] else 1.0, "one_cycle": 6.0}[setting.lr_schedule]
         if setting[:3] == ("nesterov", 0.2, "one_cycle") and seed == tuning.SEEDS[0]:
             secs = 2.0 + setting.num_batches / 10000 - 0.1 * contender.variants.index(setting.variant)
-        return {"secs_to_target": secs if setting.optimizer != "adam" else None}
+        return {"secs_to_target": secs if setting.optimizer != "adam" else None, "test_accuracy": 0.98}
 
     monkeypatch.setattr(contenders, "train", train)
     best = tuning.best_setting(contender)
@@ -129,10 +129,14 @@ def test_all_contenders_are_tuned_alike(monkeypatch, contender):
 
 
 def test_a_cycle_that_is_hardly_long_enough_gives_way_to_the_next_longer_one(monkeypatch):
-    secs = {1536: [None, 0.2, 0.2, 0.2, 0.2], 2048: [0.3] * 5, 3072: [0.4] * 5}
+    secs, accuracies = (
+        {1536: 0.2, 2048: 0.3, 3072: 0.4},
+        {1536: [0.9755, *[0.98] * 4], 2048: [0.98] * 5, 3072: [0.98] * 5},
+    )
 
     def train(_, setting, seed):
-        return {"secs_to_target": secs[setting.num_batches][seed - tuning.CONFIRMING_SEEDS[0]]}
+        accuracy = accuracies[setting.num_batches][seed - tuning.CONFIRMING_SEEDS[0]]
+        return {"secs_to_target": secs[setting.num_batches], "test_accuracy": accuracy}
 
     monkeypatch.setattr(contenders, "train", train)
     contender = contenders.BY_NAME[contenders.OURS]
