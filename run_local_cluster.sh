@@ -16,7 +16,7 @@
 set -eu
 
 trap 'exit 131' QUIT # bash would ignore it
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+here="$(CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 locked=""
 for argument; do
   case "$argument" in

@@ -41,7 +41,7 @@ def reason(error: Exception) -> str:
     message = error.message if isinstance(error, tf.errors.OpError) else str(error)
     lines = re.split(r"^Node: .*\n", message, flags=re.MULTILINE)[-1].splitlines()
     (line, *_) = [line for line in lines if not HEADING.match(line)] or lines or [""]
-    return f"{type(error).__name__}: {line.strip()}"
+    return f"{type(error).__name__}: {line.strip()}".removesuffix(": ")
 
 
 def describe_users_mistake(error: Exception) -> str:
@@ -49,5 +49,8 @@ def describe_users_mistake(error: Exception) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = pathlib.Path(frame.filename)
         if path.name in USERS_FILES and path.parent == PROJECT:
-            return f"{path.name}, line {frame.lineno}: {reason(error)}: correct {path.name}"
+            return f"{path.name}, line {frame.lineno}: {reason(error)}; correct {path.name}"
+    module = pathlib.Path(getattr(getattr(error, "obj", None), "__file__", None) or "")
+    if module.name in USERS_FILES and module.parent == PROJECT:  # it lacks a name
+        return f"{reason(error)}; correct {module.name}"
     return ""

@@ -54,7 +54,7 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
     try:
         main()
     except unusable as error:
-        status, message = UNUSABLE_STATUS, str(error)
+        status, message = UNUSABLE_STATUS, " ".join(str(error).splitlines())
         host_lists.tell_others(message)
     except FinishedError as error:
         logging.info("%s", error)

@@ -39,10 +39,16 @@ program.start(main, KeyError)
         ("raise StoppedError('stopped', signal.SIGTERM)", 143, "error: stopped\n"),
         ("raise StoppedError('stopped', signal.SIGINT)", 130, "error: stopped\n"),
         ("1 / 0", 1, "error: ZeroDivisionError: division by zero; start this task again\n"),
+        ("raise UnusableError('two\\nlines')", 2, "error: two lines\n"),
+        (
+            "import model; model.build_nothing",
+            2,
+            "error: AttributeError: module 'model' has no attribute 'build_nothing'; correct model.py\n",
+        ),
         (
             "exec(compile('x = 0\\n1 / x', errors.PROJECT / 'model.py', 'exec'))",
             2,
-            "error: model.py, line 2: ZeroDivisionError: division by zero: correct model.py\n",
+            "error: model.py, line 2: ZeroDivisionError: division by zero; correct model.py\n",
         ),
     ],
 )

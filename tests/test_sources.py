@@ -55,6 +55,16 @@ def test_examples_without_a_class_for_each_are_refused(data_dir, numbers, labels
         load_test_examples(data_dir, reader)
 
 
+@pytest.mark.parametrize("loaded", [None, [[[1, 2]], [0]], (np.zeros([1, 2]), np.zeros(1, int))])
+def test_what_is_no_named_tuple_of_arrays_is_refused(data_dir, loaded):
+    reader = Reader([[1, 2]], [0])
+    reader.load = lambda *_: loaded
+    with pytest.raises(
+        UnusableError, match=f"expected a named tuple of arrays, found {type(loaded).__name__}; correct"
+    ):
+        open_source(data_dir, "train", reader)
+
+
 def test_test_examples_that_are_not_as_input_says_are_refused(data_dir):
     expected = r"expected \[n, 2\], as INPUT says, found the shape \[1, 3\]; correct mnist_input\.py"
     with pytest.raises(UnusableError, match=expected):

@@ -63,6 +63,11 @@ def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
         ),
         (
             {"global_step": 7},
+            ["--train_steps", "5", "--stop_at_accuracy", "0.9"],
+            ["folder", "train on  {command} --train_steps=14", "export    {command} --train_steps 5 --stop", "predict"],
+        ),
+        (
+            {"global_step": 7},
             ["--export_dir=my model"],
             [
                 "folder",

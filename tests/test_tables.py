@@ -402,6 +402,9 @@ def test_ids_may_be_a_list(graph):
     [
         (lambda: {"a": tf.get_variable("my weights", [2])}, "makes what TensorFlow refuses: .*'my weights'"),
         (lambda: [tf.get_variable("weights", [2])], "must return a dict of variables by name, found list"),
+        (lambda: {"a": tf.constant([1.0])}, "must return variables, found .*Tensor for a"),
+        (lambda: {"a": [1.0, 2.0]}, "must return variables, found list for a"),
+        (lambda: {"a": 1.0}, "must return variables, found float for a"),
     ],
 )
 def test_parameters_that_cannot_be_made_are_refused(graph, parameters, found):

@@ -327,16 +327,24 @@ def test_a_ps_without_parameters_counts_no_step_before_it_is_computed(graph):
 
 
 @pytest.mark.parametrize("local_steps", [1, 2])
-def test_a_parameter_that_the_loss_does_not_use_is_named(graph, local_steps):
+@pytest.mark.parametrize(
+    ("build_loss", "message"),
+    [
+        (lambda used: tf.reduce_sum(used), r"the loss has no gradient for idle: use what"),
+        (lambda used: used, r"build_loss\(\) must return float32 \[\], found float32 \(2,\)"),
+        (lambda used: None, r"build_loss\(\) must return float32 \[\], found NoneType"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_is_refused(graph, local_steps, build_loss, message):
     task = Task("worker", 0, ("ps:1",), ("worker:1",))
     mode = Mode("sgd", LEARNING_RATE, "constant", None, 100, local_steps, False, None, "float32")
     with tf.device(tf.train.replica_device_setter(cluster=tf.train.ClusterSpec(task.jobs))):
         tf.train.create_global_step()
         packing = Packing({name: tf.get_variable(name, [2]) for name in ("used", "idle")})
-        with pytest.raises(UnusableError, match=r"^model\.py: the loss has no gradient for idle: use what"):
+        with pytest.raises(UnusableError, match=rf"^model\.py: {message}"):
             build_updates(
                 packing,
-                lambda parameters, _: tf.reduce_sum(parameters["used"]),
+                lambda parameters, _: build_loss(parameters["used"]),
                 lambda _: {},
                 make_indices(mode.num_batches),
                 mode,

@@ -49,6 +49,8 @@ def _check_labels(examples: Columns, where: str) -> None:
     Raises:
       UnusableError: there is not.
     """
+    if not (hasattr(examples, "_fields") and all(isinstance(part, np.ndarray) for part in examples)):
+        raise _unusable(where, "a named tuple of arrays", type(examples).__name__)
     num_examples, labels = len(examples[0]), examples[-1]
     if not num_examples or labels.shape != (num_examples,):
         found = f"{num_examples} examples and labels of the shape {list(labels.shape)}"

@@ -32,7 +32,7 @@ def do_people_look() -> bool:
 
 def shorten(line: str) -> str:
     """Return a log line with nothing but the time before what it says."""
-    return PREFIX.sub(r"\3 ", line)
+    return PREFIX.sub(lambda match: "" if match[2] == "0000" else f"{match[3]} ", line)  # 0000: seconds since 1970
 
 
 def make_line(line: str) -> Text | None:

@@ -50,6 +50,8 @@ UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 
 def main() -> None:
     """Get ready, start again in a private network, and run the cluster there."""
+    while os.open(os.devnull, os.O_RDWR) <= 2:  # no file of ours may take the number of an output that is closed
+        pass
     if sys.argv[1:2] == [READY]:
         del sys.argv[1]
         run_cluster(parse(sys.argv[1:]))
@@ -75,7 +77,7 @@ def get_ready(options: Options) -> NoReturn:
     if not train_dir:
         name = f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"  # another launcher may be as fast
         train_dir = os.path.relpath(PROJECT / "runs" / name)
-        arguments.append(f"--train_dir={train_dir}")
+        arguments.insert(0, f"--train_dir={train_dir}")
     if options.tensorboard:
         start_tensorboard(train_dir, options)
     command = [sys.executable, str(LAUNCH), READY, *arguments]

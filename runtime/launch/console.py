@@ -60,7 +60,7 @@ class Console:
     def _show(self, lines: Sequence[str], is_last: bool = False) -> None:
         if not self._screen:
             if lines:  # in one piece: the writer keeps a limited number
-                print("\n".join(map(shorten, lines) if os.isatty(STDOUT) else lines))
+                print("\n".join([*(map(shorten, lines) if os.isatty(STDOUT) else lines), ""]), end="")
             return
         above: list[str] = []
         for line in lines:

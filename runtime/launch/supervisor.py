@@ -21,7 +21,7 @@ POLL_SECS = 0.2
 LEAVE_SECS = 15.0  # how long tasks may take to end: after the chief has, or when told to
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED = re.compile(r"error: (ps|worker) (\d+) has ended: ")  # says a task that ends because of another one
-REACHED = re.compile("--?(train_steps|stop_at_accuracy)=")  # flags that would end a run that trains on
+REACHED = re.compile("--?(train_steps|stop_at_accuracy)(=.*)?")  # flags that would end a run that trains on
 
 
 class GivenUpError(Exception):
@@ -138,7 +138,7 @@ class Supervisor:
         self._end_all()
         if all(task.status == 0 for task in self._tasks.values()):
             self._received = None  # it came when the run had ended
-            return []
+            return self._describe_what_is_next()
         if self._chief.status == 128 + signal.SIGKILL:
             self._console.say("the chief was killed before it could save: the steps since the last checkpoint are lost")
         has_saved = os.path.exists(self._options.folder.checkpoint_state)
@@ -152,7 +152,13 @@ class Supervisor:
         if not result.get("global_step"):
             return []
         model = self._options.export_dir or os.path.join(_shorten(folder.path), "model")
-        more = [word for word in sys.argv[1:] if not REACHED.match(word)]
+        words = iter(sys.argv[1:])
+        more = []
+        for word in words:
+            if not (reached := REACHED.fullmatch(word)):
+                more.append(word)
+            elif not reached[2]:
+                next(words, None)  # its value
         lines = ["", f"folder    {_shorten(folder.path)}"]
         if os.path.exists(folder.report):
             lines.append(f"report    {_shorten(folder.report)}")

@@ -10,7 +10,7 @@
 
 set -eu
 
-project="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+project="$(CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 readonly project
 readonly venv="$project/.venv"
 locked=""

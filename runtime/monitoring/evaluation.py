@@ -22,7 +22,7 @@ from runtime.files import append_lines
 from runtime.folder import RunFolder
 from runtime.monitoring import event_files
 from runtime.monitoring.mistakes import find_mistakes
-from runtime.tables import MISTAKE, Ids, Parameters
+from runtime.tables import MISTAKE, Ids, Parameters, check_scalar
 from runtime.threads import repeat_in_session, start_guard
 from runtime.updates.packing import Choice
 
@@ -79,6 +79,7 @@ class ModelTest:
         self._graph, self._examples = graph, examples
         self._rows: dict[tf.Tensor, Any] | None = None
         if examples:
+            check_scalar("build_accuracy()", graph.accuracy)
             num_classes = graph.logits.shape[-1]
             if num_classes < 2:
                 raise UnusableError(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime.errors import UnusableError
-from runtime.tables import Ids, Parameters, values_of
+from runtime.tables import Ids, Parameters, check_scalar, values_of
 from runtime.updates.packing import Packing, Selection
 from runtime.updates.towers import Towers
 
@@ -29,9 +29,10 @@ class Work(NamedTuple):
         """Build the loss of a batch, float32 [], and its gradient with respect to each of the parameters.
 
         Raises:
-          UnusableError: a parameter has none.
+          UnusableError: a parameter has none, or the loss is no number.
         """
         loss = self.build_loss(parameters, inputs)
+        check_scalar("build_loss()", loss)
         values = values_of(parameters)
         gradients = tf.gradients(loss, list(values.values()))
         unused = [name for name, gradient in zip(values, gradients, strict=True) if gradient is None]
