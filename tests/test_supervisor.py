@@ -146,7 +146,7 @@ def test_ctrl_c_while_tensorflow_is_imported_ends_the_launcher_without_a_traceba
     assert run.output() == "run_local_cluster.sh: loading TensorFlow\n"
 
 
-@pytest.mark.parametrize("output", [">&-", ">/dev/full", "| true"])
+@pytest.mark.parametrize("output", [">&-", ">&- 2>&- <&-", ">/dev/full", "| true"])
 def test_a_standard_output_that_is_closed_or_full_or_gone_costs_nothing_but_lines(launch, output):
     before = ["sh", "-c", f'("$0" "$@"; echo $? >status) {output}']
     launch("echo worker 0: trains", before=before)
