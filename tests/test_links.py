@@ -229,7 +229,7 @@ EXERCISED = {
     "cp examples/languages/*.py .": RunBy("def test_a_table_tells_the_language_of_a_word_"),
     "./run_local_cluster.sh --data_dir=/usr/share/dict --optimizer=sgd --learning_rate=10 --lr_schedule=one_cycle"
     " --local_steps=16 --train_steps=32000 --export_dir=exported": ParsedFlags(),
-    "python predict.py --model exported Schmetterling papillon": RunBy('"exported", "Schmetterling"'),
+    ".venv/bin/python predict.py --model exported Schmetterling papillon": RunBy('"exported", "Schmetterling"'),
     "./run_local_cluster.sh --workers=1 --train_steps=200": RunBy("def test_two_files_of_a_user_train_"),
     ".venv/bin/python -m runtime.report TRAIN_DIR": RunBy('"-m", "runtime.report"'),
     "./run_local_cluster.sh --tensorboard --eval_every_secs=2": RunBy("def test_tensorboard_shows_the_run_"),
