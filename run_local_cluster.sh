@@ -13,6 +13,7 @@
 # it, the cluster runs in a network of its own, which nothing outside can reach; --no_isolation turns that off.
 # --tensorboard installs TensorBoard and shows the run with it, on localhost, for as long as this script runs.
 
+if [ -z "${BASH_VERSION:-}" ]; then exec bash "$0" "$@"; fi # it was given to another shell
 set -eu
 
 trap 'exit 131' QUIT # bash would ignore it
@@ -24,7 +25,7 @@ for argument; do
       sed -n '3,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
       exit
       ;;
-    -locked | --locked) locked=--locked ;;
+    -locked | --locked | -locked=[tT1]* | --locked=[tT1]*) locked=--locked ;;
   esac
 done
 python="$("$here/runtime/launch/venv.sh" ${locked:+"$locked"} requirements.txt)" || exit

@@ -218,8 +218,9 @@ def test_tensorboard_shows_the_run_and_ends_with_the_launcher(launcher, black_an
     poll_for(lambda: not running_with(str(launcher.train_dir)), "end of TensorBoard")
 
 
-def test_the_script_may_be_given_to_a_shell(tmp_path):
-    command = ["bash", "run_local_cluster.sh", f"--train_dir={tmp_path}/train", "--batch_size=0"]
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_the_script_may_be_given_to_a_shell(tmp_path, shell):
+    command = [shell, "run_local_cluster.sh", f"--train_dir={tmp_path}/train", "--batch_size=0"]
     run = Process(command, tmp_path / "log", cwd=PROJECT)
     assert run.wait() == 2
     assert "error: flag --batch_size=0: 0 is not a positive integer" in run.output()
