@@ -128,7 +128,7 @@ def build_parameters(model: Any, name: str, hidden_units: int) -> dict[str, Any]
 
 def check_scalar(function: str, value: Any) -> None:
     """Raise an UnusableError unless what a function of a model has returned is float32 []."""
-    if not (isinstance(value, tf.Tensor) and value.dtype == tf.float32 and value.shape.rank == 0):
+    if not (isinstance(value, tf.Tensor) and value.dtype == tf.float32 and value.shape.rank in (0, None)):
         found = f"{value.dtype.name} {value.shape}" if isinstance(value, tf.Tensor) else type(value).__name__
         raise UnusableError(f"model.py: {function} must return float32 [], found {found}")
 
