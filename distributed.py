@@ -12,7 +12,7 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
-from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+from runtime import environment, users_files  # noqa: F401  # first: before TensorFlow and the user's files
 
 # isort: split
 import tensorflow.compat.v1 as tf
@@ -89,7 +89,7 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Sourc
     setter = tf.train.replica_device_setter(worker_device=device, cluster=cluster, ps_strategy=me.ps_strategy)
     with tf.device(setter), tf.variable_scope("", partitioner=me.partitioner):
         tf.train.create_global_step()
-        packing = Packing(me.make_tables(tables.build_parameters(model, FLAGS.model, FLAGS.hidden_units)))
+        packing = Packing(me.make_tables(users_files.build_parameters(model, FLAGS.model, FLAGS.hidden_units)))
         with tf.device(device), tf.name_scope("input"):
             batches = streams.build_batches(source, me.mode.num_batches, me.batch_size, FLAGS.seed, mnist_input.decode)
 
@@ -131,14 +131,14 @@ def build_evaluation(packing: Packing, device: str) -> EvaluationGraph:
 def follow_checkpoints(me: Member) -> None:
     """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
     tf.train.create_global_step()
-    packing = Packing(me.make_tables(tables.build_parameters(model, FLAGS.model, FLAGS.hidden_units)))
+    packing = Packing(me.make_tables(users_files.build_parameters(model, FLAGS.model, FLAGS.hidden_units)))
     test_examples = sources.load_test_examples(FLAGS.data_dir, mnist_input)
     me.follow_checkpoints(build_evaluation(packing, device=""), test_examples)
 
 
 def build_serving() -> Serving:
     """Build what an exported model computes: from images, such as uint8 [n, 28, 28], to classes and probabilities."""
-    parameters = tables.make_variables(tables.build_parameters(model, FLAGS.model, FLAGS.hidden_units))
+    parameters = tables.make_variables(users_files.build_parameters(model, FLAGS.model, FLAGS.hidden_units))
     images = tf.placeholder(INPUT.dtype, [None, *INPUT.shape], INPUT.name)
     logits = build_logits(parameters, mnist_input.to_inputs(tf.reshape(images, [-1, INPUT.shape.num_elements()])))
     outputs = {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}

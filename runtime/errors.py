@@ -1,14 +1,10 @@
 """Errors that end a task: what this program found unusable, and what TensorFlow says, in one line."""
 
-import pathlib
 import re
-import traceback
 
 import tensorflow.compat.v1 as tf
 
 UNUSABLE_STATUS = 2  # the flags, the input or the environment must change before another attempt can succeed
-PROJECT = pathlib.Path(__file__).parents[1]
-USERS_FILES = ("model.py", "mnist_input.py")
 HEADING = re.compile(r"\s*$|Graph execution error:$|=====|\d+ root error|.*From /job:\S*:$")
 
 
@@ -42,15 +38,3 @@ def reason(error: Exception) -> str:
     lines = re.split(r"^Node: .*\n", message, flags=re.MULTILINE)[-1].splitlines()
     (line, *_) = [line for line in lines if not HEADING.match(line)] or lines or [""]
     return f"{type(error).__name__}: {line.strip()}".removesuffix(": ")
-
-
-def describe_users_mistake(error: Exception) -> str:
-    """Return an error that a user's file has raised as a line that says where, or "" if it comes from elsewhere."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = pathlib.Path(frame.filename)
-        if path.name in USERS_FILES and path.parent == PROJECT:
-            return f"{path.name}, line {frame.lineno}: {reason(error)}; correct {path.name}"
-    module = pathlib.Path(getattr(getattr(error, "obj", None), "__file__", None) or "")
-    if module.name in USERS_FILES and module.parent == PROJECT:  # it lacks a name
-        return f"{reason(error)}; correct {module.name}"
-    return ""

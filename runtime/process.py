@@ -4,6 +4,7 @@ import contextlib
 import os
 import resource
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from runtime import events, output
@@ -16,8 +17,8 @@ def allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
-def end_process(status: int, message: str = "") -> NoReturn:
-    """End this process at once, with `message`, if given, as one line on standard error.
+def end_process(status: int, message: str = "", tell: Callable[[str], None] | None = None) -> NoReturn:
+    """End this process at once, with `message`, if given, as one line on standard error; `tell` passes it on.
 
     At once, since neither a server nor a session in use can be stopped. Neither a log that nobody reads nor a train
     directory that does not answer must keep the process alive.
@@ -25,6 +26,8 @@ def end_process(status: int, message: str = "") -> NoReturn:
     was_recorded = events.record("ended", status=status, message=message)
     if message:
         print(f"error: {message}", file=sys.stderr)
+    if tell:
+        tell(message)
     was_recorded.wait(events.WRITING_SECS)
     output.wait_until_written()
     os._exit(status)

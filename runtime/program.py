@@ -11,10 +11,10 @@ from absl import app, flags, logging
 from runtime import VERSION, output
 from runtime.cluster import host_lists, signals
 from runtime.data.download import DownloadError
-from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, describe_users_mistake, reason
+from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
 from runtime.process import allow_many_files, end_process
 from runtime.session.stopping import StoppedError
-from runtime.tables import MISTAKE
+from runtime.users_files import describe_mistake
 
 
 def start(main: Callable[[], None], data_error: type[Exception]) -> None:
@@ -53,24 +53,23 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
     status, message = 0, ""
     try:
         main()
-    except unusable as error:
-        status, message = UNUSABLE_STATUS, " ".join(str(error).splitlines())
-        host_lists.tell_others(message)
-    except FinishedError as error:
+    except Exception as error:
+        status, message = describe_end(error, unusable)
+    end_process(status, message, host_lists.tell_others if status == UNUSABLE_STATUS else None)
+
+
+def describe_end(error: Exception, unusable: tuple[type[Exception], ...] = ()) -> tuple[int, str]:
+    """Return the exit status of a process that `error` ends, and the line that says why."""
+    if isinstance(error, unusable):
+        return UNUSABLE_STATUS, " ".join(str(error).splitlines())
+    if isinstance(error, FinishedError):
         logging.info("%s", error)
-    except StoppedError as error:
-        status, message = 128 + error.number, str(error)
-    except TimeoutError as error:
-        status, message = 1, str(error)
-    except tf.errors.OpError as error:
-        status, message = 1, f"{reason(error)}; start this task again"
-        if MISTAKE in message:  # of the model, and not of this run
-            status, message = UNUSABLE_STATUS, reason(error)
-            host_lists.tell_others(message)
-    except Exception as error:  # a defect of this program, or of a user's file; the rest at --verbosity=1
-        status, message = 1, f"{reason(error)}; start this task again"
-        if mistake := describe_users_mistake(error):
-            status, message = UNUSABLE_STATUS, mistake
-            host_lists.tell_others(message)
-        logging.debug("unexpected error", exc_info=True)
-    end_process(status, message)
+        return 0, ""
+    if isinstance(error, StoppedError):
+        return 128 + error.number, str(error)
+    if isinstance(error, TimeoutError):
+        return 1, str(error)
+    logging.debug("unexpected error", exc_info=error)  # at --verbosity=1
+    if mistake := describe_mistake(error):
+        return UNUSABLE_STATUS, mistake
+    return 1, f"{reason(error)}; start this task again"

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -101,36 +101,6 @@ def slices_of(parameter: Any) -> list[tf.Variable]:
     if isinstance(parameter, TableVariable):
         return parameter.slices
     return [parameter] if isinstance(parameter, tf.compat.v2.Variable) else list(parameter)
-
-
-def build_parameters(model: Any, name: str, hidden_units: int) -> dict[str, Any]:
-    """Make the variables of one of a model's `MODELS`; for each table there is a `Table` yet.
-
-    Raises:
-      UnusableError: TensorFlow takes no such variable, for instance because of a space in its name.
-    """
-    try:
-        parameters = model.build_parameters(name, hidden_units)
-    except ValueError as error:
-        raise UnusableError(f"model.py: build_parameters() makes what TensorFlow refuses: {error}") from error
-    if not isinstance(parameters, Mapping):
-        found = type(parameters).__name__
-        raise UnusableError(f"model.py: build_parameters() must return a dict of variables by name, found {found}")
-    for parameter_name, parameter in parameters.items():
-        is_one = isinstance(parameter, Table | tf.compat.v2.Variable | tf.Tensor) or not isinstance(parameter, Iterable)
-        if not all(isinstance(v, Table | tf.compat.v2.Variable) for v in ([parameter] if is_one else parameter)):
-            found = type(parameter).__name__
-            raise UnusableError(
-                f"model.py: build_parameters() must return variables, found {found} for {parameter_name}"
-            )
-    return dict(parameters)
-
-
-def check_scalar(function: str, value: Any) -> None:
-    """Raise an UnusableError unless what a function of a model has returned is float32 []."""
-    if not (isinstance(value, tf.Tensor) and value.dtype == tf.float32 and value.shape.rank in (0, None)):
-        found = f"{value.dtype.name} {value.shape}" if isinstance(value, tf.Tensor) else type(value).__name__
-        raise UnusableError(f"model.py: {function} must return float32 [], found {found}")
 
 
 def build_ids(model: Any, inputs: tf.Tensor) -> Ids:

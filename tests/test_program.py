@@ -16,7 +16,7 @@ from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
 RUN = """
 import signal
-from runtime import environment, errors, program
+from runtime import environment, program
 from runtime.errors import FinishedError, UnsavedError, UnusableError
 from runtime.session.stopping import StoppedError
 
@@ -44,11 +44,6 @@ program.start(main, KeyError)
             "import model; model.build_nothing",
             2,
             "error: AttributeError: module 'model' has no attribute 'build_nothing'; correct model.py\n",
-        ),
-        (
-            "exec(compile('x = 0\\n1 / x', errors.PROJECT / 'model.py', 'exec'))",
-            2,
-            "error: model.py, line 2: ZeroDivisionError: division by zero; correct model.py\n",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_what_is_no_named_tuple_of_arrays_is_refused(data_dir, loaded):
 
 
 def test_test_examples_that_are_not_as_input_says_are_refused(data_dir):
-    expected = r"expected \[n, 2\], as INPUT says, found the shape \[1, 3\]; correct mnist_input\.py"
+    expected = r"expected uint8 \[n, 2\], as INPUT says, found uint8 \[1, 3\]; correct mnist_input\.py"
     with pytest.raises(UnusableError, match=expected):
         load_test_examples(data_dir, Reader([[1, 2, 3]], [0]))
     assert load_test_examples(data_dir, Reader([[1, 2]], [0])).numbers.tolist() == [[1, 2]]

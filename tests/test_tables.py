@@ -12,7 +12,7 @@ from benchmarks.testbed.messages import tensors_sent
 from runtime.cluster.connection import Connection
 from runtime.errors import UnusableError
 from runtime.machine.session_config import make_session_config
-from runtime.tables import Table, build_ids, build_parameters, look_up, make_variables
+from runtime.tables import Table, build_ids, look_up, make_variables
 from runtime.updates.mode import Mode, build_updates
 from runtime.updates.packing import Packing
 from runtime.updates.placement import make_strategy
@@ -395,21 +395,6 @@ def test_what_is_no_id_is_refused(graph, ids, found):
 
 def test_ids_may_be_a_list(graph):
     assert build_ids(Model(lambda: {"t": [[1, 2]]}), tf.zeros([2, 3]))["t"].dtype == tf.int32
-
-
-@pytest.mark.parametrize(
-    ("parameters", "found"),
-    [
-        (lambda: {"a": tf.get_variable("my weights", [2])}, "makes what TensorFlow refuses: .*'my weights'"),
-        (lambda: [tf.get_variable("weights", [2])], "must return a dict of variables by name, found list"),
-        (lambda: {"a": tf.constant([1.0])}, "must return variables, found .*Tensor for a"),
-        (lambda: {"a": [1.0, 2.0]}, "must return variables, found list for a"),
-        (lambda: {"a": 1.0}, "must return variables, found float for a"),
-    ],
-)
-def test_parameters_that_cannot_be_made_are_refused(graph, parameters, found):
-    with pytest.raises(UnusableError, match=rf"model\.py: build_parameters\(\) {found}"):
-        build_parameters(Model(parameters=parameters), "mlp", 100)
 
 
 def test_a_table_whose_name_has_a_space_is_refused():

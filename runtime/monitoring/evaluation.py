@@ -22,9 +22,10 @@ from runtime.files import append_lines
 from runtime.folder import RunFolder
 from runtime.monitoring import event_files
 from runtime.monitoring.mistakes import find_mistakes
-from runtime.tables import MISTAKE, Ids, Parameters, check_scalar
+from runtime.tables import MISTAKE, Ids, Parameters
 from runtime.threads import repeat_in_session, start_guard
 from runtime.updates.packing import Choice
+from runtime.users_files import check_scalar
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 PIECE_BYTES = 2**28  # of a table that are read at once

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime.errors import UnusableError
-from runtime.tables import Ids, Parameters, check_scalar, values_of
+from runtime.tables import Ids, Parameters, values_of
 from runtime.updates.packing import Packing, Selection
 from runtime.updates.towers import Towers
+from runtime.users_files import check_scalar
 
 # Builds the loss, float32 [], from the parameters and the inputs of a batch.
 LossFunction = Callable[[Parameters, tf.Tensor], tf.Tensor]
