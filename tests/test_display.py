@@ -204,8 +204,8 @@ def launch(tmp_path):
     """Start the launcher, in a terminal of its own, with one worker that does what a shell script says."""
     terminals = []
 
-    def launch(worker, *flags, **options):
-        terminals.append(Terminal(make_command(tmp_path, worker, *flags), cwd=tmp_path, **options))
+    def launch(worker, *flags, before=(), **options):
+        terminals.append(Terminal([*before, *make_command(tmp_path, worker, *flags)], cwd=tmp_path, **options))
         return terminals[-1]
 
     launch.folder = tmp_path
@@ -273,6 +273,13 @@ def test_there_is_no_display_where_standard_error_goes_into_a_file(launch):
     assert terminal.wait(DEADLINE_SECS) == 0
     assert (launch.folder / "errors").read_text() == ""
     assert terminal.lines[2:] == ["test accuracy 1.0", ""]
+
+
+def test_there_is_no_display_where_a_shell_has_sent_the_run_into_the_background(launch):
+    terminal = launch("tell waiting; echo 'test accuracy 1.0'", before=["bash", "-c", 'set -m; "$@" & wait', "bash"])
+    assert terminal.wait(DEADLINE_SECS) == 0
+    assert terminal.lines[2] == "test accuracy 1.0"
+    assert "global step" not in "".join(terminal.shown())
 
 
 def test_tensorboard_says_its_address_above(launch):

@@ -193,6 +193,27 @@ def test_the_task_that_is_named_is_the_one_that_has_found_the_cause(launch):
     assert run.output().endswith(f"error: {what}. The end of {log}:\nerror: the data is wrong\n")
 
 
+def test_a_run_that_cannot_go_on_says_how_to_go_on_from_its_checkpoint(launch):
+    run = launch("touch train/checkpoint; echo 'error: wrong'; exit 2", "--seed=7")
+    assert run.wait(DEADLINE_SECS) == 2
+    assert re.search(
+        r"error: wrong\nto go on from the last checkpoint: .* --train_dir=train .*--seed=7\n$", run.output()
+    )
+
+
+def test_a_second_ctrl_c_says_what_ends_the_run_at_once(launch):
+    run = launch(
+        "trap 'touch told; while ! [ -e go-on ]; do sleep 0.05; done; exit 143' TERM; echo begins; sleep 99 & wait"
+    )
+    run.wait_for_output("begins")
+    run.send(signal.SIGINT)
+    poll_for((launch.folder / "told").exists, "the task to be told")
+    run.send(signal.SIGINT)
+    run.wait_for_output(r"still stopping every task; Ctrl-\\ ends them at once")
+    (launch.folder / "go-on").touch()
+    assert run.wait(DEADLINE_SECS) == 130
+
+
 def test_a_chief_that_is_killed_before_it_could_save_is_said_to_be(launch):
     run = launch("echo worker 0: begins; while :; do sleep 0.05; done")
     run.wait_for_output("worker 0: begins")

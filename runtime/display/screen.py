@@ -25,9 +25,14 @@ STYLES = {"W": "yellow", "E": "red", "F": "red"}
 
 
 def do_people_look() -> bool:
-    """Return whether a picture has a terminal, and people who want it there."""
+    """Return whether a picture has a terminal, which nothing else, such as a shell, uses, and people who want it."""
     is_wanted = not (os.environ.get("CI") or os.environ.get("NO_COLOR")) and os.environ.get("TERM", "dumb") != "dumb"
-    return is_wanted and os.isatty(STDOUT) and os.isatty(STDERR)
+    if not (is_wanted and os.isatty(STDOUT) and os.isatty(STDERR)):
+        return False
+    try:
+        return os.tcgetpgrp(STDOUT) == os.getpgrp()
+    except OSError:  # it is not the terminal of this session
+        return True
 
 
 def shorten(line: str) -> str:
@@ -58,13 +63,6 @@ class Screen:
         self._widths: list[int] = []  # of the rows of the last picture
         self._drawn_at = 0.0
         self._tails = {Tail(folder.events_of(name)): name for name in names} | {Tail(folder.evaluations): "worker-0"}
-
-    def is_ours(self) -> bool:
-        """Return whether nothing else, such as a shell, uses the terminal."""
-        try:
-            return os.tcgetpgrp(STDOUT) == os.getpgrp()
-        except OSError:  # it is not the terminal of this session
-            return True
 
     def note(self, name: str, event: str, **values: object) -> None:
         """Take in that a task has "ended", or was "restarted": one that is killed cannot say so itself."""

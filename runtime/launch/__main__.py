@@ -50,8 +50,8 @@ UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 
 def main() -> None:
     """Get ready, start again in a private network, and run the cluster there."""
-    while os.open(os.devnull, os.O_RDWR) <= 2:  # no file of ours may take the number of an output that is closed
-        pass
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # no file of ours may take the number of a closed output
+        os.set_inheritable(descriptor, True)
     if sys.argv[1:2] == [READY]:
         del sys.argv[1]
         run_cluster(parse(sys.argv[1:]))

@@ -1,5 +1,6 @@
 """What the launcher shows: plain lines or, on a terminal, lines above a picture of how far the run is."""
 
+import collections
 import multiprocessing
 import os
 import re
@@ -11,6 +12,7 @@ from runtime.display.screen import STDERR, STDOUT, Screen, do_people_look, short
 from runtime.files import Tail
 from runtime.folder import RunFolder
 from runtime.launch.options import PROGRAM
+from runtime.launch.tasks import NUM_LAST_LINES
 
 BOARD = re.compile(r"TensorBoard \S+ at (\S+) ")
 
@@ -24,6 +26,7 @@ class Console:
         self._chief, self._board = Tail(folder.log_of("worker 0")), Tail(folder.log_of("tensorboard"))
         # A log on a full disk must not cost people the result: the chief sends the lines that it cannot write.
         self._lost_lines, self.lost_lines_of_chief = multiprocessing.Pipe(duplex=False)
+        self.lost_lines: collections.deque[str] = collections.deque(maxlen=NUM_LAST_LINES)
         self._result: list[str] = []  # and what comes after it: this stands below the picture
         self._screen = Screen(folder, names) if do_people_look() else None
 
@@ -38,13 +41,14 @@ class Console:
 
     def refresh(self, is_last: bool = False) -> None:
         """Show what the tasks have written since the last time."""
-        if self._screen and not self._screen.is_ours():  # the run was sent into the background
+        if self._screen and not do_people_look():  # the run was sent into the background
             self._screen = None
         for address in filter(None, map(BOARD.match, self._board.read())):
             self.say(f"TensorBoard at {address[1]} until this run ends")
         lines = list(filter(None, self._chief.read()))  # where a line was cut, an empty one ends it
         while self._lost_lines.poll():
-            lines.append(self._lost_lines.recv_bytes().decode(errors="replace").rstrip("\n"))
+            self.lost_lines.append(self._lost_lines.recv_bytes().decode(errors="replace").rstrip("\n"))
+            lines.append(self.lost_lines[-1])
             self._chief.skip_half_line()  # the disk may have had room for the start of this one
         self._show(lines, is_last)
 

@@ -66,12 +66,13 @@ class Supervisor:
         except GivenUpError as error:
             self._end_all()
             task, why, status = error.args
-            last_lines = task.read_last_lines()
+            last_lines = self._read_last_lines(task)
             if repeated := REPEATED.match("".join(last_lines[-1:])):
                 task = self._tasks["-".join(repeated.groups())]
-                last_lines = task.read_last_lines()
+                last_lines = self._read_last_lines(task)
             message = f"error: {task.name} {why}; all tasks were ended. The end of {task.log}:"
-            self._console.close([], "\n".join([message, *last_lines]))
+            to_go_on = self._describe_how_to_go_on() if self._has_saved() else []
+            self._console.close([], "\n".join([message, *last_lines, *to_go_on]))
             return int(status)
         self._console.close(self._stop() if self._received else self._describe_what_is_next())
         number = signal.SIGTERM if self._received == signal.SIGHUP else self._received
@@ -94,8 +95,10 @@ class Supervisor:
         """Wait for a signal, such as that of the end of a task, or a little; then look at everything."""
         with contextlib.suppress(queue.Empty):
             number = signal.Signals(self._signals.get(timeout=POLL_SECS))
-            if number in STOP_SIGNALS:
-                self._received = self._received or number
+            if number in STOP_SIGNALS and self._received:
+                self._console.say("still stopping every task; Ctrl-\\ ends them at once")
+            elif number in STOP_SIGNALS:
+                self._received = number
             elif number == signal.SIGQUIT:
                 self._console.say("ending every task at once")
                 self._kill_all()
@@ -141,9 +144,18 @@ class Supervisor:
             return self._describe_what_is_next()
         if self._chief.status == 128 + signal.SIGKILL:
             self._console.say("the chief was killed before it could save: the steps since the last checkpoint are lost")
-        has_saved = os.path.exists(self._options.folder.checkpoint_state)
-        what = "go on from the last checkpoint" if has_saved else "begin again"
+        return self._describe_how_to_go_on()
+
+    def _has_saved(self) -> bool:
+        return os.path.exists(self._options.folder.checkpoint_state)
+
+    def _describe_how_to_go_on(self) -> list[str]:
+        what = "go on from the last checkpoint" if self._has_saved() else "begin again"
         return [f"to {what}: {_make_command(sys.argv[1:])}"]
+
+    def _read_last_lines(self, task: Task) -> list[str]:
+        """Return the last lines of a task, from its log and, of the chief, from what a full disk did not take."""
+        return [*task.read_last_lines(), *(self._console.lost_lines if task == self._chief else [])]
 
     def _describe_what_is_next(self) -> list[str]:
         """Return where all lies, and what people may do with it, if the run has left a result."""
