@@ -20,7 +20,7 @@ from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.export import Serving, export
-from runtime.saving.result import evaluate_and_save, keep_trying, make_result
+from runtime.saving.result import evaluate_and_save, is_of_finished_run, keep_trying, make_result
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.input import InputHook
 from runtime.session.scaffold import Job, TrainingScaffold
@@ -71,12 +71,15 @@ class Training:
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs, me.folder)
         roll_call = RollCall(task)
+        is_done = functools.partial(is_of_finished_run, me.folder, me.goal)
         profile_hooks = (
             [ProfileHook(task, updates.global_step, flags.profile_steps, me.folder)] if flags.profile_steps else []
         )
         self.chief_only_hooks = [
             # First: the others must hear that they shall stop before the chief waits for them.
-            EvaluationHook(task, self._test, me.folder, roll_call, flags.eval_every_secs, flags.stop_at_accuracy),
+            EvaluationHook(
+                task, self._test, me.folder, roll_call, flags.eval_every_secs, flags.stop_at_accuracy, is_done
+            ),
             WaitForWorkersHook(roll_call, task, flags.recovery_timeout_secs),
             self._checkpoints,  # when nobody changes the model any more
         ]
@@ -84,7 +87,7 @@ class Training:
             InputHook(task, updates, graph.batches),  # before any hook that may wait
             *updates.hooks,
             *profile_hooks,
-            StopAtStepHook(task, self.scaffold, updates.global_step, flags.train_steps),
+            StopAtStepHook(task, self.scaffold, updates.global_step, flags.train_steps, is_done),
             StopWithChiefHook(task, roll_call, flags.stop_at_accuracy),
             self._progress,
             SummaryHook(task, updates, me.folder, flags.log_every_secs),

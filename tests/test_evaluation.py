@@ -112,13 +112,21 @@ def test_an_evaluator_that_is_started_again_waits_as_long_as_one_that_was_not(tm
             follow_checkpoints(EVALUATOR, lambda _: MEASURES, RunFolder(tmp_path), Goal(100, None), timeouts)
 
 
+def is_not_done(global_step):
+    return False
+
+
 @pytest.mark.parametrize("last_word", [REACHED, TRAINED])
 def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers, last_word):
     servers = local_servers(1, 2)
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(servers.task("worker", 0))
+        initializer = tf.train.create_global_step().initializer
     with servers.worker_session(0, graph) as session:
-        hook = EvaluationHook(CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9)
+        session.run(initializer)
+        hook = EvaluationHook(
+            CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9, is_done=is_not_done
+        )
         for is_said in (False, True):
             if is_said:
                 roll_call.say(session, last_word)
@@ -153,7 +161,9 @@ def test_any_accuracy_reaches_the_goal_of_0(local_servers):
         initialize = tf.global_variables_initializer()
     with servers.worker_session(0, graph) as session:
         session.run(initialize)
-        hook = EvaluationHook(CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.0)
+        hook = EvaluationHook(
+            CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.0, is_done=is_not_done
+        )
         hook.after_create_session(session, tf.train.Coordinator())
         context = tf.train.SessionRunContext(None, session)
 
@@ -331,9 +341,13 @@ def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers)
     servers = local_servers(1, 1)
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(servers.task("worker", 0))
-    hook = EvaluationHook(CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9)
+        initializer = tf.train.create_global_step().initializer
+    hook = EvaluationHook(
+        CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9, is_done=is_not_done
+    )
     hook._has_reached = True
     with servers.worker_session(0, graph) as session:
+        session.run(initializer)
         hook.after_create_session(session, tf.train.Coordinator())
         context = tf.train.SessionRunContext(None, session)
         hook.after_run(context, None)
@@ -345,7 +359,9 @@ def test_an_evaluation_of_a_model_that_was_lost_meanwhile_does_not_end_training(
     with tf.Graph().as_default() as graph:
         roll_call = RollCall(servers.task("worker", 0))
         initializer = tf.train.create_global_step().initializer
-    hook = EvaluationHook(CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9)
+    hook = EvaluationHook(
+        CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9, is_done=is_not_done
+    )
     hook._has_reached = False
     coord = tf.train.Coordinator()
     hook._log.write = lambda _: coord.request_stop()  # as when a ps dies, while the file server takes its time
@@ -368,7 +384,9 @@ def test_an_evaluation_that_fails_is_said_and_the_next_one_counts(local_servers,
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
         return MEASURES
 
-    hook = EvaluationHook(CHIEF, FixedTest(evaluate), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9)
+    hook = EvaluationHook(
+        CHIEF, FixedTest(evaluate), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9, is_done=is_not_done
+    )
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
         coord = tf.train.Coordinator()

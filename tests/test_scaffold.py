@@ -129,8 +129,8 @@ def test_steps_that_are_cancelled_from_outside_are_taken_again_but_not_for_ever(
             collections.deque(iter(repeat, "never"))
 
 
-def count_steps(worker, last_step):
-    hook = StopAtStepHook(worker.task, worker.scaffold, worker.step, last_step)
+def count_steps(worker, last_step, is_done=lambda _: False):
+    hook = StopAtStepHook(worker.task, worker.scaffold, worker.step, last_step, is_done)
     steps = 0
     with worker.session([hook]) as session:
         while not session.should_stop():
@@ -144,6 +144,7 @@ def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_serv
     assert count_steps(Worker(servers, 0), last_step=5) == 5
     assert count_steps(Worker(servers, 1), last_step=5) == 0
     assert count_steps(Worker(servers, 1), last_step=7) == 2
+    assert count_steps(Worker(servers, 1), last_step=9, is_done=lambda step: step == 7) == 0
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -206,11 +206,15 @@ class EvaluationHook(tf.train.SessionRunHook):
         roll_call: RollCall,
         every_secs: float | None,
         stop_at_accuracy: float | None,
+        is_done: Callable[[int], bool],
     ):
-        """Evaluate every `every_secs`, or never, and stop all workers at `stop_at_accuracy`, or never."""
+        """Evaluate every `every_secs`, or never, and stop all workers at `stop_at_accuracy`, or never.
+
+        `is_done` tells whether an earlier run has found the model of a global step good enough.
+        """
         self._task, self._test, self._roll_call = task, test, roll_call
         self._log = EvaluationLog(task, folder)
-        self._every_secs, self._stop_at_accuracy = every_secs, stop_at_accuracy
+        self._every_secs, self._stop_at_accuracy, self._is_done = every_secs, stop_at_accuracy, is_done
 
     def begin(self) -> None:
         events.record(EXAMPLES, checksum=self._test.checksum)
@@ -218,10 +222,12 @@ class EvaluationHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._test.find_rows(session)
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
-        last_word = self._roll_call.listen(session)[0].text  # of this task in its last life
-        if self._stop_at_accuracy is not None and last_word in (REACHED, TRAINED):
-            self._has_reached = True  # the others have stopped
-            coord.request_stop()
+        if self._stop_at_accuracy is not None:
+            last_word = self._roll_call.listen(session)[0].text  # of this task in its last life
+            global_step = session.run(tf.train.get_global_step(session.graph))
+            self._has_reached = last_word in (REACHED, TRAINED) or self._is_done(global_step)
+        if self._has_reached:
+            coord.request_stop()  # as the others have, or will
         elif self._every_secs is not None:
             start_guard("evaluate", self._keep_evaluating, session, coord, self._every_secs)
 

@@ -134,3 +134,8 @@ def is_finished(folder: RunFolder, goal: Goal) -> bool:
     global_step, reached_accuracy = result.get("global_step", -1), result.get("reached_accuracy") or 0.0
     is_good = goal.test_accuracy is not None and reached_accuracy >= goal.test_accuracy
     return (global_step >= goal.train_steps or is_good) and is_saved(folder, global_step)
+
+
+def is_of_finished_run(folder: RunFolder, goal: Goal, global_step: int) -> bool:
+    """Return whether the model of this global step is the one of the result, and has reached `goal`."""
+    return is_finished(folder, goal) and read_json(folder.result).get("global_step") == global_step

@@ -32,7 +32,7 @@ class RollCallHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._roll_call.say(session, TRAINING)
         self._present.clear()
-        if not self._wait_for_all:
+        if not self._wait_for_all or coord.should_stop():  # the model has reached its goal: the others may have left
             return
         is_new = not self._was_complete and session.run(tf.train.get_global_step(session.graph)) == 0
         timeout_secs = self._startup_timeout_secs if is_new else min(GRACE_SECS, self._startup_timeout_secs)

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -26,6 +27,9 @@ CLOSING_SECS = 60.0  # how long the close of a lost session may take; TCP gives 
 OTHERS_SECS = 3.0  # how long the chief waits for the others to stop before it saves
 
 
+IsDone = Callable[[int], bool]  # whether the model has reached its goal at a global step, as the train directory says
+
+
 class StoppedError(Exception):
     """A signal stopped training, in order, before its end."""
 
@@ -35,16 +39,16 @@ class StoppedError(Exception):
 
 
 class StopAtStepHook(tf.train.SessionRunHook):
-    """Stops a worker when its own step has reached `last_step`, or when it joins after that.
+    """Stops a worker when its own step has reached the last one, or when it joins a model that has reached its goal.
 
     `tf.train.StopAtStepHook` looks at the global step as it was before the step, so its workers take a few more. This
     one also says how many steps a lost ps has cost.
     """
 
-    def __init__(self, task: Task, scaffold: TrainingScaffold, global_step: tf.Tensor, last_step: int):
+    def __init__(self, task: Task, scaffold: TrainingScaffold, global_step: tf.Tensor, last_step: int, is_done: IsDone):
         """Stop `task` when `global_step`, int64 [], as it is after a step, has reached `last_step`."""
         self._task, self._scaffold, self._global_step, self._last_step = task, scaffold, global_step, last_step
-        self._seen_step = 0
+        self._is_done, self._seen_step = is_done, 0
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         step = session.run(tf.train.get_global_step(session.graph))
@@ -55,7 +59,7 @@ class StopAtStepHook(tf.train.SessionRunHook):
                 "%s: global step %d after %d: steps lost: %d", self._task, found_step, self._seen_step, num_lost
             )
             events.record("steps lost", num_steps=int(num_lost), global_step=int(found_step))
-        if step >= self._last_step:
+        if step >= self._last_step or self._is_done(step):
             logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._last_step)
             coord.request_stop()
 

@@ -18,14 +18,24 @@ def entries(folder, task):
 @pytest.mark.parametrize("mode", [[], ["--sync_replicas", "--local_steps=4"]], ids=["asynchronous", "synchronous"])
 def test_an_evaluation_that_is_good_enough_ends_training(tmp_path, black_and_white_dir, mode):
     flags = [*mode, "--train_steps=100000000", "--eval_every_secs=0.5", "--stop_at_accuracy=0.99"]
-    with Cluster(tmp_path, 1, 2, *flags, f"--train_dir={tmp_path}", f"--data_dir={black_and_white_dir}") as cluster:
+    flags += [f"--train_dir={tmp_path}", f"--data_dir={black_and_white_dir}"]
+    with Cluster(tmp_path, 1, 2, *flags) as cluster:
         cluster.start()
         assert cluster.wait() == dict.fromkeys(cluster.names, 0)
         reached = re.findall(EVALUATION, cluster["worker 0"].output())[-1]
         assert float(reached[0]) >= 0.99
         assert [entry["global_step"] for entry in entries(tmp_path, "worker 0")][-1] == int(reached[1])
-        assert json.loads((tmp_path / "result.json").read_text())["test_accuracy"] >= 0.99
+        result = (tmp_path / "result.json").read_text()
+        assert json.loads(result)["test_accuracy"] >= 0.99
         assert "worker 1: the chief says that the model is good enough" in cluster["worker 1"].output()
+
+    # Whoever runs it again, to export the model, gets the model that was tested.
+    with Cluster(tmp_path, 1, 2, *flags, f"--export_dir={tmp_path}/export") as cluster:
+        cluster.start()
+        assert cluster.wait() == dict.fromkeys(cluster.names, 0)
+        assert f"after {json.loads(result)['global_step']} global steps in 0.0 s" in cluster["worker 0"].output()
+        assert (tmp_path / "result.json").read_text() == result
+        assert (tmp_path / "export" / "1").is_dir()
 
 
 @pytest.mark.long
