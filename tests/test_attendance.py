@@ -117,7 +117,12 @@ def test_workers_that_have_trained_and_left_are_not_waited_for_when_the_first_ch
         assert "training goes on" not in caplog.text
         monkeypatch.setattr(probes.Line, "ask", lambda _: "connection refused")
         hook.after_create_session(session, tf.train.Coordinator())
-    assert f"worker 1 at {servers.worker_hosts[1]}: training goes on" in caplog.text
+        assert f"worker 1 at {servers.worker_hosts[1]}: training goes on" in caplog.text
+        caplog.clear()
+        coord = tf.train.Coordinator()
+        coord.request_stop()  # as of a model that has reached its goal
+        hook.after_create_session(session, coord)
+        assert not caplog.text
 
 
 def test_the_word_of_an_earlier_life_does_not_count(local_servers, caplog):

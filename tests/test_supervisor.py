@@ -201,6 +201,14 @@ def test_a_run_that_cannot_go_on_says_how_to_go_on_from_its_checkpoint(launch):
     )
 
 
+def test_a_train_dir_that_is_removed_is_said_to_be_gone_once(launch):
+    run = launch("rm -r train; while ! [ -e go-on ]; do sleep 0.05; done")
+    run.wait_for_output("train is gone, with the logs: make it again, or nothing of this run can be saved")
+    (launch.folder / "go-on").touch()
+    assert run.wait(DEADLINE_SECS) == 0
+    assert run.output().count("is gone") == 1
+
+
 def test_a_second_ctrl_c_says_what_ends_the_run_at_once(launch):
     run = launch(
         "trap 'touch told; while ! [ -e go-on ]; do sleep 0.05; done; exit 143' TERM; echo begins; sleep 99 & wait"

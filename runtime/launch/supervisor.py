@@ -39,6 +39,7 @@ class Supervisor:
         self._tasks = {name: Task(name, options.folder.log_of(name)) for name in names}
         self._chief = self._tasks["worker-0"]
         self._console = Console(options.folder, names)
+        self._is_folder_there = True
         self._leave_by: float | None = None  # once the chief has ended
         self._received: signal.Signals | None = None
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -106,6 +107,10 @@ class Supervisor:
         for name, task in self._tasks.items():
             if task.has_just_ended():
                 self._console.note(name, "ended", status=task.status)
+        if self._is_folder_there and not os.path.exists(self._options.folder.logs):
+            self._is_folder_there = False
+            folder = self._options.folder.path
+            self._console.say(f"{folder} is gone, with the logs: make it again, or nothing of this run can be saved")
         self._console.refresh()
 
     def _supervise(self) -> None:
