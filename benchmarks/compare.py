@@ -131,7 +131,7 @@ def make_sections(results: Results) -> dict[tuple[pathlib.Path, str], str]:
     command = f"```sh\n{LAUNCHER} {' '.join(recommended_flags())}\n```"
     sections = {(document, "command"): command for document in (*READMES, report.BENCHMARKS)}
     secs = {name: statistics.median(of_one.secs()) for name, of_one in results.contenders.items()}
-    quoted = (OWN_COMMAND, TORCH, TORCHRUN) if results.commands else ()
+    quoted = (OWN_COMMAND, XLA, TORCH, TORCHRUN) if results.commands else ()
     command_secs = [statistics.median(secs for secs, _ in results.commands[name]) for name in quoted]
     for document, language in READMES.items():
         sections[document, "times"] = readme.describe(secs, command_secs, language)

@@ -221,7 +221,7 @@ EXERCISED = {
     "pkill -STOP worker-1; sleep 5; pkill -CONT worker-1": RunBy("def kill(launcher, name):"),
     **{f"./run_local_cluster.sh {flags}": ParsedFlags() for flags in LAB},
     "./run_local_cluster.sh --hidden_units=128 --train_steps=1000": ParsedFlags(),
-    "./run_local_cluster.sh --hidden_units=128 --train_steps=1000 --issync": RunBy("def test_a_ported_script_trains_"),
+    "./run_local_cluster.sh --hidden_units=128 --train_steps=500 --issync": RunBy("def test_a_ported_script_trains_"),
     "sudo apt-get install dataset-fashion-mnist": RunBy("packages+=(dataset-fashion-mnist)"),
     "cp examples/fashion_mnist/*.py .": RunBy("def test_two_files_of_a_user_train_"),
     "./run_local_cluster.sh --data_dir=/usr/share/datasets/fashion-mnist": ParsedFlags(),
