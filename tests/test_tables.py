@@ -29,6 +29,12 @@ FIRST_ROWS = FIRST_ROWS_OF["table"]
 USED_ROWS = np.array([0, 1, 2, 3, 8, 9, 10])
 
 
+@pytest.fixture(autouse=True)
+def exchanges_per_run(monkeypatch):
+    """A run of two exchanges: a graph of eight takes four times as long to make, and shows nothing more."""
+    monkeypatch.setattr("runtime.updates.mode.EXCHANGES_PER_RUN", 2)
+
+
 @pytest.fixture(scope="module")
 def servers_of(local_servers):
     """Servers of so many ps tasks and workers, which several tests use: they cannot be stopped, and take memory."""
