@@ -13,7 +13,6 @@ from runtime.cluster import host_lists, signals
 from runtime.data.download import DownloadError
 from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, describe_users_mistake, reason
 from runtime.process import allow_many_files, end_process
-from runtime.session.stopping import StoppedError
 from runtime.tables import MISTAKE
 
 
@@ -58,8 +57,6 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
         host_lists.tell_others(message)
     except FinishedError as error:
         logging.info("%s", error)
-    except StoppedError as error:
-        status, message = 128 + error.number, str(error)
     except TimeoutError as error:
         status, message = 1, str(error)
     except tf.errors.OpError as error:
