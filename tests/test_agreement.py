@@ -3,7 +3,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.agreement import Agreement
+from runtime.cluster.notes import Agreement
 from runtime.errors import UnusableError
 
 SETTINGS = {"optimizer": "adam", "learning_rate": 0.001, "partition_bytes": None}
@@ -32,7 +32,8 @@ def test_who_differs_from_the_chief_names_the_flag_and_both_values(local_servers
     with pytest.raises(UnusableError) as error:
         check(servers, "worker", 1, {**SETTINGS, "optimizer": "sgd"})
     assert str(error.value) == (
-        "worker 1 has --optimizer=sgd, but the chief has --optimizer=adam: give all workers the same"
+        "worker 1 has --optimizer=sgd, but the model on the ps tasks is trained with --optimizer=adam: give all workers"
+        " the same, or end the ps tasks and start them again"
     )
 
 

@@ -19,13 +19,11 @@ SOMETHING_ELSE = "something else answers there"
 REASONS = {socket.gaierror: "name not known", ConnectionRefusedError: REFUSED, TimeoutError: NO_ANSWER}
 
 # An HTTP/2 client, and so gRPC, first sends a preface and a SETTINGS frame. The server sends a SETTINGS frame of its
-# own, and acknowledges the client's. A frame begins with the length of its payload in three bytes, its type, its flags,
-# and the number of its stream in four bytes (RFC 9113, sections 3.4, 4.1 and 6.5).
+# own, and acknowledges the client's. Whatever frame it sends, its header has zeros (RFC 9113, sections 3.4, 4.1, 6.5).
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADER_BYTES, MAX_PAYLOAD_BYTES = 9, 2**14
-SETTINGS, ACK = 4, 1
-SETTINGS_FRAME = bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
-ACK_FRAME = bytes([0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0])
+SETTINGS_FRAME = b"\0\0\0\4\0\0\0\0\0"
+ACK_FRAME = b"\0\0\0\4\1\0\0\0\0"
+MAX_BYTES = 2**14  # to receive at once
 
 
 class Line:
@@ -39,7 +37,6 @@ class Line:
         self.is_new = False  # whether it was opened since this was last set to False, and may lead to another process
         self._address = address
         self._socket: socket.socket | None = None
-        self._received = bytearray()  # and not read yet
 
     def ask(self) -> str | None:
         """Ask for a sign of life.
@@ -63,7 +60,7 @@ class Line:
         """Hang up; the next question connects again."""
         if self._socket:
             self._socket.close()
-            self._socket, self._received = None, bytearray()
+            self._socket = None
 
     def _connect(self) -> None:
         address = (host_of(self._address), port_of(self._address))
@@ -76,31 +73,20 @@ class Line:
         """Send what ends with a SETTINGS frame, and wait until the server acknowledges that.
 
         Raises:
-          OSError: it does not; a ConnectionError if it hangs up.
+          OSError: it does not; a ConnectionError if it hangs up, or is no such server.
         """
         deadline = time.monotonic() + PROBE_SECS
         connection.settimeout(PROBE_SECS)
         connection.sendall(question)
-        frame = b""
-        while frame != bytes([SETTINGS, ACK]):
-            header = self._read(connection, HEADER_BYTES, deadline)
-            num_bytes = int.from_bytes(header[:3], "big")
-            if num_bytes > MAX_PAYLOAD_BYTES:
-                raise ConnectionResetError(None, SOMETHING_ELSE)
-            self._read(connection, num_bytes, deadline)
-            frame = header[3:5]
-
-    def _read(self, connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
-        while len(self._received) < num_bytes:
+        received = b""
+        while ACK_FRAME not in received:
             if (secs_left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError
             connection.settimeout(secs_left)
-            if not (received := connection.recv(MAX_PAYLOAD_BYTES)):
+            chunk = connection.recv(MAX_BYTES)
+            if b"\0" not in chunk:  # it has hung up, or sends text
                 raise ConnectionResetError(None, SOMETHING_ELSE)
-            self._received += received
-        result = bytes(self._received[:num_bytes])
-        del self._received[:num_bytes]
-        return result
+            received = received[-len(ACK_FRAME) :] + chunk
 
 
 def probe(address: str) -> str | None:

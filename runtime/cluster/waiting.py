@@ -34,18 +34,19 @@ def wait_until_nothing_is_missing(
     timeout_secs: float = math.inf,
     remedy: str = "",
     poll_secs: float = POLL_SECS,
+    error: type[Exception] = TimeoutError,
 ) -> None:
     """Poll until `describe_missing()` returns an empty text, and log what it returns whenever that changes.
 
     Raises:
-      TimeoutError: something was still missing after `timeout_secs`; the message ends with `remedy`.
+      TimeoutError, or another `error`: something was still missing after `timeout_secs`. It ends with `remedy`.
     """
     start = time.monotonic()
     last_logged, logged_at = "", start
     while missing := describe_missing():
         now = time.monotonic()
         if now > start + timeout_secs:
-            raise TimeoutError(f"{task} waited {timeout_secs:.0f} s for {missing}: {remedy}")
+            raise error(f"{task} waited {timeout_secs:.0f} s for {missing}: {remedy}")
         if missing != last_logged or now > logged_at + REMINDER_SECS:
             logging.info("%s: waiting for %s", task, missing)
             events.record("waiting", missing=missing)
