@@ -13,7 +13,7 @@ from runtime import events
 from runtime.cluster import host_lists
 from runtime.cluster.connection import Connection
 from runtime.cluster.discovery import discover
-from runtime.cluster.leaving import Departure
+from runtime.cluster.roll_call import Departure
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data.reader import Columns
@@ -81,7 +81,7 @@ class Member:
 
     def leave_when_told(self) -> None:
         """End this process, which only serves, after the chief's last word, or when a signal says so."""
-        Departure(self.task, self.connection).start()
+        Departure(self.task, self.connection)
 
     def yield_to_starts(self) -> None:
         """Let tasks that start on this machine go first, now that this one works."""
