@@ -5,7 +5,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -21,67 +21,60 @@ from runtime.errors import UNUSABLE_STATUS
 from runtime.process import end_process
 from runtime.threads import start_guard
 
-PROTOCOL = 3  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
-UNKNOWN_PROTOCOL = 0  # that of a board which no version since protocol 2 has written
+PROTOCOL = 4  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
 TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 
 
 class HostLists(NamedTuple):
-    """The host lists that one task was given. Later versions keep these names: each can say which one the other is."""
+    """The host lists that one task was given, with what else all tasks must have alike."""
 
     task: str  # such as "worker 0"
-    ps_hosts: Sequence[str]
-    worker_hosts: Sequence[str]
-    replication: str = "between_graph"
+    given: Mapping[str, str]  # by name, such as "ps_hosts[0]"; all versions have "protocol"
     is_settled: bool = False  # whether the cluster has begun to train, as far as the task knows
-    protocol: int = PROTOCOL
 
     @classmethod
     def of(cls, task: Task) -> "HostLists":
         """Return those of this process, which is `task`."""
-        return cls(str(task), task.ps_hosts, task.worker_hosts, task.replication)
+        hosts = {f"{job}_hosts[{index}]": host for job in task.jobs for index, host in enumerate(task.jobs[job])}
+        return cls(str(task), {"protocol": str(PROTOCOL), **hosts, "replication": task.replication})
 
     @classmethod
     def parse(cls, text: bytes, task: str) -> "HostLists":
-        """Read what is on a board; what no version has written counts as lists of `task` in an unknown protocol."""
+        """Read what is on a board; what no version has written counts as that of `task`, which was given nothing."""
         try:
-            values = json.loads(text)
-            ps_hosts, worker_hosts = (tuple(map(str, values[name])) for name in ("ps_hosts", "worker_hosts"))
-            settings = values["replication"], values["is_settled"], values["protocol"]
-            return cls(values["task"], ps_hosts, worker_hosts, *settings)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return cls(task, (), (), protocol=UNKNOWN_PROTOCOL)
+            values = dict(json.loads(text))
+        except (ValueError, TypeError, RecursionError):
+            values = {}
+        owner, is_settled = values.pop("task", task), values.pop("is_settled", False)
+        return cls(str(owner), {str(name): str(value) for name, value in values.items()}, is_settled is True)
 
-    def entries(self) -> dict[str, str]:
-        """Return what all tasks must be given alike, by name."""
-        lists = {"ps_hosts": self.ps_hosts, "worker_hosts": self.worker_hosts}
-        entries = {f"{name}[{index}]": host for name, hosts in lists.items() for index, host in enumerate(hosts)}
-        return {**entries, "replication": self.replication}
+    def write(self) -> str:
+        """Return the text for a board."""
+        return json.dumps({**self.given, "task": self.task, "is_settled": self.is_settled})
+
+    def hosts(self) -> list[str]:
+        """Return the addresses of all tasks."""
+        return [host for name, host in self.given.items() if "_hosts[" in name]
 
     def is_stranger_to(self, other: "HostLists") -> bool:
         """Return whether these belong to two clusters that meet at one address: no other address is in both."""
-        mine, theirs = ({*lists.ps_hosts, *lists.worker_hosts} for lists in (self, other))
-        return len(mine & theirs) <= 1
+        return len({*self.hosts()} & {*other.hosts()}) <= 1
 
     def describe_difference(self, peer: object, other: "HostLists") -> str:
         """Return why this task cannot go on with the one that it expects `peer` to be, and what to do, or ""."""
-        if self.protocol != other.protocol:
-            theirs = f"protocol {other.protocol}" if other.protocol != UNKNOWN_PROTOCOL else "an older or unknown one"
+        names = [name for name in {**self.given, **other.given} if self.given.get(name) != other.given.get(name)]
+        if names and "protocol" not in names and self.is_stranger_to(other):
             return (
-                f"{self.task} speaks protocol {self.protocol}, but {other.task} speaks {theirs}: run the same version"
-                " of this program everywhere"
+                f"{self.task} expects {peer}, but that address is used by another cluster, that of {other.task} with"
+                f" {', '.join(other.hosts())}: give one of the two clusters another port, or all tasks of one the same"
+                " host lists"
             )
-        if self.is_stranger_to(other):
-            return (
-                f"{self.task} expects {peer}, but that address is used by another cluster, in which {other.task} was"
-                f" given --ps_hosts={','.join(other.ps_hosts)} and --worker_hosts={','.join(other.worker_hosts)}:"
-                " give one of the two clusters another port, or all tasks of one the same host lists"
+        for name in names:
+            mine, theirs = self.given.get(name, "nothing"), other.given.get(name, "nothing")
+            remedy = (
+                "run the same version of this program everywhere" if name == "protocol" else "give all tasks the same"
             )
-        given, found = self.entries(), other.entries()
-        for what in given | found:
-            if (mine := given.get(what, "nothing")) != (theirs := found.get(what, "nothing")):
-                difference = f"{self.task} was given {mine} as {what}, but {other.task} was given {theirs}"
-                return f"{difference}: give all tasks the same"
+            return f"{self.task} was given {mine} as {name}, but {other.task} was given {theirs}: {remedy}"
         return ""
 
 
@@ -112,7 +105,7 @@ class Board:
 
     def put_given(self, lists: HostLists) -> None:
         """Put up what the task of this server was given, and no verdict."""
-        self._run(self._put_given, json.dumps(lists._asdict()))
+        self._run(self._put_given, lists.write())
 
     def put_verdict(self, verdict: str) -> None:
         """Put up why the task of this server shall end."""

@@ -47,13 +47,11 @@ class RollCallHook(tf.train.SessionRunHook):
 
     def _describe_absent(self, session: tf.Session) -> str:
         words = self._roll_call.listen(session)
-        # Whether the process that said the word still answers: that of an earlier life does not count.
-        said = {worker: words[worker.index] for worker in self._task.clients if words[worker.index].text}
-        unreachable = probes.unreachable([worker for worker, word in said.items() if word not in self._present])
-        for worker in said.keys() - unreachable.keys():
-            if said[worker] not in self._present and life_of(worker) == said[worker].life:
-                self._present.add(said[worker])
-        return ", ".join(str(worker) for worker in self._task.clients if said.get(worker) not in self._present)
+        unknown = [worker for worker in self._task.clients if words[worker.index] not in self._present]
+        # The process that said the word must still answer: that of an earlier life does not count.
+        lives = probes.ask_all([worker for worker in unknown if words[worker.index].text], life_of)
+        self._present |= {words[worker.index] for worker, life in lives.items() if life == words[worker.index].life}
+        return ", ".join(str(worker) for worker in unknown if words[worker.index] not in self._present)
 
     def end(self, session: tf.Session) -> None:
         try:
