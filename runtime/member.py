@@ -22,8 +22,7 @@ from runtime.errors import UnusableError
 from runtime.evaluator import follow_checkpoints
 from runtime.folder import RunFolder
 from runtime.machine.port import check_address, wait_until_address_leads_here
-from runtime.machine.priority import lower_priority
-from runtime.machine.session_config import make_server_config, make_session_config
+from runtime.machine.session_config import lower_priority, make_server_config, make_session_config
 from runtime.monitoring.evaluation import EvaluationGraph, ModelTest
 from runtime.saving.export import check_export_dir
 from runtime.saving.result import Goal

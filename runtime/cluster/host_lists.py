@@ -63,19 +63,18 @@ class HostLists(NamedTuple):
     def describe_difference(self, peer: object, other: "HostLists") -> str:
         """Return why this task cannot go on with the one that it expects `peer` to be, and what to do, or ""."""
         names = [name for name in {**self.given, **other.given} if self.given.get(name) != other.given.get(name)]
-        if names and "protocol" not in names and self.is_stranger_to(other):
+        if not names:
+            return ""
+        if "protocol" not in names and self.is_stranger_to(other):
             return (
                 f"{self.task} expects {peer}, but that address is used by another cluster, that of {other.task} with"
                 f" {', '.join(other.hosts())}: give one of the two clusters another port, or all tasks of one the same"
                 " host lists"
             )
-        for name in names:
-            mine, theirs = self.given.get(name, "nothing"), other.given.get(name, "nothing")
-            remedy = (
-                "run the same version of this program everywhere" if name == "protocol" else "give all tasks the same"
-            )
-            return f"{self.task} was given {mine} as {name}, but {other.task} was given {theirs}: {remedy}"
-        return ""
+        name = names[0]
+        mine, theirs = self.given.get(name, "nothing"), other.given.get(name, "nothing")
+        remedy = "run the same version of this program everywhere" if name == "protocol" else "give all tasks the same"
+        return f"{self.task} was given {mine} as {name}, but {other.task} was given {theirs}: {remedy}"
 
 
 class Board:

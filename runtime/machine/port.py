@@ -68,9 +68,7 @@ def wait_until_address_leads_here(task: Task, timeout_secs: float) -> None:
         life = life_of(own)
         if life and life == (life_of(here) or life):
             return ""
-        if life:
-            return f"{own} to be this process, since another one is {task} too"
-        return f"{own} to be on this host, since it is not ({probe(task.address) or 'another task answers there'})"
+        return f"{own} to be this process ({probe(task.address) or 'another one answers there'})"
 
     remedy = "run each task once, on the host of its address, or correct --task_index or the host lists"
     wait_until_nothing_is_missing(task, describe_elsewhere, timeout_secs, remedy)

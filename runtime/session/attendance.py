@@ -59,11 +59,7 @@ class RollCallHook(tf.train.SessionRunHook):
         except tf.errors.OpError as error:
             if self._task.is_chief or self._wait_for_all:
                 raise
-            logging.warning(
-                "%s: its last word has not reached every ps (%s): the others finish the training",
-                self._task,
-                reason(error),
-            )
+            logging.warning("%s: its last word has not reached every ps (%s)", self._task, reason(error))
 
 
 class WaitForWorkersHook(tf.train.SessionRunHook):

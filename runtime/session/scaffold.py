@@ -97,17 +97,12 @@ class TrainingScaffold(tf.train.Scaffold):
         start = time.monotonic()
         wait_until_nothing_is_missing(self._task, lambda: self._describe_missing_servers(start))
         timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
+        remedy = "give all tasks the same host lists"
         wait_until_nothing_is_missing(
-            self._task,
-            lambda: host_lists.describe_unconfirmed(self._task),
-            timeout_secs,
-            "give all tasks the same host lists",
+            self._task, lambda: host_lists.describe_unconfirmed(self._task), timeout_secs, remedy
         )
         if not self._task.is_chief:
-            chief = f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
-            wait_until_nothing_is_missing(
-                self._task, lambda: "" if self._is_initialized() else chief, timeout_secs, "start the chief"
-            )
+            wait_until_nothing_is_missing(self._task, self._describe_missing_model, timeout_secs, "start the chief")
         self._was_ready = True
         return self
 
@@ -148,14 +143,14 @@ class TrainingScaffold(tf.train.Scaffold):
             )
         return probes.describe(unreachable)
 
-    def _is_initialized(self) -> bool:
+    def _describe_missing_model(self) -> str:
         """Look with a session of its own, since TensorFlow's would sleep."""
-        try:
-            with self._connection.session() as session:
-                self._job.agreement.check(session)
-                return not session.run(self._uninitialized).size
-        except tf.errors.UnavailableError:  # a ps went away since it was probed
-            return False
+        # A ps may go away after it was probed.
+        with contextlib.suppress(tf.errors.UnavailableError), self._connection.session() as session:
+            self._job.agreement.check(session)
+            if not session.run(self._uninitialized).size:
+                return ""
+        return f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
 
     def _keep_restore_or_initialize(self, session: tf.Session) -> None:
         """Find the model on the ps tasks, else in the last checkpoint; else make a new one."""
