@@ -47,12 +47,12 @@ class Agreement:
         self._task = task
         self._settings = {name: str(value) for name, value in settings.items()}
         with tf.name_scope("agreement/"):
-            notes = [Notes(ps.device, "agreement") for ps in task.others("ps")]
-            self._published = [of_ps.read([0]) for of_ps in notes]
-            self._publish = [of_ps.write(0, tf.constant(json.dumps(self._settings))) for of_ps in notes]
+            note = Notes("/job:ps/task:0", "agreement")  # a model lives only as long as every ps does
+            self._published = note.read([0])
+            self._publish = note.write(0, tf.constant(json.dumps(self._settings)))
 
     def publish(self, session: tf.Session) -> None:
-        """Publish the settings of this task, the chief, on every ps."""
+        """Publish the settings of this task, the chief."""
         session.run(self._publish)
 
     def check(self, session: tf.Session) -> None:
@@ -61,11 +61,11 @@ class Agreement:
         Raises:
           UnusableError: they differ.
         """
-        for (text,) in session.run(self._published):
-            published = json.loads(text or "{}")
-            for name, value in self._settings.items():
-                if (theirs := published.get(name, value)) != value:
-                    raise UnusableError(
-                        f"{self._task} has --{name}={value}, but the model on the ps tasks is trained with"
-                        f" --{name}={theirs}: give all workers the same, or end the ps tasks and start them again"
-                    )
+        (text,) = session.run(self._published)
+        published = json.loads(text or "{}")
+        for name, value in self._settings.items():
+            if (theirs := published.get(name, value)) != value:
+                raise UnusableError(
+                    f"{self._task} has --{name}={value}, but the model on the ps tasks is trained with"
+                    f" --{name}={theirs}: give all workers the same, or end the ps tasks and start them again"
+                )

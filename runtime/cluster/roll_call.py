@@ -143,10 +143,8 @@ class Departure:
                         logging.info("%s: worker %d: %s", self._task, worker, word.text)
                         events.record("heard", worker=worker, text=word.text)
         number = None if words[0].text == EVALUATED else self._received
-        unfinished = [f"worker {worker}" for worker, word in enumerate(words) if word.text in ("", TRAINING)]
-        without = f", without the last word of {', '.join(unfinished)}" if unfinished else ""
         reason = f"{number.name}, and nobody trains" if number else "the chief has evaluated"
-        logging.info("%s: %s: leaving%s", self._task, reason, without)
+        logging.info("%s: %s: leaving", self._task, reason)
         time.sleep(LINGER_SECS)
         end_process(128 + number if number else 0)
 

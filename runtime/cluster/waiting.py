@@ -81,7 +81,6 @@ class Watch:
         self.timeouts = timeouts
         self._task = task
         self._sightings = {peer: _Sighting(probes.Line(peer.address), time.monotonic()) for peer in task.needed}
-        self._servers = [] if task.only_serves else task.servers  # whose processes run a part of this task's graph
         self._is_over = threading.Event()
         start_guard("watch", self._watch)
 
@@ -91,7 +90,7 @@ class Watch:
 
     def ended_servers(self, since: float) -> str:
         """Return each server whose process has ended after `since`, as of the last look; what it held is gone."""
-        ends = {server: self._sightings[server].end for server in self._servers}
+        ends = {server: self._sightings[server].end for server in self._task.servers}
         return probes.describe({peer: how for peer, (at, how) in ends.items() if at > since})
 
     def _watch(self) -> None:

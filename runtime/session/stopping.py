@@ -15,7 +15,7 @@ from runtime import events
 from runtime.cluster import signals
 from runtime.cluster.roll_call import REACHED, STOPPED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
-from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch
+from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch, wait_until_nothing_is_missing
 from runtime.errors import reason
 from runtime.process import end_process
 from runtime.saving.checkpoints import CheckpointHook
@@ -170,12 +170,13 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     def _wait_for_others(self, session: tf.Session) -> None:
         """Wait a little for the other workers, which may have been told to stop too, to save their last steps."""
-        deadline = time.monotonic() + OTHERS_SECS
-        while time.monotonic() < deadline:
+
+        def describe_training() -> str:
             words = self._roll_call.listen(session)
-            if not any(word.text == TRAINING for word in words[1:]):
-                return
-            time.sleep(POLL_SECS)
+            return ", ".join(f"{peer} to stop" for peer in self._task.clients if words[peer.index].text == TRAINING)
+
+        with contextlib.suppress(TimeoutError):
+            wait_until_nothing_is_missing(self._task, describe_training, OTHERS_SECS)
 
 
 class AbandonSessionHook(tf.train.SessionRunHook):
