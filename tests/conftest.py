@@ -15,8 +15,8 @@ import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
 from benchmarks.testbed.processes import Cluster
-from runtime.cluster.connection import Connection
 from runtime.cluster.host_lists import Board, HostLists
+from runtime.cluster.probes import Connection
 from runtime.cluster.task import Task
 from runtime.data import download
 from runtime.launch.ports import choose_ports

@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from runtime.cluster import host_lists
-from runtime.cluster.connection import Connection
 from runtime.cluster.host_lists import PROTOCOL, Board, HostLists, HostListsWatch
+from runtime.cluster.probes import Connection
 from runtime.cluster.roll_call import TRAINING, RollCall
 from runtime.cluster.task import Task
 from runtime.launch.ports import choose_ports

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from runtime.cluster import roll_call
-from runtime.cluster.connection import life_of
+from runtime.cluster.probes import life_of
 from runtime.cluster.roll_call import EVALUATED, TRAINED, TRAINING, Departure, RollCall, dismiss_servers
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.launch.ports import choose_ports

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster import probes
-from runtime.cluster.connection import session_at
 from runtime.cluster.notes import Notes
+from runtime.cluster.probes import ask_all, session_at
 from runtime.cluster.roll_call import ROLL_CALL
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS
@@ -129,7 +128,7 @@ def describe_unconfirmed(task: Task) -> str:
         found = Board(server.address, server).read()
         return not found or bool(given.describe_difference(server, found[0]))
 
-    unconfirmed = [str(server) for server, is_so in probes.ask_all(task.servers, differs).items() if is_so]
+    unconfirmed = [str(server) for server, is_so in ask_all(task.servers, differs).items() if is_so]
     return f"the host lists of {', '.join(unconfirmed)} to be those of this task" if unconfirmed else ""
 
 
@@ -184,7 +183,7 @@ class HostListsWatch:
         logging.info("%s: telling the other tasks: %s", self.task, verdict)
         deadline = time.monotonic() + TELLING_SECS
         while True:
-            found = probes.ask_all(self._boards, Board.read)
+            found = ask_all(self._boards, Board.read)
             mine = {board: on for board, on in found.items() if on and not self._given.is_stranger_to(on[0])}
             if any(lists.is_settled for lists, _ in mine.values()):
                 return

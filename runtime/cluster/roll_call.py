@@ -9,7 +9,6 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster import probes, signals
-from runtime.cluster.connection import Connection, life_in, session_at
 from runtime.cluster.notes import Notes
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS, Watch, wait_until_nothing_is_missing
@@ -59,7 +58,7 @@ class RollCall:
     def say(self, session: tf.Session, text: str) -> None:
         """Tell every server what this worker is doing."""
         # Asked once, of a new session: one that is closing would not answer, and keep Python from everything else.
-        self._life = self._life or life_in(session, self._task.device)
+        self._life = self._life or probes.life_in(session, self._task.device)
         session.run(self._say, {self._word: f"{text} {self._life}"})
 
     def listen(self, session: tf.Session) -> list[Word]:
@@ -86,7 +85,7 @@ def dismiss_servers(task: Task, watch: Watch) -> None:
         with tf.Graph().as_default() as graph, tf.device(server.device):
             say = Notes(server.device, ROLL_CALL).write(0, tf.constant(EVALUATED))
         try:
-            with session_at(server.address, graph) as session:
+            with probes.session_at(server.address, graph) as session:
                 session.run(say)
                 told.add(server)
         except tf.errors.OpError:
@@ -115,7 +114,7 @@ class Departure:
     then it ends with 128 + signal. A thread does that, since `server.join()` never returns, and nothing stops a server.
     """
 
-    def __init__(self, task: Task, connection: Connection):
+    def __init__(self, task: Task, connection: probes.Connection):
         """Start to listen, to the workers of `task`, whose server `connection` leads to, and for signals."""
         self._task, self._connection = task, connection
         self._received: signal.Signals | None = None

@@ -11,7 +11,6 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster import probes
-from runtime.cluster.connection import life_of
 from runtime.cluster.task import Peer, Task
 from runtime.process import end_process
 from runtime.threads import start_guard
@@ -108,7 +107,7 @@ class Watch:
         seen = self._sightings[peer]
         if not reason and seen.line.is_new:
             # However short it was away, another process may answer now, perhaps on another host.
-            if life := life_of(peer):
+            if life := probes.life_of(peer):
                 if seen.life not in ("", life):
                     seen.end = (now, "another process answers there")
                 seen.line.is_new, seen.life = False, life

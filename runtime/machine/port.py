@@ -7,8 +7,7 @@ import socket
 import psutil
 from absl import logging
 
-from runtime.cluster.connection import life_of
-from runtime.cluster.probes import probe
+from runtime.cluster.probes import life_of, probe
 from runtime.cluster.task import Peer, Task, host_of, port_of
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import UnusableError

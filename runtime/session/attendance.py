@@ -6,7 +6,6 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster import probes
-from runtime.cluster.connection import life_of
 from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, Word
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
@@ -49,7 +48,7 @@ class RollCallHook(tf.train.SessionRunHook):
         words = self._roll_call.listen(session)
         unknown = [worker for worker in self._task.clients if words[worker.index] not in self._present]
         # The process that said the word must still answer: that of an earlier life does not count.
-        lives = probes.ask_all([worker for worker in unknown if words[worker.index].text], life_of)
+        lives = probes.ask_all([worker for worker in unknown if words[worker.index].text], probes.life_of)
         self._present |= {words[worker.index] for worker, life in lives.items() if life == words[worker.index].life}
         return ", ".join(str(worker) for worker in unknown if words[worker.index] not in self._present)
 

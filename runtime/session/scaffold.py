@@ -10,9 +10,9 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import events
-from runtime.cluster import host_lists, probes
-from runtime.cluster.connection import Connection
+from runtime.cluster import host_lists
 from runtime.cluster.notes import Agreement
+from runtime.cluster.probes import Connection, describe, unreachable
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_until_nothing_is_missing
 from runtime.data.streams import Batches
@@ -131,17 +131,17 @@ class TrainingScaffold(tf.train.Scaffold):
             time.sleep(POLL_SECS)
 
     def _describe_missing_servers(self, start: float) -> str:
-        unreachable = probes.unreachable(self._task.servers)
+        missing = unreachable(self._task.servers)
         late_secs = self._timeouts.startup_secs / 2
         if not self._task.is_chief:  # which must be surer, since a run that begins anew needs it
             late_secs = min(LATE_SECS, late_secs)
-        is_late = unreachable and time.monotonic() > start + late_secs
+        is_late = missing and time.monotonic() > start + late_secs
         if is_late and result.is_finished(self._job.folder, self._job.goal):
             raise FinishedError(
                 f"{self._task}: nothing is left to do: {self._job.folder.path} has the result of a finished run, and"
-                f" there is no {probes.describe(unreachable)}"
+                f" there is no {describe(missing)}"
             )
-        return probes.describe(unreachable)
+        return describe(missing)
 
     def _describe_missing_model(self) -> str:
         """Look with a session of its own, since TensorFlow's would sleep."""
