@@ -10,8 +10,8 @@ from absl import flags, logging
 from absl.command_name import set_kernel_process_name
 
 from runtime import events
-from runtime.cluster import host_lists
 from runtime.cluster.discovery import discover
+from runtime.cluster.host_lists import HostListsWatch
 from runtime.cluster.probes import Connection
 from runtime.cluster.roll_call import Departure
 from runtime.cluster.task import Task
@@ -76,7 +76,7 @@ class Member:
         wait_until_address_leads_here(self.task, self.timeouts.startup_secs)
         self.connection = Connection(server.target, self.session_config)
         self.watch = Watch(self.task, self.timeouts)
-        host_lists.start_watch(self.task)
+        HostListsWatch(self.task)
 
     def leave_when_told(self) -> None:
         """End this process, which only serves, after the chief's last word, or when a signal says so."""

@@ -132,6 +132,9 @@ def describe_unconfirmed(task: Task) -> str:
     return f"the host lists of {', '.join(unconfirmed)} to be those of this task" if unconfirmed else ""
 
 
+watches: list["HostListsWatch"] = []  # that of this process, once its server is up
+
+
 class HostListsWatch:
     """Ends this process with status 2 when the cluster cannot go on, with the line that says why.
 
@@ -149,6 +152,7 @@ class HostListsWatch:
         self._is_settled = False
         self._ending = threading.Lock()  # whoever takes it, this watch or the main thread, ends the process
         start_guard("host_lists", self._watch)
+        watches.append(self)
 
     def _watch(self) -> None:
         """Look at one board after the other until the cluster trains."""
@@ -197,16 +201,7 @@ class HostListsWatch:
             time.sleep(POLL_SECS)
 
 
-_watch: HostListsWatch | None = None  # of this process, once its server is up
-
-
-def start_watch(task: Task) -> None:
-    """Start the `HostListsWatch` of this process, which is `task`."""
-    global _watch
-    _watch = HostListsWatch(task)
-
-
 def tell_others(message: str) -> None:
     """Let the other tasks end too, with status 2, unless they train: this one has found its input unusable."""
-    if _watch:
-        _watch.tell(f"{_watch.task} has ended: {message}")
+    for watch in watches:
+        watch.tell(f"{watch.task} has ended: {message}")

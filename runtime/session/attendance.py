@@ -1,5 +1,6 @@
 """When the workers wait for each other: synchronous ones before the first step, the chief after the last."""
 
+import contextlib
 import time
 
 import tensorflow.compat.v1 as tf
@@ -73,23 +74,19 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
         self._roll_call, self._task, self._recovery_timeout_secs = roll_call, task, recovery_timeout_secs
 
     def end(self, session: tf.Session) -> None:
-        answered_at = {worker: time.monotonic() for worker in self._task.clients}
         lines = {worker: probes.Line(worker.address) for worker in self._task.clients}
+        answered_at = dict.fromkeys(lines, time.monotonic())
 
         def describe_training() -> str:
             words = self._roll_call.listen(session)
-            training = [worker for worker in answered_at if words[worker.index].text == TRAINING]
-            unreachable, now = probes.ask({worker: lines[worker] for worker in training}), time.monotonic()
-            answered_at.update((worker, now) for worker in training if worker not in unreachable)
+            training = {worker: line for worker, line in lines.items() if words[worker.index].text == TRAINING}
+            unreachable, now = probes.ask(training), time.monotonic()
+            answered_at.update(dict.fromkeys(training.keys() - unreachable.keys(), now))
             awaited = [worker for worker in training if now < answered_at[worker] + GRACE_SECS]
             return ", ".join(f"worker {worker.index} to take its last step" for worker in awaited)
 
-        try:
-            wait_until_nothing_is_missing(
-                self._task, describe_training, self._recovery_timeout_secs, "ending without it"
-            )
-        except TimeoutError as error:
-            logging.warning("%s", error)
+        with contextlib.suppress(TimeoutError):  # what is missing then is named below
+            wait_until_nothing_is_missing(self._task, describe_training, self._recovery_timeout_secs)
         for worker, word in zip(answered_at, self._roll_call.listen(session)[1:], strict=True):
             if word.text == TRAINING:
                 logging.warning("%s: ending without %s, which has not taken its last step", self._task, worker)

@@ -132,7 +132,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             return 0.0
         logging.info("%s: %s: stopping in order, or at once at a second signal", self._task, number.name)
         self._received = number
-        start_guard("stop", self._stop_without_step, self._session, number)
+        start_guard("stop", self._stop, self._session, number, STEP_SECS)
         return signals.STOP_SECS
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -146,12 +146,9 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         with self._stopping:
             self._has_trained = True
 
-    def _stop_without_step(self, session: tf.Session, number: signal.Signals) -> None:
-        time.sleep(STEP_SECS)
-        self._stop(session, number)
-
-    def _stop(self, session: tf.Session, number: signal.Signals) -> NoReturn:
+    def _stop(self, session: tf.Session, number: signal.Signals, after_secs: float = 0.0) -> NoReturn:
         """End this process; before that, save what others need of it, unless the end of training has done so."""
+        time.sleep(after_secs)
         with self._stopping:
             saves, failure = self._checkpoint_hook.is_needed, ""
             try:
