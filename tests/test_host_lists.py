@@ -10,10 +10,10 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from runtime.cluster import host_lists
-from runtime.cluster.host_lists import PROTOCOL, Board, HostLists, HostListsWatch
+from runtime.cluster.host_lists import PROTOCOL, HostLists, HostListsWatch, read_board
 from runtime.cluster.probes import Connection
 from runtime.cluster.roll_call import TRAINING, RollCall
-from runtime.cluster.task import Task
+from runtime.cluster.task import Peer, Task
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_server_config, make_session_config
 
@@ -106,7 +106,7 @@ def start(name, ps_hosts, worker_hosts):
 
 def on_board(address):
     """Return what is on the board of the task at an address, once it is up."""
-    return poll_for(Board(address, "task").read, f"board at {address}")
+    return poll_for(lambda: read_board(Peer("worker", 0, address)), f"board at {address}")
 
 
 def is_settled(address):

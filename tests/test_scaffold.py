@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster import probes
-from runtime.cluster.host_lists import Board, HostLists
+from runtime.cluster.host_lists import HostLists, put_given
 from runtime.cluster.notes import Agreement
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
@@ -106,7 +106,7 @@ def test_a_worker_whose_chief_never_comes_says_so(local_servers):
 
 def test_a_worker_makes_no_session_with_a_ps_that_has_other_host_lists(local_servers):
     servers = local_servers(1, 1)
-    Board(servers.ps_hosts[0], "ps 0").put_given(HostLists.of(Task("ps", 0, servers.ps_hosts, ("other:1",))))
+    put_given(servers.task("ps", 0), HostLists.of(Task("ps", 0, servers.ps_hosts, ("other:1",))))
     with pytest.raises(TimeoutError, match=r"waited 0 s for the host lists of ps 0 at .* to be those of this task"):
         Worker(servers, 0, startup_timeout_secs=0.3).session()
 

@@ -5,7 +5,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -76,44 +76,36 @@ class HostLists(NamedTuple):
         return f"{self.task} was given {mine} as {name}, but {other.task} was given {theirs}: {remedy}"
 
 
-class Board:
-    """What a server holds for others to read: the lists that its task was given, and why that task shall end."""
+# What a server holds for others to read, its board: the lists that its task was given, and why that task shall end.
 
-    def __init__(self, address: str, owner: object):
-        """Prepare to use the board of the server at `host:port`, that of `owner`."""
-        self.owner = owner
-        self._address = address
-        with tf.Graph().as_default() as self._graph:
-            self._text = tf.placeholder(tf.string, [])
-            given, verdict = (
-                tf.get_variable(f"host_lists/{name}", [], tf.string, tf.constant_initializer(""))
-                for name in ("given", "different")  # as before protocol 2, so that older tasks are told
-            )
-            self._contents = [given, verdict, Notes("", ROLL_CALL).count()]
-            self._put_given = [given.assign(self._text), verdict.initializer]
-            self._put_verdict = verdict.assign(self._text)
 
-    def read(self) -> tuple[HostLists, str] | None:
-        """Return the lists and the verdict, if any, or None if the server does not answer, or has no lists yet."""
-        if not (contents := self._run(self._contents)):
-            return None
-        given, verdict, num_words = contents
-        lists = HostLists.parse(given, str(self.owner))
-        return lists._replace(is_settled=lists.is_settled or num_words > 0), verdict.decode(errors="replace")
-
-    def put_given(self, lists: HostLists) -> None:
-        """Put up what the task of this server was given, and no verdict."""
-        self._run(self._put_given, lists.write())
-
-    def put_verdict(self, verdict: str) -> None:
-        """Put up why the task of this server shall end."""
-        self._run(self._put_verdict, verdict)
-
-    def _run(self, fetches: Any, text: str = "") -> Any:
-        """Return what the server answers, or None if it does not, since it is slow, gone, or has nothing yet."""
-        with contextlib.suppress(tf.errors.OpError), session_at(self._address, self._graph) as session:
-            return session.run(fetches, {self._text: text})
+def read_board(owner: Peer | Task) -> tuple[HostLists, str] | None:
+    """Return the lists and the verdict, if any, or None if the server does not answer, or has no lists yet."""
+    if not (contents := _run(owner, lambda given, verdict: [given, verdict, Notes("", ROLL_CALL).count()])):
         return None
+    lists, verdict = HostLists.parse(contents[0], str(owner)), contents[1].decode(errors="replace")
+    return lists._replace(is_settled=lists.is_settled or contents[2] > 0), verdict
+
+
+def put_given(owner: Peer | Task, lists: HostLists) -> None:
+    """Put up what the task of this server was given, and no verdict."""
+    _run(owner, lambda given, verdict: [given.assign(lists.write()), verdict.initializer])
+
+
+def put_verdict(owner: Peer | Task, why: str) -> None:
+    """Put up why the task of this server shall end."""
+    _run(owner, lambda _, verdict: verdict.assign(why))
+
+
+def _run(owner: Peer | Task, build: Callable[[tf.Variable, tf.Variable], Any]) -> Any:
+    """Run what `build` makes of a board, or return None if the server is slow or gone, or has nothing there yet."""
+    with tf.Graph().as_default() as graph:
+        # These have their names since before protocol 2, so that older tasks are told.
+        names = ("host_lists/given", "host_lists/different")
+        fetches = build(*(tf.get_variable(name, [], tf.string, tf.constant_initializer("")) for name in names))
+    with contextlib.suppress(tf.errors.OpError), session_at(owner.address, graph) as session:
+        return session.run(fetches)
+    return None
 
 
 def describe_unconfirmed(task: Task) -> str:
@@ -125,7 +117,7 @@ def describe_unconfirmed(task: Task) -> str:
     given = HostLists.of(task)
 
     def differs(server: Peer) -> bool:
-        found = Board(server.address, server).read()
+        found = read_board(server)
         return not found or bool(given.describe_difference(server, found[0]))
 
     unconfirmed = [str(server) for server, is_so in ask_all(task.servers, differs).items() if is_so]
@@ -147,8 +139,7 @@ class HostListsWatch:
     def __init__(self, task: Task):
         """Start to compare the lists of `task`, in a thread."""
         self.task, self._given = task, HostLists.of(task)
-        self._own = Board(task.address, task)
-        self._boards = [self._own, *(Board(peer.address, peer) for peer in task.needed)]
+        self._boards: list[Peer | Task] = [task, *task.needed]  # by whose they are
         self._is_settled = False
         self._ending = threading.Lock()  # whoever takes it, this watch or the main thread, ends the process
         start_guard("host_lists", self._watch)
@@ -158,22 +149,22 @@ class HostListsWatch:
         """Look at one board after the other until the cluster trains."""
         unseen = set(self._boards)
         for board in itertools.cycle(self._boards):
-            if found := board.read():
+            if found := read_board(board):
                 unseen.discard(board)
                 self._heed(board, *found)
-            elif board is self._own:
-                self._own.put_given(self._given)
+            elif board is self.task:
+                put_given(self.task, self._given)
             if self._is_settled:
-                return self._own.put_given(self._given._replace(is_settled=True))
+                return put_given(self.task, self._given._replace(is_settled=True))
             time.sleep(POLL_SECS if unseen else LOOK_SECS)
 
-    def _heed(self, board: Board, theirs: HostLists, verdict: str) -> None:
-        if difference := self._given.describe_difference(board.owner, theirs):
+    def _heed(self, board: Peer | Task, theirs: HostLists, verdict: str) -> None:
+        if difference := self._given.describe_difference(board, theirs):
             self.tell(difference)
             end_process(UNUSABLE_STATUS, difference)
         self._is_settled = theirs.is_settled
         if verdict and not theirs.is_settled:
-            if board is self._own:  # who put it there may have reached no other board
+            if board is self.task:  # who put it there may have reached no other board
                 self.tell(verdict)
             else:
                 self._ending.acquire()
@@ -187,13 +178,13 @@ class HostListsWatch:
         logging.info("%s: telling the other tasks: %s", self.task, verdict)
         deadline = time.monotonic() + TELLING_SECS
         while True:
-            found = ask_all(self._boards, Board.read)
+            found = ask_all(self._boards, read_board)
             mine = {board: on for board, on in found.items() if on and not self._given.is_stranger_to(on[0])}
             if any(lists.is_settled for lists, _ in mine.values()):
                 return
             for board, (_, earlier_verdict) in mine.items():
                 if not earlier_verdict:
-                    board.put_verdict(verdict)
+                    put_verdict(board, verdict)
             are_all_told = len(mine) == len(self._boards)
             # Those that serve stay for the others, which look there.
             if time.monotonic() > deadline or (are_all_told and not self.task.only_serves):
