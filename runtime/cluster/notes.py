@@ -51,12 +51,8 @@ class Agreement:
             self._published = note.read([0])
             self._publish = note.write(0, tf.constant(json.dumps(self._settings)))
 
-    def publish(self, session: tf.Session) -> None:
-        """Publish the settings of this task, the chief."""
-        session.run(self._publish)
-
     def check(self, session: tf.Session) -> None:
-        """Compare the settings of this task with the published ones, if there are any yet.
+        """Compare the settings of this task with those published, if there are any; the chief then publishes its own.
 
         Raises:
           UnusableError: they differ.
@@ -69,3 +65,5 @@ class Agreement:
                     f"{self._task} has --{name}={value}, but the model on the ps tasks is trained with"
                     f" --{name}={theirs}: give all workers the same, or end the ps tasks and start them again"
                 )
+        if self._task.is_chief:
+            session.run(self._publish)

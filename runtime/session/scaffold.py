@@ -155,7 +155,6 @@ class TrainingScaffold(tf.train.Scaffold):
     def _keep_restore_or_initialize(self, session: tf.Session) -> None:
         """Find the model on the ps tasks, else in the last checkpoint; else make a new one."""
         self._job.agreement.check(session)
-        self._job.agreement.publish(session)
         if self._shared_folder:
             self._shared_folder.check(session, min(SHARING_SECS, self._timeouts.startup_secs))
         checkpoint = checkpoints.recover(self.saver, self._job.folder)
