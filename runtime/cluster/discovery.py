@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 
-JOBS = {"chief": "chief", "evaluator": "evaluator", "master": "chief", "ps": "ps", "worker": "worker"}  # as here
+# What each job is here.
+JOBS = {"chief": "chief", "evaluator": "evaluator", "master": "chief", "ps": "ps", "worker": "worker"}
 JOBS |= {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
 
 
@@ -68,6 +69,8 @@ def _parse(name: str, config: Mapping[str, Any]) -> Discovery | None:
     # The only task of its job needs no index; others have a number, or text.
     index = int(str(task.get("index", 0) if len(hosts.get(job, [])) == 1 else task["index"]))
     check(index >= 0, f"the index {index}, expected 0 or more")
-    job_name, first = ("worker", 0) if chiefs and job == "chief" else (job, len(chiefs) if job == "worker" else 0)
-    workers = (*chiefs, *hosts.get("worker", []))
-    return Discovery(Task(job_name, first + index, tuple(hosts["ps"]), workers), str(config.get("model_dir") or ""))
+    if job == "worker":
+        index += len(chiefs)
+    job_name = "worker" if job == "chief" and chiefs else job
+    task_here = Task(job_name, index, tuple(hosts["ps"]), (*chiefs, *hosts.get("worker", [])))
+    return Discovery(task_here, str(config.get("model_dir") or ""))
