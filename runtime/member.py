@@ -10,10 +10,10 @@ from absl import flags, logging
 from absl.command_name import set_kernel_process_name
 
 from runtime import events
-from runtime.cluster import host_lists
-from runtime.cluster.connection import Connection
 from runtime.cluster.discovery import discover
-from runtime.cluster.leaving import Departure
+from runtime.cluster.host_lists import HostListsWatch
+from runtime.cluster.probes import Connection
+from runtime.cluster.roll_call import Departure
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data.reader import Columns
@@ -22,8 +22,7 @@ from runtime.errors import UnusableError
 from runtime.evaluator import follow_checkpoints
 from runtime.folder import RunFolder
 from runtime.machine.port import check_address, wait_until_address_leads_here
-from runtime.machine.priority import lower_priority
-from runtime.machine.session_config import make_server_config, make_session_config
+from runtime.machine.session_config import lower_priority, make_server_config, make_session_config
 from runtime.monitoring.evaluation import EvaluationGraph, ModelTest
 from runtime.saving.export import check_export_dir
 from runtime.saving.result import Goal
@@ -77,11 +76,11 @@ class Member:
         wait_until_address_leads_here(self.task, self.timeouts.startup_secs)
         self.connection = Connection(server.target, self.session_config)
         self.watch = Watch(self.task, self.timeouts)
-        host_lists.start_watch(self.task)
+        HostListsWatch(self.task)
 
     def leave_when_told(self) -> None:
         """End this process, which only serves, after the chief's last word, or when a signal says so."""
-        Departure(self.task, self.connection).start()
+        Departure(self.task, self.connection)
 
     def yield_to_starts(self) -> None:
         """Let tasks that start on this machine go first, now that this one works."""

@@ -13,7 +13,6 @@ from runtime.cluster import host_lists, signals
 from runtime.data.download import DownloadError
 from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
 from runtime.process import allow_many_files, end_process
-from runtime.session.stopping import StoppedError
 from runtime.users_files import describe_mistake
 
 
@@ -65,8 +64,6 @@ def describe_end(error: Exception, unusable: tuple[type[Exception], ...] = ()) -
     if isinstance(error, FinishedError):
         logging.info("%s", error)
         return 0, ""
-    if isinstance(error, StoppedError):
-        return 128 + error.number, str(error)
     if isinstance(error, TimeoutError):
         return 1, str(error)
     logging.debug("unexpected error", exc_info=error)  # at --verbosity=1

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime import report
-from runtime.cluster.agreement import Agreement
+from runtime.cluster.notes import Agreement
 from runtime.cluster.roll_call import RollCall, dismiss_servers
 from runtime.data.reader import Columns
 from runtime.data.streams import Batches
@@ -22,8 +22,7 @@ from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.export import Serving, export
 from runtime.saving.result import evaluate_and_save, is_of_finished_run, keep_trying, make_result
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
-from runtime.session.input import InputHook
-from runtime.session.scaffold import Job, TrainingScaffold
+from runtime.session.scaffold import InputHook, Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
 from runtime.tables import Parameters
 from runtime.updates import placement

@@ -15,8 +15,8 @@ import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
 from benchmarks.testbed.processes import Cluster
-from runtime.cluster.connection import Connection
-from runtime.cluster.host_lists import Board, HostLists
+from runtime.cluster.host_lists import HostLists, put_given
+from runtime.cluster.probes import Connection
 from runtime.cluster.task import Task
 from runtime.data import download
 from runtime.launch.ports import choose_ports
@@ -93,7 +93,7 @@ def local_servers():
                     patch.setenv("TF_GRPC_WORKER_CACHE_QUEUES", "4")
                     started.append(tf.train.Server(spec, job_name, index, config=config))
                 if job_name == "ps":
-                    Board(task.address, task).put_given(HostLists.of(task))
+                    put_given(task, HostLists.of(task))
         return servers
 
     return start

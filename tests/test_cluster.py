@@ -173,7 +173,7 @@ def test_a_watch_tells_a_process_that_has_ended_from_a_link_that_is_cut(monkeypa
     lives = {"another": "2", "silent": ""}  # a silent server answers the probe, but says nothing of itself
     for second, found in enumerate(looks):
         life = lives.get(found, "1")
-        monkeypatch.setattr(waiting, "life_of", lambda _, life=life: life)
+        monkeypatch.setattr(probes, "life_of", lambda _, life=life: life)
         watch._sightings[ps].line.is_new = True
         watch._update(ps, found if found and found not in lives else "", float(second))
     assert watch.ended_servers(since=0.5) == (ended and f"ps 0 at a:1 ({ended})")
@@ -185,7 +185,7 @@ def test_a_process_that_was_seen_to_end_ends_no_session_with_the_one_that_follow
     watch = Watch(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
     (ps,) = watch._sightings
     for second, (reason, life) in enumerate([("", "1"), ("connection refused", ""), ("", "2"), ("", "2")]):
-        monkeypatch.setattr(waiting, "life_of", lambda _, life=life: life)
+        monkeypatch.setattr(probes, "life_of", lambda _, life=life: life)
         watch._sightings[ps].line.is_new = True
         watch._update(ps, reason, float(second))
     assert watch.ended_servers(since=0.5) == "ps 0 at a:1 (connection refused)"

@@ -59,12 +59,10 @@ def test_without_a_cluster_nothing_is_given(environment):
     assert discover(environment) is None
 
 
-def test_the_model_dir_is_told_and_unknown_keys_are_named(caplog):
+def test_the_model_dir_is_told_and_unknown_keys_are_ignored():
     config = {"cluster": {"ps": PS, "worker": WORKERS}, "task": {"type": "ps", "index": 0}}
     config |= {"model_dir": "/m", "environment": "cloud", "job": {}, "rpc_layer": "grpc", "service": 1, "z": 2}
-    with caplog.at_level("INFO"):
-        assert discover({"TF_CONFIG": json.dumps(config)}).model_dir == "/m"
-    assert [record.getMessage() for record in caplog.records] == ["TF_CONFIG: ignoring service, z"]
+    assert discover({"TF_CONFIG": json.dumps(config)}).model_dir == "/m"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +95,7 @@ def test_what_cannot_work_is_refused_and_quoted(cluster, others, message):
         ),
         (
             '{"cluster": {"ps": ["a:1"], "chief": ["b:2"], "worker": ["c:3"]}, "task": {"type": "worker", "index":-1}}',
-            "the index is -1",
+            "the index -1, expected 0 or more",
         ),
         (
             '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "chief", "index": 0}}',

@@ -10,15 +10,15 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from runtime.cluster import host_lists
-from runtime.cluster.connection import Connection
-from runtime.cluster.host_lists import PROTOCOL, Board, HostLists, HostListsWatch
+from runtime.cluster.host_lists import PROTOCOL, HostLists, HostListsWatch, read_board
+from runtime.cluster.probes import Connection
 from runtime.cluster.roll_call import TRAINING, RollCall
-from runtime.cluster.task import Task
+from runtime.cluster.task import Peer, Task
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_server_config, make_session_config
 
 PS, WORKERS = ("a:1", "b:2"), ("c:3", "d:4")
-OF_PS = HostLists("ps 0", PS, WORKERS)
+MINE = HostLists.of(Task("worker", 1, PS, WORKERS))
 
 
 @pytest.mark.parametrize(
@@ -33,40 +33,52 @@ OF_PS = HostLists("ps 0", PS, WORKERS)
     ],
 )
 def test_the_first_entry_that_differs_is_named_with_both_values(ps_hosts, worker_hosts, difference):
-    mine, theirs = HostLists("worker 1", PS, WORKERS), HostLists("ps 0", ps_hosts, worker_hosts)
+    theirs = HostLists.of(Task("ps", 0, ps_hosts, worker_hosts))
     remedy = ": give all tasks the same"
-    assert mine.describe_difference("ps 0 at a:1", theirs) == (
+    assert MINE.describe_difference("ps 0 at a:1", theirs) == (
         difference and f"worker 1 was given {difference}{remedy}"
     )
-    in_graph = mine._replace(task="worker 0", replication="in_graph")
+    in_graph = HostLists.of(Task("worker", 0, PS, WORKERS, "in_graph"))
     difference = "worker 1 was given between_graph as replication, but worker 0 was given in_graph"
-    assert mine.describe_difference("worker 0 at c:3", in_graph) == f"{difference}{remedy}"
+    assert MINE.describe_difference("worker 0 at c:3", in_graph) == f"{difference}{remedy}"
+
+
+OF_PROTOCOL_3 = {"task": "ps 0", "ps_hosts": PS, "worker_hosts": WORKERS, "is_settled": False, "protocol": 3}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "found"),
     [
-        ('["ps 0", ["a:1", "b:2"], ["c:3", "d:4"], "between_graph", false]', "an older or unknown one"),  # protocol 1
-        (json.dumps(OF_PS._replace(protocol=PROTOCOL + 1)._asdict()), f"protocol {PROTOCOL + 1}"),
-        ("no JSON", "an older or unknown one"),
-        ('{"protocol": Infinity}', "an older or unknown one"),
-        (json.dumps({**OF_PS._asdict(), "ps_hosts": 5}), "an older or unknown one"),
-        (b"\xff", "an older or unknown one"),
-        (json.dumps(OF_PS._asdict()).replace('["a:1"', '5, ["a:1"'), "an older or unknown one"),
+        ('["ps 0", ["a:1", "b:2"], ["c:3", "d:4"], "between_graph", false]', "nothing"),  # protocol 1
+        (json.dumps(OF_PROTOCOL_3), "3"),
+        (json.dumps({**MINE.given, "protocol": PROTOCOL + 1}), PROTOCOL + 1),
+        ("no JSON", "nothing"),
+        ('{"protocol": Infinity}', "inf"),
+        ("[[[1], 2]]", "nothing"),
+        (b"\xff", "nothing"),
+        ("[" * 100_000, "nothing"),
     ],
 )
-def test_a_board_that_another_version_has_written_is_said_to_be_one(text, said):
-    theirs = HostLists.parse(text, "ps 0")
-    line = f"worker 1 speaks protocol {PROTOCOL}, but ps 0 speaks {said}: run the same version of this program"
-    assert HostLists("worker 1", PS, WORKERS).describe_difference("ps 0 at a:1", theirs) == f"{line} everywhere"
+def test_a_board_that_another_version_has_written_is_said_to_be_one(text, found):
+    line = (
+        f"worker 1 was given {PROTOCOL} as protocol, but ps 0 was given {found}: run the same version of this program"
+    )
+    assert MINE.describe_difference("ps 0 at a:1", HostLists.parse(text, "ps 0")) == f"{line} everywhere"
+
+
+def test_what_a_task_writes_on_its_board_is_read_as_it_was():
+    for lists in (MINE, MINE._replace(is_settled=True)):
+        assert HostLists.parse(lists.write().encode(), "ps 0") == lists
 
 
 def test_lists_that_share_one_address_are_those_of_two_clusters():
-    mine = HostLists("worker 1", PS, WORKERS)
-    assert mine.is_stranger_to(HostLists("worker 0", ("e:1",), ("a:1", "f:3")))
-    assert not mine.is_stranger_to(HostLists("ps 0", ("a:1", "b:22"), WORKERS)), "a typing error"
-    assert not mine.is_stranger_to(HostLists("ps 0", ("b:2", "a:1"), ("e:3", "f:4"))), "another order"
-    assert not mine.is_stranger_to(mine)
+    def is_stranger(ps_hosts, worker_hosts):
+        return MINE.is_stranger_to(HostLists.of(Task("ps", 0, ps_hosts, worker_hosts)))
+
+    assert is_stranger(("e:1",), ("a:1", "f:3"))
+    assert not is_stranger(("a:1", "b:22"), WORKERS), "a typing error"
+    assert not is_stranger(("b:2", "a:1"), ("e:3", "f:4")), "another order"
+    assert not MINE.is_stranger_to(MINE)
 
 
 @pytest.fixture
@@ -94,7 +106,7 @@ def start(name, ps_hosts, worker_hosts):
 
 def on_board(address):
     """Return what is on the board of the task at an address, once it is up."""
-    return poll_for(Board(address, "task").read, f"board at {address}")
+    return poll_for(lambda: read_board(Peer("worker", 0, address)), f"board at {address}")
 
 
 def is_settled(address):
@@ -159,9 +171,8 @@ def test_a_task_that_meets_another_cluster_ends_its_own_and_leaves_the_other_alo
     start("ps 0", [ps, shared], workers)
     for _ in range(2):
         status, line = ends.get(timeout=DEADLINE_SECS)
-        lists = f"--ps_hosts=localhost:1 and --worker_hosts={shared},localhost:2"
-        used = rf"\w+ \d expects ps 1 at {shared}, but that address is used by another cluster, in which worker 0 was"
-        assert re.match(f"{used} given {lists}: ", line), line
+        used = rf"\w+ \d expects ps 1 at {shared}, but that address is used by another cluster, that of worker 0 with"
+        assert re.match(f"{used} localhost:1, {shared}, localhost:2: ", line), line
         assert status == 2
     assert on_board(shared)[1] == ""
     assert ends.empty()

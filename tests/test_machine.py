@@ -11,10 +11,9 @@ from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 from runtime.launch.ports import choose_ports
 from runtime.machine import session_config
-from runtime.machine.heap import release_free_memory
 from runtime.machine.port import check_address
-from runtime.machine.priority import lower_priority
-from runtime.machine.session_config import choose_gpus, make_session_config
+from runtime.machine.session_config import choose_gpus, lower_priority, make_session_config
+from runtime.session.stopping import release_free_memory
 
 PS = ("a:1", "b:2")
 WORKERS = ("c:3", "d:4", "e:5")

@@ -15,10 +15,8 @@ from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
 CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
 RUN = """
-import signal
 from runtime import environment, program
 from runtime.errors import FinishedError, UnsavedError, UnusableError
-from runtime.session.stopping import StoppedError
 
 def main():
     {statement}
@@ -36,8 +34,6 @@ program.start(main, KeyError)
         ("raise KeyError('a bad file')", 2, "error: 'a bad file'\n"),
         ("raise TimeoutError('waited')", 1, "error: waited\n"),
         ("raise UnsavedError('a full disk')", 2, "error: a full disk\n"),
-        ("raise StoppedError('stopped', signal.SIGTERM)", 143, "error: stopped\n"),
-        ("raise StoppedError('stopped', signal.SIGINT)", 130, "error: stopped\n"),
         ("1 / 0", 1, "error: ZeroDivisionError: division by zero; start this task again\n"),
         ("raise UnusableError('two\\nlines')", 2, "error: two lines\n"),
         (

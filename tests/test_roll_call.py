@@ -6,9 +6,9 @@ import threading
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
-from runtime.cluster import leaving
-from runtime.cluster.connection import life_of
-from runtime.cluster.roll_call import EVALUATED, TRAINED, TRAINING, RollCall, dismiss_servers
+from runtime.cluster import roll_call
+from runtime.cluster.probes import life_of
+from runtime.cluster.roll_call import EVALUATED, TRAINED, TRAINING, Departure, RollCall, dismiss_servers
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.launch.ports import choose_ports
 
@@ -18,8 +18,8 @@ def build(servers, job_name, index):
         return RollCall(servers.task(job_name, index)), graph
 
 
-def texts(roll_call, session):
-    return [word.text for word in roll_call.listen(session)]
+def texts(roll, session):
+    return [word.text for word in roll.listen(session)]
 
 
 def test_what_a_worker_says_is_heard_by_every_ps_and_worker_and_stays(local_servers):
@@ -96,13 +96,12 @@ def test_a_worker_says_its_last_word_in_a_session_that_it_does_not_ask_for_its_l
 def test_a_ps_that_is_told_to_stop_and_then_hears_the_last_word_has_done_its_part(local_servers, monkeypatch, caplog):
     caplog.set_level("INFO")
     ends = queue.SimpleQueue()
-    monkeypatch.setattr(leaving, "end_process", ends.put)
+    monkeypatch.setattr(roll_call, "end_process", ends.put)
     servers = local_servers(1, 1)
     chief, graph = build(servers, "worker", 0)
     with servers.worker_session(0, graph) as session:
         chief.say(session, TRAINED)
-        departure = leaving.Departure(servers.task("ps", 0), servers.connection("ps", 0))
-        departure.start()
+        departure = Departure(servers.task("ps", 0), servers.connection("ps", 0))
         poll_for(lambda: "ps 0: worker 0: trained" in caplog.text, "word of the chief")
         departure._note_signal(signal.SIGTERM)
         chief.say(session, EVALUATED)

@@ -7,13 +7,14 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster import probes
-from runtime.cluster.agreement import Agreement
-from runtime.cluster.host_lists import Board, HostLists
+from runtime.cluster.host_lists import HostLists, put_given
+from runtime.cluster.notes import Agreement
+from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import FinishedError
 from runtime.folder import RunFolder
 from runtime.saving.result import Goal
-from runtime.session import scaffold, sharing, stopping
+from runtime.session import scaffold, stopping
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook
 
@@ -105,7 +106,7 @@ def test_a_worker_whose_chief_never_comes_says_so(local_servers):
 
 def test_a_worker_makes_no_session_with_a_ps_that_has_other_host_lists(local_servers):
     servers = local_servers(1, 1)
-    Board(servers.ps_hosts[0], "ps 0").put_given(HostLists("ps 0", servers.ps_hosts, ("other:1",)))
+    put_given(servers.task("ps", 0), HostLists.of(Task("ps", 0, servers.ps_hosts, ("other:1",))))
     with pytest.raises(TimeoutError, match=r"waited 0 s for the host lists of ps 0 at .* to be those of this task"):
         Worker(servers, 0, startup_timeout_secs=0.3).session()
 
@@ -159,15 +160,6 @@ def test_a_worker_that_comes_after_the_end_finds_out(local_servers, tmp_path, le
         FinishedError, match=rf"worker {index}: nothing is left to do: .* has the result of a finished run"
     ):
         worker.session()
-
-
-def test_a_train_dir_that_each_ps_sees_at_the_last_look_is_shared(local_servers, tmp_path, monkeypatch):
-    def see_nothing(*_):
-        raise TimeoutError
-
-    monkeypatch.setattr(sharing, "wait_until_nothing_is_missing", see_nothing)
-    with Worker(local_servers(2, 1), 0, tmp_path).session() as session:
-        assert not session.should_stop()
 
 
 def test_old_checkpoints_are_counted_over_restarts(local_servers, tmp_path):

@@ -27,7 +27,7 @@ def main():
     step = tf.constant(0)
     with tf.train.SingularMonitoredSession([StopOnSignalHook(task, roll_call, checkpoint_hook)]) as session:
         session.run(step)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.{number})
     time.sleep(60)
 
 program.start(main, KeyError)
@@ -35,14 +35,21 @@ program.start(main, KeyError)
 
 
 @pytest.mark.parametrize(
-    ("train_dir", "failure", "saved"),
+    ("train_dir", "failure", "number", "how", "lost"),
     [
-        ("a", "", "; the last checkpoint is saved: start all tasks again to test the model and export it"),
-        ("a", "no space", "; the last checkpoint could not be written (no space): the last steps are lost"),
-        ("", "", ""),
+        ("a", "", signal.SIGTERM, "stopped and saved", ""),
+        (
+            "a",
+            "no space",
+            signal.SIGTERM,
+            "stopped",
+            ", and could not save the last steps (no space): make that possible",
+        ),
+        ("", "", signal.SIGINT, "stopped", ""),
     ],
 )
-def test_a_signal_after_training_says_whether_the_last_checkpoint_is_saved(train_dir, failure, saved):
-    process = forked.run("-c", RUN.format(train_dir=train_dir, failure=failure))
-    assert process.returncode == 128 + signal.SIGTERM
-    assert process.stderr.splitlines()[-1] == f"error: worker 0 stopped because of SIGTERM after training{saved}"
+def test_a_signal_after_training_says_whether_the_last_checkpoint_is_saved(train_dir, failure, number, how, lost):
+    process = forked.run("-c", RUN.format(train_dir=train_dir, failure=failure, number=number.name))
+    assert process.returncode == 128 + number
+    line = f"error: worker 0 {how} because of {number.name}{lost}; start it again to go on"
+    assert process.stderr.splitlines()[-1] == line

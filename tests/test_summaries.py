@@ -21,7 +21,7 @@ from runtime.monitoring import event_files, summaries
 from runtime.monitoring.evaluation import EvaluationLog, Measures, record_test
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
-from runtime.session.input import InputHook
+from runtime.session.scaffold import InputHook
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN as N
 from tests.test_updates import Worker
 

@@ -10,15 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from absl import logging
-
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 
 # What each job is here.
-JOBS = {job: job for job in ("chief", "worker", "ps", "evaluator")} | {"master": "chief"}
-WORKER_POOLS = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
-KNOWN_KEYS = {"cluster", "task", "model_dir", "session_master", "rpc_layer", "environment", "job"}
+JOBS = {"chief": "chief", "evaluator": "evaluator", "master": "chief", "ps": "ps", "worker": "worker"}
+JOBS |= {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
 
 
 class Discovery(NamedTuple):
@@ -55,37 +52,25 @@ def _parse(name: str, config: Mapping[str, Any]) -> Discovery | None:
 
     if not config.get("cluster"):
         return None
-    master, rpc_layer = config.get("session_master"), config.get("rpc_layer") or "grpc"
-    check(not master, f'"session_master": {master!r}: sessions connect to their own servers')
-    check(rpc_layer == "grpc", f'"rpc_layer": {rpc_layer!r}, expected "grpc"')
-    if unknown := sorted(set(config) - KNOWN_KEYS):
-        logging.info("%s: ignoring %s", name, ", ".join(unknown))
-
-    known, hosts = JOBS | WORKER_POOLS, dict[str, list[str]]()
+    for key, usable in (("session_master", ""), ("rpc_layer", "grpc")):
+        check((config.get(key) or usable) == usable, f'"{key}": {config.get(key)!r}, expected {usable!r}')
+    hosts = dict[str, list[str]]()
     for job, addresses in config["cluster"].items():
         quoted = f'"{job}": {json.dumps(addresses)}, expected'
-        check(job in known, f"the job {job!r}, expected some of {', '.join(sorted(JOBS))}")
+        check(job in JOBS, f"the job {job!r}, expected some of {', '.join(JOBS)}")
         check(isinstance(addresses, list), f"{quoted} a list of all its addresses")
-        check(known[job] not in hosts, "both a chief and a master, expected one of them")
-        check(known[job] != "chief" or len(addresses) <= 1, f"{quoted} one address")
-        hosts[known[job]] = addresses
+        check(JOBS[job] not in hosts, "both a chief and a master, expected one of them")
+        check(JOBS[job] != "chief" or len(addresses) <= 1, f"{quoted} one address")
+        hosts[JOBS[job]] = addresses
     check(bool(hosts.get("ps")), f"the jobs {', '.join(hosts)}, and no ps: this script needs one")
 
-    chiefs = hosts.get("chief", [])
-    job = known.get(config["task"]["type"], config["task"]["type"])
-    index = _read_index(config["task"], hosts.get(job, []))
+    chiefs, task = hosts.get("chief", []), config["task"]
+    job = JOBS.get(task["type"], task["type"])
+    # The only task of its job needs no index; others have a number, or text.
+    index = int(str(task.get("index", 0) if len(hosts.get(job, [])) == 1 else task["index"]))
+    check(index >= 0, f"the index {index}, expected 0 or more")
     if job == "worker":
         index += len(chiefs)
-    job_name = "worker" if job == "chief" and "chief" in hosts else job
-    task = Task(job_name, index, tuple(hosts["ps"]), (*chiefs, *hosts.get("worker", [])))
-    return Discovery(task, str(config.get("model_dir") or ""))
-
-
-def _read_index(task: Mapping[str, Any], hosts: list[str]) -> int:
-    """Return the index of a task: a number, as text too, or none where its job has one task alone."""
-    index = task["index"] if len(hosts) != 1 else task.get("index", 0)
-    if isinstance(index, str):
-        index = int(index)
-    if type(index) is not int or index < 0:
-        raise TypeError(f"the index is {index!r}")
-    return index
+    job_name = "worker" if job == "chief" and chiefs else job
+    task_here = Task(job_name, index, tuple(hosts["ps"]), (*chiefs, *hosts.get("worker", [])))
+    return Discovery(task_here, str(config.get("model_dir") or ""))

@@ -5,15 +5,14 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster import probes
-from runtime.cluster.connection import session_at
 from runtime.cluster.notes import Notes
+from runtime.cluster.probes import ask_all, session_at
 from runtime.cluster.roll_call import ROLL_CALL
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS
@@ -21,108 +20,92 @@ from runtime.errors import UNUSABLE_STATUS
 from runtime.process import end_process
 from runtime.threads import start_guard
 
-PROTOCOL = 3  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
-UNKNOWN_PROTOCOL = 0  # that of a board which no version since protocol 2 has written
+PROTOCOL = 4  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
 TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 
 
 class HostLists(NamedTuple):
-    """The host lists that one task was given. Later versions keep these names: each can say which one the other is."""
+    """The host lists that one task was given, with what else all tasks must have alike."""
 
     task: str  # such as "worker 0"
-    ps_hosts: Sequence[str]
-    worker_hosts: Sequence[str]
-    replication: str = "between_graph"
+    given: Mapping[str, str]  # by name, such as "ps_hosts[0]"; all versions have "protocol"
     is_settled: bool = False  # whether the cluster has begun to train, as far as the task knows
-    protocol: int = PROTOCOL
 
     @classmethod
     def of(cls, task: Task) -> "HostLists":
         """Return those of this process, which is `task`."""
-        return cls(str(task), task.ps_hosts, task.worker_hosts, task.replication)
+        hosts = {f"{job}_hosts[{index}]": host for job in task.jobs for index, host in enumerate(task.jobs[job])}
+        return cls(str(task), {"protocol": str(PROTOCOL), **hosts, "replication": task.replication})
 
     @classmethod
     def parse(cls, text: bytes, task: str) -> "HostLists":
-        """Read what is on a board; what no version has written counts as lists of `task` in an unknown protocol."""
+        """Read what is on a board; what no version has written counts as that of `task`, which was given nothing."""
         try:
-            values = json.loads(text)
-            ps_hosts, worker_hosts = (tuple(map(str, values[name])) for name in ("ps_hosts", "worker_hosts"))
-            settings = values["replication"], values["is_settled"], values["protocol"]
-            return cls(values["task"], ps_hosts, worker_hosts, *settings)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return cls(task, (), (), protocol=UNKNOWN_PROTOCOL)
+            values = dict(json.loads(text))
+        except (ValueError, TypeError, RecursionError):
+            values = {}
+        owner, is_settled = values.pop("task", task), values.pop("is_settled", False)
+        return cls(str(owner), {str(name): str(value) for name, value in values.items()}, is_settled is True)
 
-    def entries(self) -> dict[str, str]:
-        """Return what all tasks must be given alike, by name."""
-        lists = {"ps_hosts": self.ps_hosts, "worker_hosts": self.worker_hosts}
-        entries = {f"{name}[{index}]": host for name, hosts in lists.items() for index, host in enumerate(hosts)}
-        return {**entries, "replication": self.replication}
+    def write(self) -> str:
+        """Return the text for a board."""
+        return json.dumps({**self.given, "task": self.task, "is_settled": self.is_settled})
+
+    def hosts(self) -> list[str]:
+        """Return the addresses of all tasks."""
+        return [host for name, host in self.given.items() if "_hosts[" in name]
 
     def is_stranger_to(self, other: "HostLists") -> bool:
         """Return whether these belong to two clusters that meet at one address: no other address is in both."""
-        mine, theirs = ({*lists.ps_hosts, *lists.worker_hosts} for lists in (self, other))
-        return len(mine & theirs) <= 1
+        return len({*self.hosts()} & {*other.hosts()}) <= 1
 
     def describe_difference(self, peer: object, other: "HostLists") -> str:
         """Return why this task cannot go on with the one that it expects `peer` to be, and what to do, or ""."""
-        if self.protocol != other.protocol:
-            theirs = f"protocol {other.protocol}" if other.protocol != UNKNOWN_PROTOCOL else "an older or unknown one"
+        names = [name for name in {**self.given, **other.given} if self.given.get(name) != other.given.get(name)]
+        if not names:
+            return ""
+        if "protocol" not in names and self.is_stranger_to(other):
             return (
-                f"{self.task} speaks protocol {self.protocol}, but {other.task} speaks {theirs}: run the same version"
-                " of this program everywhere"
+                f"{self.task} expects {peer}, but that address is used by another cluster, that of {other.task} with"
+                f" {', '.join(other.hosts())}: give one of the two clusters another port, or all tasks of one the same"
+                " host lists"
             )
-        if self.is_stranger_to(other):
-            return (
-                f"{self.task} expects {peer}, but that address is used by another cluster, in which {other.task} was"
-                f" given --ps_hosts={','.join(other.ps_hosts)} and --worker_hosts={','.join(other.worker_hosts)}:"
-                " give one of the two clusters another port, or all tasks of one the same host lists"
-            )
-        given, found = self.entries(), other.entries()
-        for what in given | found:
-            if (mine := given.get(what, "nothing")) != (theirs := found.get(what, "nothing")):
-                difference = f"{self.task} was given {mine} as {what}, but {other.task} was given {theirs}"
-                return f"{difference}: give all tasks the same"
-        return ""
+        name = names[0]
+        mine, theirs = self.given.get(name, "nothing"), other.given.get(name, "nothing")
+        remedy = "run the same version of this program everywhere" if name == "protocol" else "give all tasks the same"
+        return f"{self.task} was given {mine} as {name}, but {other.task} was given {theirs}: {remedy}"
 
 
-class Board:
-    """What a server holds for others to read: the lists that its task was given, and why that task shall end."""
+# What a server holds for others to read, its board: the lists that its task was given, and why that task shall end.
 
-    def __init__(self, address: str, owner: object):
-        """Prepare to use the board of the server at `host:port`, that of `owner`."""
-        self.owner = owner
-        self._address = address
-        with tf.Graph().as_default() as self._graph:
-            self._text = tf.placeholder(tf.string, [])
-            given, verdict = (
-                tf.get_variable(f"host_lists/{name}", [], tf.string, tf.constant_initializer(""))
-                for name in ("given", "different")  # as before protocol 2, so that older tasks are told
-            )
-            self._contents = [given, verdict, Notes("", ROLL_CALL).count()]
-            self._put_given = [given.assign(self._text), verdict.initializer]
-            self._put_verdict = verdict.assign(self._text)
 
-    def read(self) -> tuple[HostLists, str] | None:
-        """Return the lists and the verdict, if any, or None if the server does not answer, or has no lists yet."""
-        if not (contents := self._run(self._contents)):
-            return None
-        given, verdict, num_words = contents
-        lists = HostLists.parse(given, str(self.owner))
-        return lists._replace(is_settled=lists.is_settled or num_words > 0), verdict.decode(errors="replace")
-
-    def put_given(self, lists: HostLists) -> None:
-        """Put up what the task of this server was given, and no verdict."""
-        self._run(self._put_given, json.dumps(lists._asdict()))
-
-    def put_verdict(self, verdict: str) -> None:
-        """Put up why the task of this server shall end."""
-        self._run(self._put_verdict, verdict)
-
-    def _run(self, fetches: Any, text: str = "") -> Any:
-        """Return what the server answers, or None if it does not, since it is slow, gone, or has nothing yet."""
-        with contextlib.suppress(tf.errors.OpError), session_at(self._address, self._graph) as session:
-            return session.run(fetches, {self._text: text})
+def read_board(owner: Peer | Task) -> tuple[HostLists, str] | None:
+    """Return the lists and the verdict, if any, or None if the server does not answer, or has no lists yet."""
+    if not (contents := _run(owner, lambda given, verdict: [given, verdict, Notes("", ROLL_CALL).count()])):
         return None
+    lists, verdict = HostLists.parse(contents[0], str(owner)), contents[1].decode(errors="replace")
+    return lists._replace(is_settled=lists.is_settled or contents[2] > 0), verdict
+
+
+def put_given(owner: Peer | Task, lists: HostLists) -> None:
+    """Put up what the task of this server was given, and no verdict."""
+    _run(owner, lambda given, verdict: [given.assign(lists.write()), verdict.initializer])
+
+
+def put_verdict(owner: Peer | Task, why: str) -> None:
+    """Put up why the task of this server shall end."""
+    _run(owner, lambda _, verdict: verdict.assign(why))
+
+
+def _run(owner: Peer | Task, build: Callable[[tf.Variable, tf.Variable], Any]) -> Any:
+    """Run what `build` makes of a board, or return None if the server is slow or gone, or has nothing there yet."""
+    with tf.Graph().as_default() as graph:
+        # These have their names since before protocol 2, so that older tasks are told.
+        names = ("host_lists/given", "host_lists/different")
+        fetches = build(*(tf.get_variable(name, [], tf.string, tf.constant_initializer("")) for name in names))
+    with contextlib.suppress(tf.errors.OpError), session_at(owner.address, graph) as session:
+        return session.run(fetches)
+    return None
 
 
 def describe_unconfirmed(task: Task) -> str:
@@ -134,11 +117,14 @@ def describe_unconfirmed(task: Task) -> str:
     given = HostLists.of(task)
 
     def differs(server: Peer) -> bool:
-        found = Board(server.address, server).read()
+        found = read_board(server)
         return not found or bool(given.describe_difference(server, found[0]))
 
-    unconfirmed = [str(server) for server, is_so in probes.ask_all(task.servers, differs).items() if is_so]
+    unconfirmed = [str(server) for server, is_so in ask_all(task.servers, differs).items() if is_so]
     return f"the host lists of {', '.join(unconfirmed)} to be those of this task" if unconfirmed else ""
+
+
+watches: list["HostListsWatch"] = []  # that of this process, once its server is up
 
 
 class HostListsWatch:
@@ -153,32 +139,32 @@ class HostListsWatch:
     def __init__(self, task: Task):
         """Start to compare the lists of `task`, in a thread."""
         self.task, self._given = task, HostLists.of(task)
-        self._own = Board(task.address, task)
-        self._boards = [self._own, *(Board(peer.address, peer) for peer in task.needed)]
+        self._boards: list[Peer | Task] = [task, *task.needed]  # by whose they are
         self._is_settled = False
         self._ending = threading.Lock()  # whoever takes it, this watch or the main thread, ends the process
         start_guard("host_lists", self._watch)
+        watches.append(self)
 
     def _watch(self) -> None:
         """Look at one board after the other until the cluster trains."""
         unseen = set(self._boards)
         for board in itertools.cycle(self._boards):
-            if found := board.read():
+            if found := read_board(board):
                 unseen.discard(board)
                 self._heed(board, *found)
-            elif board is self._own:
-                self._own.put_given(self._given)
+            elif board is self.task:
+                put_given(self.task, self._given)
             if self._is_settled:
-                return self._own.put_given(self._given._replace(is_settled=True))
+                return put_given(self.task, self._given._replace(is_settled=True))
             time.sleep(POLL_SECS if unseen else LOOK_SECS)
 
-    def _heed(self, board: Board, theirs: HostLists, verdict: str) -> None:
-        if difference := self._given.describe_difference(board.owner, theirs):
+    def _heed(self, board: Peer | Task, theirs: HostLists, verdict: str) -> None:
+        if difference := self._given.describe_difference(board, theirs):
             self.tell(difference)
             end_process(UNUSABLE_STATUS, difference)
         self._is_settled = theirs.is_settled
         if verdict and not theirs.is_settled:
-            if board is self._own:  # who put it there may have reached no other board
+            if board is self.task:  # who put it there may have reached no other board
                 self.tell(verdict)
             else:
                 self._ending.acquire()
@@ -192,13 +178,13 @@ class HostListsWatch:
         logging.info("%s: telling the other tasks: %s", self.task, verdict)
         deadline = time.monotonic() + TELLING_SECS
         while True:
-            found = probes.ask_all(self._boards, Board.read)
+            found = ask_all(self._boards, read_board)
             mine = {board: on for board, on in found.items() if on and not self._given.is_stranger_to(on[0])}
             if any(lists.is_settled for lists, _ in mine.values()):
                 return
             for board, (_, earlier_verdict) in mine.items():
                 if not earlier_verdict:
-                    board.put_verdict(verdict)
+                    put_verdict(board, verdict)
             are_all_told = len(mine) == len(self._boards)
             # Those that serve stay for the others, which look there.
             if time.monotonic() > deadline or (are_all_told and not self.task.only_serves):
@@ -206,16 +192,7 @@ class HostListsWatch:
             time.sleep(POLL_SECS)
 
 
-_watch: HostListsWatch | None = None  # of this process, once its server is up
-
-
-def start_watch(task: Task) -> None:
-    """Start the `HostListsWatch` of this process, which is `task`."""
-    global _watch
-    _watch = HostListsWatch(task)
-
-
 def tell_others(message: str) -> None:
     """Let the other tasks end too, with status 2, unless they train: this one has found its input unusable."""
-    if _watch:
-        _watch.tell(f"{_watch.task} has ended: {message}")
+    for watch in watches:
+        watch.tell(f"{watch.task} has ended: {message}")

@@ -1,8 +1,12 @@
-"""Texts that the tasks leave on one of them for each other."""
+"""Texts that the tasks leave on one of them for each other, such as what all workers must agree on."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
+
+from runtime.cluster.task import Task
+from runtime.errors import UnusableError
 
 
 class Notes:
@@ -33,3 +37,33 @@ class Notes:
         with tf.device(self._device):
             keys = tf.constant([number], tf.int64)
             return tf.raw_ops.LookupTableInsertV2(table_handle=self._table, keys=keys, values=[text])
+
+
+class Agreement:
+    """Settings by name, most of them flags, which every worker compares with those that the chief has published."""
+
+    def __init__(self, task: Task, settings: Mapping[str, object]):
+        """Build the ops for `task`, a worker, in the default graph."""
+        self._task = task
+        self._settings = {name: str(value) for name, value in settings.items()}
+        with tf.name_scope("agreement/"):
+            note = Notes("/job:ps/task:0", "agreement")  # a model lives only as long as every ps does
+            self._published = note.read([0])
+            self._publish = note.write(0, tf.constant(json.dumps(self._settings)))
+
+    def check(self, session: tf.Session) -> None:
+        """Compare the settings of this task with those published, if there are any; the chief then publishes its own.
+
+        Raises:
+          UnusableError: they differ.
+        """
+        (text,) = session.run(self._published)
+        published = json.loads(text or "{}")
+        for name, value in self._settings.items():
+            if (theirs := published.get(name, value)) != value:
+                raise UnusableError(
+                    f"{self._task} has --{name}={value}, but the model on the ps tasks is trained with"
+                    f" --{name}={theirs}: give all workers the same, or end the ps tasks and start them again"
+                )
+        if self._task.is_chief:
+            session.run(self._publish)

@@ -1,11 +1,13 @@
-"""Whether a task answers, asked with a plain socket: TensorFlow itself would wait without saying why."""
+"""Whether a task answers, asked with a plain socket, and which process it is, asked in a session with it alone."""
 
 import concurrent.futures
 import contextlib
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Peer, host_of, port_of
 
@@ -19,13 +21,13 @@ SOMETHING_ELSE = "something else answers there"
 REASONS = {socket.gaierror: "name not known", ConnectionRefusedError: REFUSED, TimeoutError: NO_ANSWER}
 
 # An HTTP/2 client, and so gRPC, first sends a preface and a SETTINGS frame. The server sends a SETTINGS frame of its
-# own, and acknowledges the client's. A frame begins with the length of its payload in three bytes, its type, its flags,
-# and the number of its stream in four bytes (RFC 9113, sections 3.4, 4.1 and 6.5).
+# own, and acknowledges the client's. Whatever frame it sends, its header has zeros (RFC 9113, sections 3.4, 4.1, 6.5).
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADER_BYTES, MAX_PAYLOAD_BYTES = 9, 2**14
-SETTINGS, ACK = 4, 1
-SETTINGS_FRAME = bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
-ACK_FRAME = bytes([0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0])
+SETTINGS_FRAME = b"\0\0\0\4\0\0\0\0\0"
+ACK_FRAME = b"\0\0\0\4\1\0\0\0\0"
+MAX_BYTES = 2**14  # to receive at once
+
+ANSWER_MS = 5000  # how long a session waits for the answer of a server
 
 
 class Line:
@@ -39,7 +41,6 @@ class Line:
         self.is_new = False  # whether it was opened since this was last set to False, and may lead to another process
         self._address = address
         self._socket: socket.socket | None = None
-        self._received = bytearray()  # and not read yet
 
     def ask(self) -> str | None:
         """Ask for a sign of life.
@@ -63,7 +64,7 @@ class Line:
         """Hang up; the next question connects again."""
         if self._socket:
             self._socket.close()
-            self._socket, self._received = None, bytearray()
+            self._socket = None
 
     def _connect(self) -> None:
         address = (host_of(self._address), port_of(self._address))
@@ -76,31 +77,20 @@ class Line:
         """Send what ends with a SETTINGS frame, and wait until the server acknowledges that.
 
         Raises:
-          OSError: it does not; a ConnectionError if it hangs up.
+          OSError: it does not; a ConnectionError if it hangs up, or is no such server.
         """
         deadline = time.monotonic() + PROBE_SECS
         connection.settimeout(PROBE_SECS)
         connection.sendall(question)
-        frame = b""
-        while frame != bytes([SETTINGS, ACK]):
-            header = self._read(connection, HEADER_BYTES, deadline)
-            num_bytes = int.from_bytes(header[:3], "big")
-            if num_bytes > MAX_PAYLOAD_BYTES:
-                raise ConnectionResetError(None, SOMETHING_ELSE)
-            self._read(connection, num_bytes, deadline)
-            frame = header[3:5]
-
-    def _read(self, connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
-        while len(self._received) < num_bytes:
+        received = b""
+        while ACK_FRAME not in received:
             if (secs_left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError
             connection.settimeout(secs_left)
-            if not (received := connection.recv(MAX_PAYLOAD_BYTES)):
+            chunk = connection.recv(MAX_BYTES)
+            if b"\0" not in chunk:  # it has hung up, or sends text
                 raise ConnectionResetError(None, SOMETHING_ELSE)
-            self._received += received
-        result = bytes(self._received[:num_bytes])
-        del self._received[:num_bytes]
-        return result
+            received = received[-len(ACK_FRAME) :] + chunk
 
 
 def probe(address: str) -> str | None:
@@ -130,3 +120,43 @@ def unreachable(peers: Collection[Peer]) -> dict[Peer, str]:
 def describe(reasons: Mapping[Peer, str]) -> str:
     """Return what `unreachable()` returned as text: "" if everybody answers."""
     return ", ".join(f"{peer} ({reason})" for peer, reason in reasons.items())
+
+
+class Connection(NamedTuple):
+    """The server of this process, as `tf.Session` takes it."""
+
+    target: str
+    config: tf.ConfigProto
+
+    def session(self, graph: tf.Graph | None = None) -> tf.Session:
+        """Return a new session for `graph`, or for the default graph."""
+        return tf.Session(self.target, graph=graph, config=self.config)
+
+
+def session_at(address: str, graph: tf.Graph | None = None) -> tf.Session:
+    """Return a session with the server at `host:port` alone; one with the cluster would wait for all of its tasks.
+
+    Raises:
+      OpError: the server does not answer in time; runs of the session may raise that too.
+    """
+    if reason := probe(address):
+        raise tf.errors.UnavailableError(None, None, reason)
+    config = tf.ConfigProto(device_filters=["/job:nobody"], operation_timeout_in_ms=ANSWER_MS)
+    config.rpc_options.use_rpc_for_inprocess_master = True  # or its own address always leads a process to itself
+    config.rpc_options.disable_session_connection_sharing = True  # or this waits behind what training sends
+    return tf.Session(f"grpc://{address}", graph=graph, config=config)
+
+
+def life_of(peer: Peer) -> str:
+    """Return the life of the server at the address of `peer`, a number of its process, or "" if it does not answer."""
+    try:
+        with session_at(peer.address) as session:
+            return life_in(session, peer.device)
+    except tf.errors.OpError:
+        return ""
+
+
+def life_in(session: tf.Session, device: str) -> str:
+    """Return the life of the server of a task such as "/job:ps/task:0" to which a session is connected."""
+    name = f"{device.replace('/task', '/replica:0/task')}/device:CPU:0"
+    return next((str(found.incarnation) for found in session.list_devices() if found.name == name), "")

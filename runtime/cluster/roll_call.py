@@ -1,14 +1,19 @@
-"""The roll call: what each worker that trains last said of itself, kept on every task that serves it."""
+"""The roll call: what each worker that trains last said of itself. A task that only serves ends as these say."""
 
+import signal
+import time
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
-from runtime.cluster.connection import life_in, session_at
+from runtime import events
+from runtime.cluster import probes, signals
 from runtime.cluster.notes import Notes
-from runtime.cluster.probes import REFUSED, ask_all, probe
 from runtime.cluster.task import Peer, Task
-from runtime.cluster.waiting import Watch, wait_until_nothing_is_missing
+from runtime.cluster.waiting import POLL_SECS, Watch, wait_until_nothing_is_missing
+from runtime.process import end_process
+from runtime.threads import start_guard
 
 ROLL_CALL = "roll_call"  # the name of its notes
 
@@ -18,6 +23,8 @@ REACHED = "reached"  # the chief: the model is good enough, so that all shall st
 TRAINED = "trained"
 STOPPED = "stopped"  # by a signal, before the end
 EVALUATED = "evaluated"  # the chief's last word: nobody needs its servers any more
+
+LINGER_SECS = 0.5  # how long a task stays after the chief's last word, so that the chief gets the answer of each
 
 
 class Word(NamedTuple):
@@ -51,7 +58,7 @@ class RollCall:
     def say(self, session: tf.Session, text: str) -> None:
         """Tell every server what this worker is doing."""
         # Asked once, of a new session: one that is closing would not answer, and keep Python from everything else.
-        self._life = self._life or life_in(session, self._task.device)
+        self._life = self._life or probes.life_in(session, self._task.device)
         session.run(self._say, {self._word: f"{text} {self._life}"})
 
     def listen(self, session: tf.Session) -> list[Word]:
@@ -78,11 +85,11 @@ def dismiss_servers(task: Task, watch: Watch) -> None:
         with tf.Graph().as_default() as graph, tf.device(server.device):
             say = Notes(server.device, ROLL_CALL).write(0, tf.constant(EVALUATED))
         try:
-            with session_at(server.address, graph) as session:
+            with probes.session_at(server.address, graph) as session:
                 session.run(say)
                 told.add(server)
         except tf.errors.OpError:
-            is_gone = probe(server.address) == REFUSED
+            is_gone = probes.probe(server.address) == probes.REFUSED
             if is_gone and server not in told:
                 raise
             told.add(server)
@@ -93,8 +100,56 @@ def dismiss_servers(task: Task, watch: Watch) -> None:
 
     def describe_deaf() -> str:
         nonlocal deaf
-        deaf = [server for server, has_heard in ask_all(deaf, dismiss).items() if not has_heard]
+        deaf = [server for server, has_heard in probes.ask_all(deaf, dismiss).items() if not has_heard]
         return f"{', '.join(map(str, deaf))} to hear that the run has ended" if deaf else ""
 
     remedy = "the result is saved; let go on or end what does not answer, and start this task again"
     wait_until_nothing_is_missing(task, describe_deaf, watch.timeouts.recovery_secs, remedy)
+
+
+class Departure:
+    """Ends the process of a ps, or of a worker that only serves: after the chief's last word with 0.
+
+    Told to stop, it stays until no client trains any more, so that each can finish its step, and the chief can save;
+    then it ends with 128 + signal. A thread does that, since `server.join()` never returns, and nothing stops a server.
+    """
+
+    def __init__(self, task: Task, connection: probes.Connection):
+        """Start to listen, to the workers of `task`, whose server `connection` leads to, and for signals."""
+        self._task, self._connection = task, connection
+        self._received: signal.Signals | None = None
+        signals.listen(self._note_signal)
+        logging.info("%s: serving at %s", task, task.address)
+        events.record("serving")
+        start_guard("watch_and_leave", self._watch_and_leave)
+
+    def _note_signal(self, number: signal.Signals) -> float:
+        logging.info("%s: %s: leaving when the workers have, or at once at a second signal", self._task, number.name)
+        self._received = number
+        return signals.STOP_SECS + 2  # the workers need theirs
+
+    def _watch_and_leave(self) -> None:
+        """Log what each client says whenever that changes, until none needs this task any more; then leave."""
+        with tf.Graph().as_default() as graph:
+            roll_call = RollCall(self._task)
+        words = [Word("", "")] * self._task.num_clients
+        with self._connection.session(graph) as session:
+            while words[0].text != EVALUATED and not (self._received and self._is_free(words)):
+                time.sleep(POLL_SECS)
+                last_words, words = words, roll_call.listen(session)
+                for worker, word in enumerate(words):
+                    if word != last_words[worker]:
+                        logging.info("%s: worker %d: %s", self._task, worker, word.text)
+                        events.record("heard", worker=worker, text=word.text)
+        number = None if words[0].text == EVALUATED else self._received
+        reason = f"{number.name}, and nobody trains" if number else "the chief has evaluated"
+        logging.info("%s: %s: leaving", self._task, reason)
+        time.sleep(LINGER_SECS)
+        end_process(128 + number if number else 0)
+
+    def _is_free(self, words: list[Word]) -> bool:
+        """Return whether every client has trained, and the chief has evaluated, but for those that do not answer."""
+        awaited = [worker for worker in self._task.clients if words[worker.index].text in (TRAINING, REACHED)]
+        if words[0].text == TRAINED:
+            awaited.append(self._task.clients[0])
+        return len(probes.unreachable(awaited)) == len(awaited)

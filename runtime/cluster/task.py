@@ -1,5 +1,6 @@
 """The tasks of a cluster: which one this process is, and the addresses of the others."""
 
+import collections
 import dataclasses
 
 from runtime.errors import UnusableError
@@ -45,21 +46,14 @@ class Task:
                 raise UnusableError(f"no {job_name} address is given: a cluster needs at least one")
             for address in hosts:
                 _check_address(job_name, address)
-        addresses = self.ps_hosts + self.worker_hosts
-        for address in addresses:
-            if addresses.count(address) > 1:
-                raise UnusableError(f"{address} is listed more than once: each task needs an address of its own")
-        if self.job_name not in (*self.jobs, "evaluator"):
+        address, count = collections.Counter(self.ps_hosts + self.worker_hosts).most_common(1)[0]
+        if count > 1:
+            raise UnusableError(f"{address} is listed more than once: each task needs an address of its own")
+        num_tasks = {"ps": len(self.ps_hosts), "worker": len(self.worker_hosts), "evaluator": 1}.get(self.job_name)
+        if num_tasks is None:
             raise UnusableError(f"the job is {self.job_name!r}, expected ps, worker or evaluator")
-        if self.job_name == "evaluator":
-            if self.index != 0:
-                raise UnusableError(f"there is one evaluator, of index 0, and no evaluator {self.index}")
-            return
-        if not 0 <= self.index < len(self.jobs[self.job_name]):
-            raise UnusableError(
-                f"{self.job_name} has no task {self.index}: {len(self.jobs[self.job_name])} addresses are listed, so"
-                f" the index must be below that"
-            )
+        if not 0 <= self.index < num_tasks:
+            raise UnusableError(f"{self.job_name} has no task {self.index}: the index must be below {num_tasks}")
 
     @property
     def jobs(self) -> dict[str, tuple[str, ...]]:

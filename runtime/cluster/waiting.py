@@ -11,7 +11,6 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster import probes
-from runtime.cluster.connection import life_of
 from runtime.cluster.task import Peer, Task
 from runtime.process import end_process
 from runtime.threads import start_guard
@@ -34,18 +33,19 @@ def wait_until_nothing_is_missing(
     timeout_secs: float = math.inf,
     remedy: str = "",
     poll_secs: float = POLL_SECS,
+    error: type[Exception] = TimeoutError,
 ) -> None:
     """Poll until `describe_missing()` returns an empty text, and log what it returns whenever that changes.
 
     Raises:
-      TimeoutError: something was still missing after `timeout_secs`; the message ends with `remedy`.
+      TimeoutError, or another `error`: something was still missing after `timeout_secs`. It ends with `remedy`.
     """
     start = time.monotonic()
     last_logged, logged_at = "", start
     while missing := describe_missing():
         now = time.monotonic()
         if now > start + timeout_secs:
-            raise TimeoutError(f"{task} waited {timeout_secs:.0f} s for {missing}: {remedy}")
+            raise error(f"{task} waited {timeout_secs:.0f} s for {missing}: {remedy}")
         if missing != last_logged or now > logged_at + REMINDER_SECS:
             logging.info("%s: waiting for %s", task, missing)
             events.record("waiting", missing=missing)
@@ -80,7 +80,6 @@ class Watch:
         self.timeouts = timeouts
         self._task = task
         self._sightings = {peer: _Sighting(probes.Line(peer.address), time.monotonic()) for peer in task.needed}
-        self._servers = [] if task.only_serves else task.servers  # whose processes run a part of this task's graph
         self._is_over = threading.Event()
         start_guard("watch", self._watch)
 
@@ -90,7 +89,7 @@ class Watch:
 
     def ended_servers(self, since: float) -> str:
         """Return each server whose process has ended after `since`, as of the last look; what it held is gone."""
-        ends = {server: self._sightings[server].end for server in self._servers}
+        ends = {server: self._sightings[server].end for server in self._task.servers}
         return probes.describe({peer: how for peer, (at, how) in ends.items() if at > since})
 
     def _watch(self) -> None:
@@ -108,7 +107,7 @@ class Watch:
         seen = self._sightings[peer]
         if not reason and seen.line.is_new:
             # However short it was away, another process may answer now, perhaps on another host.
-            if life := life_of(peer):
+            if life := probes.life_of(peer):
                 if seen.life not in ("", life):
                     seen.end = (now, "another process answers there")
                 seen.line.is_new, seen.life = False, life

@@ -7,8 +7,7 @@ import socket
 import psutil
 from absl import logging
 
-from runtime.cluster.connection import life_of
-from runtime.cluster.probes import probe
+from runtime.cluster.probes import life_of, probe
 from runtime.cluster.task import Peer, Task, host_of, port_of
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import UnusableError
@@ -68,9 +67,7 @@ def wait_until_address_leads_here(task: Task, timeout_secs: float) -> None:
         life = life_of(own)
         if life and life == (life_of(here) or life):
             return ""
-        if life:
-            return f"{own} to be this process, since another one is {task} too"
-        return f"{own} to be on this host, since it is not ({probe(task.address) or 'another task answers there'})"
+        return f"{own} to be this process ({probe(task.address) or 'another one answers there'})"
 
     remedy = "run each task once, on the host of its address, or correct --task_index or the host lists"
     wait_until_nothing_is_missing(task, describe_elsewhere, timeout_secs, remedy)

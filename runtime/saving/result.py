@@ -102,10 +102,7 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
         return f"room for the result, or another remedy ({'; '.join(failures)})" if failures else ""
 
     remedy = "make room; then start this task again while the ps tasks, which hold the model, still wait, or all tasks"
-    try:
-        wait_until_nothing_is_missing(task, describe_failures, timeout_secs, remedy, poll_secs=LOOK_SECS)
-    except TimeoutError as error:
-        raise UnsavedError(str(error)) from error
+    wait_until_nothing_is_missing(task, describe_failures, timeout_secs, remedy, LOOK_SECS, UnsavedError)
 
 
 def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progress: ProgressHook) -> Result:

@@ -1,12 +1,12 @@
 """When the workers wait for each other: synchronous ones before the first step, the chief after the last."""
 
+import contextlib
 import time
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster import probes
-from runtime.cluster.connection import life_of
 from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, Word
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
@@ -47,13 +47,11 @@ class RollCallHook(tf.train.SessionRunHook):
 
     def _describe_absent(self, session: tf.Session) -> str:
         words = self._roll_call.listen(session)
-        # Whether the process that said the word still answers: that of an earlier life does not count.
-        said = {worker: words[worker.index] for worker in self._task.clients if words[worker.index].text}
-        unreachable = probes.unreachable([worker for worker, word in said.items() if word not in self._present])
-        for worker in said.keys() - unreachable.keys():
-            if said[worker] not in self._present and life_of(worker) == said[worker].life:
-                self._present.add(said[worker])
-        return ", ".join(str(worker) for worker in self._task.clients if said.get(worker) not in self._present)
+        unknown = [worker for worker in self._task.clients if words[worker.index] not in self._present]
+        # The process that said the word must still answer: that of an earlier life does not count.
+        lives = probes.ask_all([worker for worker in unknown if words[worker.index].text], probes.life_of)
+        self._present |= {words[worker.index] for worker, life in lives.items() if life == words[worker.index].life}
+        return ", ".join(str(worker) for worker in unknown if words[worker.index] not in self._present)
 
     def end(self, session: tf.Session) -> None:
         try:
@@ -61,11 +59,7 @@ class RollCallHook(tf.train.SessionRunHook):
         except tf.errors.OpError as error:
             if self._task.is_chief or self._wait_for_all:
                 raise
-            logging.warning(
-                "%s: its last word has not reached every ps (%s): the others finish the training",
-                self._task,
-                reason(error),
-            )
+            logging.warning("%s: its last word has not reached every ps (%s)", self._task, reason(error))
 
 
 class WaitForWorkersHook(tf.train.SessionRunHook):
@@ -80,23 +74,19 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
         self._roll_call, self._task, self._recovery_timeout_secs = roll_call, task, recovery_timeout_secs
 
     def end(self, session: tf.Session) -> None:
-        answered_at = {worker: time.monotonic() for worker in self._task.clients}
         lines = {worker: probes.Line(worker.address) for worker in self._task.clients}
+        answered_at = dict.fromkeys(lines, time.monotonic())
 
         def describe_training() -> str:
             words = self._roll_call.listen(session)
-            training = [worker for worker in answered_at if words[worker.index].text == TRAINING]
-            unreachable, now = probes.ask({worker: lines[worker] for worker in training}), time.monotonic()
-            answered_at.update((worker, now) for worker in training if worker not in unreachable)
+            training = {worker: line for worker, line in lines.items() if words[worker.index].text == TRAINING}
+            unreachable, now = probes.ask(training), time.monotonic()
+            answered_at.update(dict.fromkeys(training.keys() - unreachable.keys(), now))
             awaited = [worker for worker in training if now < answered_at[worker] + GRACE_SECS]
             return ", ".join(f"worker {worker.index} to take its last step" for worker in awaited)
 
-        try:
-            wait_until_nothing_is_missing(
-                self._task, describe_training, self._recovery_timeout_secs, "ending without it"
-            )
-        except TimeoutError as error:
-            logging.warning("%s", error)
+        with contextlib.suppress(TimeoutError):  # what is missing then is named below
+            wait_until_nothing_is_missing(self._task, describe_training, self._recovery_timeout_secs)
         for worker, word in zip(answered_at, self._roll_call.listen(session)[1:], strict=True):
             if word.text == TRAINING:
                 logging.warning("%s: ending without %s, which has not taken its last step", self._task, worker)

@@ -10,17 +10,19 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import events
-from runtime.cluster import host_lists, probes
-from runtime.cluster.agreement import Agreement
-from runtime.cluster.connection import Connection
-from runtime.cluster.task import Task
+from runtime.cluster import host_lists
+from runtime.cluster.notes import Agreement
+from runtime.cluster.probes import Connection, describe, unreachable
+from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_until_nothing_is_missing
-from runtime.errors import FinishedError
+from runtime.data.streams import Batches
+from runtime.errors import FinishedError, UnusableError
 from runtime.folder import RunFolder
 from runtime.saving import checkpoints, result
-from runtime.session.sharing import SharedFolder
+from runtime.updates.exchange import Updates
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
+SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take to show what the chief has written
 
 
 class Job(NamedTuple):
@@ -69,7 +71,7 @@ class TrainingScaffold(tf.train.Scaffold):
         )
         self._task, self._connection, self._job, self._timeouts = task, connection, job, timeouts
         must_share = task.is_chief and job.folder.is_given and job.written_by == "ps"
-        self._shared_folder = SharedFolder(task, job.folder, timeouts) if must_share else None
+        self._shared_folder = SharedFolder(task, job.folder) if must_share else None
         self._was_ready = self._has_trained = False
         self._cancelled_since = math.inf  # a time of `time.monotonic()`
         self._global_step = tf.train.get_global_step()
@@ -95,17 +97,12 @@ class TrainingScaffold(tf.train.Scaffold):
         start = time.monotonic()
         wait_until_nothing_is_missing(self._task, lambda: self._describe_missing_servers(start))
         timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
+        remedy = "give all tasks the same host lists"
         wait_until_nothing_is_missing(
-            self._task,
-            lambda: host_lists.describe_unconfirmed(self._task),
-            timeout_secs,
-            "give all tasks the same host lists",
+            self._task, lambda: host_lists.describe_unconfirmed(self._task), timeout_secs, remedy
         )
         if not self._task.is_chief:
-            chief = f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
-            wait_until_nothing_is_missing(
-                self._task, lambda: "" if self._is_initialized() else chief, timeout_secs, "start the chief"
-            )
+            wait_until_nothing_is_missing(self._task, self._describe_missing_model, timeout_secs, "start the chief")
         self._was_ready = True
         return self
 
@@ -134,33 +131,32 @@ class TrainingScaffold(tf.train.Scaffold):
             time.sleep(POLL_SECS)
 
     def _describe_missing_servers(self, start: float) -> str:
-        unreachable = probes.unreachable(self._task.servers)
+        missing = unreachable(self._task.servers)
         late_secs = self._timeouts.startup_secs / 2
         if not self._task.is_chief:  # which must be surer, since a run that begins anew needs it
             late_secs = min(LATE_SECS, late_secs)
-        is_late = unreachable and time.monotonic() > start + late_secs
+        is_late = missing and time.monotonic() > start + late_secs
         if is_late and result.is_finished(self._job.folder, self._job.goal):
             raise FinishedError(
                 f"{self._task}: nothing is left to do: {self._job.folder.path} has the result of a finished run, and"
-                f" there is no {probes.describe(unreachable)}"
+                f" there is no {describe(missing)}"
             )
-        return probes.describe(unreachable)
+        return describe(missing)
 
-    def _is_initialized(self) -> bool:
+    def _describe_missing_model(self) -> str:
         """Look with a session of its own, since TensorFlow's would sleep."""
-        try:
-            with self._connection.session() as session:
-                self._job.agreement.check(session)
-                return not session.run(self._uninitialized).size
-        except tf.errors.UnavailableError:  # a ps went away since it was probed
-            return False
+        # A ps may go away after it was probed.
+        with contextlib.suppress(tf.errors.UnavailableError), self._connection.session() as session:
+            self._job.agreement.check(session)
+            if not session.run(self._uninitialized).size:
+                return ""
+        return f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
 
     def _keep_restore_or_initialize(self, session: tf.Session) -> None:
         """Find the model on the ps tasks, else in the last checkpoint; else make a new one."""
         self._job.agreement.check(session)
-        self._job.agreement.publish(session)
         if self._shared_folder:
-            self._shared_folder.check(session)
+            self._shared_folder.check(session, min(SHARING_SECS, self._timeouts.startup_secs))
         checkpoint = checkpoints.recover(self.saver, self._job.folder)
         if not session.run(self._uninitialized).size:
             origin = "the ps tasks hold a living model: keeping it"
@@ -180,3 +176,57 @@ class TrainingScaffold(tf.train.Scaffold):
         self.found_step = int(session.run(self._global_step))
         logging.info("%s: %s, at global step %d", self._task, origin, self.found_step)
         events.record("model", origin=origin, global_step=self.found_step)
+
+
+class SharedFolder:
+    """A train directory that all ps tasks must see, since each writes its own part of a checkpoint there."""
+
+    def __init__(self, task: Task, folder: RunFolder):
+        """Build the ops for `task`, the chief, in the default graph."""
+        self._task, self._folder = task, folder
+        self._file = tf.placeholder(tf.string, [], name="shared_file")  # a constant's content would be remembered
+        self._content_on = {}
+        for ps in task.others("ps"):
+            with tf.device(f"{ps.device}/device:CPU:0"):
+                self._content_on[ps] = tf.io.read_file(self._file)
+
+    def check(self, session: tf.Session, timeout_secs: float) -> None:
+        """Wait until every ps sees the lock of this process.
+
+        Raises:
+          UnusableError: a ps still did not after `timeout_secs`.
+        """
+        with open(self._folder.lock, "rb") as file:
+            expected = file.read()
+
+        def is_blind(ps: Peer) -> bool:
+            try:
+                return bool(session.run(self._content_on[ps], {self._file: self._folder.lock}) != expected)
+            except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError):
+                return True
+
+        wait_until_nothing_is_missing(
+            self._task,
+            lambda: ", ".join(f"{ps} to see {self._folder.lock}" for ps in self._content_on if is_blind(ps)),
+            timeout_secs,
+            "give all tasks one folder as --train_dir, shared under the same name, since each ps writes its own part of"
+            " a checkpoint; or give --checkpoints=chief, so that the chief writes all of it",
+            error=UnusableError,
+        )
+
+
+class InputHook(tf.train.SessionRunHook):
+    """Starts the input of each session. First in `hooks`: others may wait, and then train at once.
+
+    A worker that takes part in every synchronous update goes on with its next batch. Asynchronous workers share the
+    global steps unevenly, so each begins at the average.
+    """
+
+    def __init__(self, task: Task, updates: Updates, batches: Batches):
+        """Start `batches`, which `updates` use."""
+        self._batches, self._num_replicas, self._num_workers = batches, updates.num_replicas, task.num_clients
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        global_step = int(session.run(tf.train.get_global_step(session.graph)))
+        first_batch = global_step * self._num_replicas // self._num_workers
+        session.run(self._batches.initializer, self._batches.feed_dict(first_batch))

@@ -1,10 +1,13 @@
 """Why a worker stops: at its last step, with the chief, at a signal, or, until it has a new session, without a ps."""
 
 import contextlib
+import ctypes
+import gc
 import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -13,9 +16,8 @@ from runtime import events
 from runtime.cluster import signals
 from runtime.cluster.roll_call import REACHED, STOPPED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
-from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch
+from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch, wait_until_nothing_is_missing
 from runtime.errors import reason
-from runtime.machine.heap import release_free_memory
 from runtime.process import end_process
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
@@ -26,16 +28,7 @@ LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the c
 CLOSING_SECS = 60.0  # how long the close of a lost session may take; TCP gives up a cut link after 20 s
 OTHERS_SECS = 3.0  # how long the chief waits for the others to stop before it saves
 
-
 IsDone = Callable[[int], bool]  # whether the model has reached its goal at a global step, as the train directory says
-
-
-class StoppedError(Exception):
-    """A signal stopped training, in order, before its end."""
-
-    def __init__(self, message: str, number: signal.Signals):
-        super().__init__(message)
-        self.number = number
 
 
 class StopAtStepHook(tf.train.SessionRunHook):
@@ -131,7 +124,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self._task, self._roll_call, self._checkpoint_hook = task, roll_call, checkpoint_hook
         self._session: tf.Session | None = None
         self._stopping = threading.Lock()  # either the main thread stops the worker, after its step, or another one
-        self._has_stopped = self._has_trained = False
+        self._has_trained = False
         self._received: signal.Signals | None = None
 
     def begin(self) -> None:
@@ -140,10 +133,9 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     def _note_signal(self, number: signal.Signals) -> float:
         if not self._session:
             return 0.0
-        when = f"within {STEP_SECS:g} s" if self._has_trained else "after this step"
-        logging.info("%s: %s: stopping %s, or at once at a second signal", self._task, number.name, when)
+        logging.info("%s: %s: stopping in order, or at once at a second signal", self._task, number.name)
         self._received = number
-        start_guard("stop", self._stop_without_step, self._session, number)
+        start_guard("stop", self._stop, self._session, number, STEP_SECS)
         return signals.STOP_SECS
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -151,58 +143,40 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         if self._received:
-            with self._stopping:
-                self._has_stopped = True
-                self._stop(run_context.session, self._received)
+            self._stop(run_context.session, self._received)
 
     def end(self, session: tf.Session) -> None:
         with self._stopping:
             self._has_trained = True
 
-    def _stop_without_step(self, session: tf.Session, number: signal.Signals) -> None:
-        time.sleep(STEP_SECS)
+    def _stop(self, session: tf.Session, number: signal.Signals, after_secs: float = 0.0) -> NoReturn:
+        """End this process; before that, save what others need of it, unless the end of training has done so."""
+        time.sleep(after_secs)
         with self._stopping:
-            if self._has_stopped:
-                return  # the main thread ends the process
-            if self._has_trained:
-                end_process(128 + number, self._describe_end_after_training(number))
+            saves, failure = self._checkpoint_hook.is_needed, ""
             try:
-                self._stop(session, number)
-            except StoppedError as error:
-                end_process(128 + number, str(error))
+                if not self._has_trained:
+                    if saves:
+                        self._wait_for_others(session)
+                    self._checkpoint_hook.end(session)
+                    self._roll_call.say(session, STOPPED)
             except (tf.errors.OpError, RuntimeError) as error:  # a ps or the session is gone
-                end_process(
-                    128 + number, f"{self._task} stopped because of {number.name}, and could not save: {error!r}"
-                )
-
-    def _describe_end_after_training(self, number: signal.Signals) -> str:
-        message = f"{self._task} stopped because of {number.name} after training"
-        if not self._checkpoint_hook.is_needed:
-            return message
-        if failure := self._checkpoint_hook.failure:
-            return f"{message}; the last checkpoint could not be written ({failure}): the last steps are lost"
-        return f"{message}; the last checkpoint is saved: start all tasks again to test the model and export it"
-
-    def _stop(self, session: tf.Session, number: signal.Signals) -> None:
-        saves = self._checkpoint_hook.is_needed
-        if saves:
-            self._wait_for_others(session)
-        self._checkpoint_hook.end(session)
-        self._roll_call.say(session, STOPPED)
-        failure = self._checkpoint_hook.failure
-        saved = "and saved " if saves and not failure else ""
-        lost = f", and could not save the last steps ({failure}): make that possible" if failure else ""
-        message = f"{self._task} stopped {saved}because of {number.name}{lost}; start it again to go on"
-        raise StoppedError(message, number)
+                failure = reason(error)
+            failure = failure or self._checkpoint_hook.failure
+            saved = "and saved " if saves and not failure else ""
+            lost = f", and could not save the last steps ({failure}): make that possible" if failure else ""
+            message = f"{self._task} stopped {saved}because of {number.name}{lost}; start it again to go on"
+            end_process(128 + number, message)
 
     def _wait_for_others(self, session: tf.Session) -> None:
         """Wait a little for the other workers, which may have been told to stop too, to save their last steps."""
-        deadline = time.monotonic() + OTHERS_SECS
-        while time.monotonic() < deadline:
+
+        def describe_training() -> str:
             words = self._roll_call.listen(session)
-            if not any(word.text == TRAINING for word in words[1:]):
-                return
-            time.sleep(POLL_SECS)
+            return ", ".join(f"{peer} to stop" for peer in self._task.clients if words[peer.index].text == TRAINING)
+
+        with contextlib.suppress(TimeoutError):
+            wait_until_nothing_is_missing(self._task, describe_training, OTHERS_SECS)
 
 
 class AbandonSessionHook(tf.train.SessionRunHook):
@@ -240,3 +214,14 @@ class AbandonSessionHook(tf.train.SessionRunHook):
                 self._roll_call.listen(session)
             session.close()  # it cancels the step, and waits until that has ended
             give_up.cancel()
+
+
+def release_free_memory() -> None:
+    """Return what is not in use to the system, if the C library is glibc; else only collect Python's garbage.
+
+    A session frees many small pieces when it ends. glibc keeps the pages between those that stay, and the next session
+    takes new ones: without this, a worker grows by some megabytes with each session that it loses.
+    """
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
