@@ -10,8 +10,8 @@ from absl import flags, logging
 from absl.command_name import set_kernel_process_name
 
 from runtime import events
+from runtime.cluster import host_lists
 from runtime.cluster.discovery import discover
-from runtime.cluster.host_lists import HostListsWatch
 from runtime.cluster.probes import Connection
 from runtime.cluster.roll_call import Departure
 from runtime.cluster.task import Task
@@ -76,11 +76,13 @@ class Member:
         wait_until_address_leads_here(self.task, self.timeouts.startup_secs)
         self.connection = Connection(server.target, self.session_config)
         self.watch = Watch(self.task, self.timeouts)
-        HostListsWatch(self.task)
+        host_lists.start_watch(self.task)
+        if not self.task.only_serves:
+            logging.info("%s: building its graph", self.task)  # which takes a busy machine some time
 
     def leave_when_told(self) -> None:
         """End this process, which only serves, after the chief's last word, or when a signal says so."""
-        Departure(self.task, self.connection)
+        Departure(self.task, self.connection).start()
 
     def yield_to_starts(self) -> None:
         """Let tasks that start on this machine go first, now that this one works."""

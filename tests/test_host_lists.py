@@ -86,7 +86,9 @@ def ends(monkeypatch):
     """The statuses and messages of tasks that would end their process, as they come."""
     ends = queue.Queue()
 
-    def end_thread(status, message):
+    def end_thread(status, message, tell=None):
+        if tell:
+            tell(message)
         ends.put((status, message))
         threading.Event().wait()
 

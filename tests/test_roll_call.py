@@ -102,6 +102,7 @@ def test_a_ps_that_is_told_to_stop_and_then_hears_the_last_word_has_done_its_par
     with servers.worker_session(0, graph) as session:
         chief.say(session, TRAINED)
         departure = Departure(servers.task("ps", 0), servers.connection("ps", 0))
+        departure.start()
         poll_for(lambda: "ps 0: worker 0: trained" in caplog.text, "word of the chief")
         departure._note_signal(signal.SIGTERM)
         chief.say(session, EVALUATED)

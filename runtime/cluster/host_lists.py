@@ -124,9 +124,6 @@ def describe_unconfirmed(task: Task) -> str:
     return f"the host lists of {', '.join(unconfirmed)} to be those of this task" if unconfirmed else ""
 
 
-watches: list["HostListsWatch"] = []  # that of this process, once its server is up
-
-
 class HostListsWatch:
     """Ends this process with status 2 when the cluster cannot go on, with the line that says why.
 
@@ -143,7 +140,6 @@ class HostListsWatch:
         self._is_settled = False
         self._ending = threading.Lock()  # whoever takes it, this watch or the main thread, ends the process
         start_guard("host_lists", self._watch)
-        watches.append(self)
 
     def _watch(self) -> None:
         """Look at one board after the other until the cluster trains."""
@@ -160,14 +156,12 @@ class HostListsWatch:
 
     def _heed(self, board: Peer | Task, theirs: HostLists, verdict: str) -> None:
         if difference := self._given.describe_difference(board, theirs):
-            self.tell(difference)
-            end_process(UNUSABLE_STATUS, difference)
+            end_process(UNUSABLE_STATUS, difference, self.tell)
         self._is_settled = theirs.is_settled
         if verdict and not theirs.is_settled:
             if board is self.task:  # who put it there may have reached no other board
-                self.tell(verdict)
-            else:
-                self._ending.acquire()
+                end_process(UNUSABLE_STATUS, verdict, self.tell)
+            self._ending.acquire()
             end_process(UNUSABLE_STATUS, verdict)
 
     def tell(self, verdict: str) -> None:
@@ -175,7 +169,7 @@ class HostListsWatch:
         self._ending.acquire()
         if self._is_settled:
             return
-        logging.info("%s: telling the other tasks: %s", self.task, verdict)
+        logging.info("%s: telling the other tasks", self.task)
         deadline = time.monotonic() + TELLING_SECS
         while True:
             found = ask_all(self._boards, read_board)
@@ -192,7 +186,16 @@ class HostListsWatch:
             time.sleep(POLL_SECS)
 
 
+_watch: HostListsWatch | None = None  # of this process, once its server is up
+
+
+def start_watch(task: Task) -> None:
+    """Start the `HostListsWatch` of this process, which is `task`."""
+    global _watch
+    _watch = HostListsWatch(task)
+
+
 def tell_others(message: str) -> None:
     """Let the other tasks end too, with status 2, unless they train: this one has found its input unusable."""
-    for watch in watches:
-        watch.tell(f"{watch.task} has ended: {message}")
+    if _watch:
+        _watch.tell(f"{_watch.task} has ended: {message}")

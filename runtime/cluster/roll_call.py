@@ -115,11 +115,14 @@ class Departure:
     """
 
     def __init__(self, task: Task, connection: probes.Connection):
-        """Start to listen, to the workers of `task`, whose server `connection` leads to, and for signals."""
+        """Prepare to listen to the workers of `task`, whose server `connection` leads to."""
         self._task, self._connection = task, connection
         self._received: signal.Signals | None = None
+
+    def start(self) -> None:
+        """Start to listen, to the workers and for signals."""
         signals.listen(self._note_signal)
-        logging.info("%s: serving at %s", task, task.address)
+        logging.info("%s: serving at %s", self._task, self._task.address)
         events.record("serving")
         start_guard("watch_and_leave", self._watch_and_leave)
 

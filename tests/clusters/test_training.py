@@ -440,7 +440,7 @@ def test_a_failed_export_costs_neither_result_nor_model_and_a_worker_that_comes_
         output = cluster["worker 0"].output()
         assert f"worker 1 at {cluster.addresses[2]} never came" in output
         failure = f"(the model could not be exported to {export_dir}: No such file or directory)"
-        line = f"error: worker 0 waited 1 s for room for the result, or another remedy {failure}: make room, and start"
+        line = f"error: worker 0 waited 1 s for room for the result, or another remedy {failure}: make room; then start"
         assert output.index("test accuracy ") < output.index(line)
         assert (tmp_path / "result.json").exists()
         assert cluster.start("worker 0").wait() == cluster["ps 0"].wait() == 0
