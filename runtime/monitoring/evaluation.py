@@ -43,12 +43,7 @@ class Measures(NamedTuple):
     @property
     def figures(self) -> dict[str, float]:
         """What files tell of them."""
-        return {"global_step": self.global_step, "test_accuracy": self.accuracy, "test_loss": self.loss}
-
-    def write_summary(self, folder: str) -> None:
-        """Write them into a folder for TensorBoard."""
-        scalars = {"test_accuracy": self.accuracy, "test_loss": self.loss}
-        event_files.write_scalars(folder, self.global_step, scalars)
+        return {"test_accuracy": self.accuracy, "test_loss": self.loss}
 
     def __str__(self) -> str:
         return f"test accuracy {self.accuracy:.4f} (test loss {self.loss:.4f})"
@@ -165,14 +160,15 @@ class EvaluationLog:
         logging.info("%s: %s at global step %d", self._task, measures, measures.global_step)
         if not self._folder.is_given:
             return
-        entry: dict[str, Any] = {name: round(value, 6) for name, value in measures.figures.items()}
-        entry |= {"unix_secs": round(time.time(), 3), "task": str(self._task), **more}
+        figures = {name: round(value, 6) for name, value in measures.figures.items()}
+        entry = {"global_step": measures.global_step, **figures, "unix_secs": round(time.time(), 3)}
+        entry |= {"task": str(self._task), **more}
         self._unwritten.append(f"{json.dumps(entry)}\n".encode())
         try:
             append_lines(self._folder.evaluations, self._unwritten)
         except OSError as error:
             logging.error("%s: the evaluation cannot be written (%s): make that possible", self._task, error)
-        measures.write_summary(self._folder.summaries_of(self._task))
+        event_files.write_scalars(self._folder.summaries_of(self._task), measures.global_step, measures.figures)
 
 
 def record_test(measures: Measures, folder: RunFolder) -> None:
@@ -180,13 +176,14 @@ def record_test(measures: Measures, folder: RunFolder) -> None:
 
     The result is saved by then. So mistakes that cannot be shown, as `show()` is the user's, are only said.
     """
-    values: dict[str, Any] = measures.figures
+    mistakes: dict[str, Any] = {}
     try:
-        values |= measures.find_mistakes()
+        mistakes = measures.find_mistakes()
     except Exception as error:  # whatever it is
         logging.warning("the report goes without the model's mistakes: mnist_input.py cannot show them: %r", error)
-    events.record("tested", **values).wait(events.WRITING_SECS)
-    measures.write_summary(folder.path)
+    was_tried = events.record("tested", global_step=measures.global_step, **measures.figures, **mistakes)
+    was_tried.wait(events.WRITING_SECS)
+    event_files.write_scalars(folder.path, measures.global_step, measures.figures)
 
 
 class EvaluationHook(tf.train.SessionRunHook):
