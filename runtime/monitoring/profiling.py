@@ -75,8 +75,5 @@ class ProfileHook(tf.train.SessionRunHook):
                 logging.error("no trace could be written (%s): make that possible", error)
 
     def end(self, session: tf.Session) -> None:
-        try:
-            if path := self._task.is_chief and trace.write(self._folder):
-                logging.info("the trace of all tasks is in %s", path)
-        except (OSError, ValueError) as error:
-            logging.error("the trace of all tasks could not be made (%s): make that possible", error)
+        if self._task.is_chief and (path := trace.write(self._folder)):
+            logging.info("the trace of all tasks is in %s", path)
