@@ -381,8 +381,8 @@ def test_a_browser_shows_the_page_without_complaint_and_fetches_nothing(train_di
     # What the browser itself would like to have, such as an update, has no origin.
     fetched = re.findall(r'"initiator":"(?!not an origin)[^}]*', net_log.read_text())
     assert fetched == []
-    assert len(re.findall(r"<section><h2>", shown.stdout)) == 8
-    assert shown.stdout.count('role="img"') == 3 + 3, "the charts, and a lane for each task"
+    assert len(re.findall(r"<section><h2>", shown.stdout)) == 7
+    assert shown.stdout.count('role="img"') == 2 + 3, "the charts, and a lane for each task"
     assert '<i class="gone"' in shown.stdout
 
 

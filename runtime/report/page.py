@@ -23,7 +23,6 @@ def make_page(run: History) -> str:
     sections = {
         "Result": _make_figures(run),
         "Accuracy and loss": _make_curves(run),
-        "Examples per second": _make_speed(run),
         "What each task did": _make_timeline(run),
         "What was taken for what": _make_confusion(run),
         "The worst mistakes": _make_mistakes(run),
@@ -78,18 +77,6 @@ def _make_curves(run: History) -> str:
         title = f"Loss by {x_name}, that of a worker on one batch"
         figures += charts.make_line_chart(title, x_name, "loss", losses)
     return f'<div class="charts">{figures}</div>' if figures else TOO_SHORT
-
-
-def _make_speed(run: History) -> str:
-    rates: dict[str, list[tuple[float, float]]] = {task: [] for task in run.tasks}
-    for event in run.events:
-        of_task, secs = rates[event["by"]], event["secs"] - run.trained_at
-        if event["event"] == "training" and of_task:  # nothing was used between the two sessions
-            of_task += [(of_task[-1][0], 0.0), (secs, 0.0)]
-        elif "examples_per_sec" in event and not (of_task and event["event"] == "finished"):  # that is of all the time
-            of_task.append((secs, event["examples_per_sec"]))
-    x_name = "seconds of training"
-    return charts.make_line_chart("Examples per second of each worker", x_name, "examples/s", rates) or TOO_SHORT
 
 
 def _make_timeline(run: History) -> str:
