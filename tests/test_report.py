@@ -235,7 +235,7 @@ def test_an_old_folder_with_nothing_but_a_result_has_a_report(tmp_path):
     assert report.write(RunFolder(tmp_path))
     page = (tmp_path / "report.html").read_text()
     assert "<dt>test accuracy</dt><dd>75.00%</dd>" in page
-    assert "mlp with adam; asynchronous updates, local steps: 1, batches of 100; ps: 1, workers: 2" in page
+    assert "model: mlp, optimizer: adam, sync_replicas: False, local_steps: 1, batch_size: 100, num_ps: 1" in page
 
 
 def test_evaluations_become_the_line_of_the_accuracy(train_dir):

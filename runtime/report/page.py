@@ -43,7 +43,7 @@ def _make_figures(run: History) -> str:
     if not run.result:
         step = max((event["global_step"] for event in run.of_kind("progress")), default=0)
         return f"<p>The run has no result: it goes on, or was ended. It came to global step {step}.</p>"
-    result = {"replication": "?", "sharding": "?", **run.result}  # a result of an older version lacks these
+    result = run.result
     figures = {
         "test accuracy": f"{result['test_accuracy']:.2%}",
         "test loss": charts.format_number(result["test_loss"]),
@@ -54,13 +54,9 @@ def _make_figures(run: History) -> str:
         "examples/s": charts.format_number(result["examples_per_sec"]),
     }
     items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
-    updates = "synchronous" if result["sync_replicas"] or result["replication"] == "in_graph" else "asynchronous"
-    how = (
-        f"{result['model']} with {result['optimizer']}; {updates} updates, local steps: {result['local_steps']},"
-        f" batches of {result['batch_size']}; ps: {result['num_ps']}, workers: {result['num_workers']}; replication:"
-        f" {result['replication']}, sharding: {result['sharding']}; TensorFlow {result['tensorflow_version']}"
-    )
-    return f'<dl class="figures">{items}</dl><p class="soft">{html.escape(how)}</p>'
+    shown = ("test_accuracy", "test_loss", "global_step", "train_secs", "examples_per_sec")
+    others = ", ".join(f"{name}: {value}" for name, value in result.items() if name not in shown)
+    return f'<dl class="figures">{items}</dl><p class="soft">{html.escape(others)}</p>'
 
 
 def _make_curves(run: History) -> str:
