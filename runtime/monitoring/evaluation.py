@@ -161,8 +161,8 @@ class EvaluationLog:
         if not self._folder.is_given:
             return
         figures = {name: round(value, 6) for name, value in measures.figures.items()}
-        entry = {"global_step": measures.global_step, **figures, "unix_secs": round(time.time(), 3)}
-        entry |= {"task": str(self._task), **more}
+        now = round(time.time(), 3)
+        entry = {"global_step": measures.global_step, **figures, "unix_secs": now, "task": str(self._task), **more}
         self._unwritten.append(f"{json.dumps(entry)}\n".encode())
         try:
             append_lines(self._folder.evaluations, self._unwritten)

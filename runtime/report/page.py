@@ -44,12 +44,11 @@ def _make_figures(run: History) -> str:
         step = max((event["global_step"] for event in run.of_kind("progress")), default=0)
         return f"<p>The run has no result: it goes on, or was ended. It came to global step {step}.</p>"
     result = run.result
+    steps = f"global steps, from {run.first_step} on" if run.first_step else "global steps"
     figures = {
         "test accuracy": f"{result['test_accuracy']:.2%}",
         "test loss": charts.format_number(result["test_loss"]),
-        f"global steps, from {run.first_step} on" if run.first_step else "global steps": charts.format_number(
-            result["global_step"]
-        ),
+        steps: charts.format_number(result["global_step"]),
         "of training": f"{result['train_secs']:.1f} s",
         "examples/s": charts.format_number(result["examples_per_sec"]),
     }
