@@ -54,7 +54,7 @@ def _make_figures(run: History) -> str:
     }
     items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
     shown = ("test_accuracy", "test_loss", "global_step", "train_secs", "examples_per_sec")
-    others = ", ".join(f"{name}: {value}" for name, value in result.items() if name not in shown)
+    others = ", ".join(f"{name}: {value}" for name, value in result.items() if name not in shown and value is not None)
     return f'<dl class="figures">{items}</dl><p class="soft">{html.escape(others)}</p>'
 
 
