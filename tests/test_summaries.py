@@ -90,12 +90,13 @@ def test_the_chief_writes_what_all_share(local_servers, set_flags, tmp_path, fla
     parameters = train(local_servers(2, 1), 0, str(tmp_path))
     found = read(tmp_path)
     norms = {f"{kind}_norm/{name}" for kind in ("gradient", "parameter") for name in PARAMETERS}
+    histograms = {f"parameters/{name}" for name in PARAMETERS}
     of_graph = {"accuracy", "learning_rate", *norms, *({"worker/staleness"} if "--sync_replicas" not in flags else ())}
-    assert found.keys() == {"loss", "worker/examples_per_sec", "cluster/examples_per_sec", *of_graph}
+    assert found.keys() == {"loss", "worker/examples_per_sec", "cluster/examples_per_sec", *of_graph, *histograms}
 
     steps = [steps_of_run * run for run in range(1, NUM_RUNS + 1)]
     values = {tag: [value for _, value in entries] for tag, entries in found.items()}
-    for tag in found:
+    for tag in found.keys() - histograms:
         assert [step for step, _ in found[tag]] == steps, tag
     assert values["loss"] == pytest.approx([math.log(10)] * NUM_RUNS, rel=1e-3)
     assert values["accuracy"] == [1] * NUM_RUNS, "equal logits are taken for the first class"
@@ -111,6 +112,9 @@ def test_the_chief_writes_what_all_share(local_servers, set_flags, tmp_path, fla
 
     weights = parameters["hidden/weights"]
     assert values["parameter_norm/hidden/weights"] == pytest.approx([np.linalg.norm(weights)] * NUM_RUNS, rel=1e-3)
+    assert [step for step, _ in found["parameters/hidden/weights"]] == [steps[0], steps[-1]], "the first, and the end"
+    histogram = values["parameters/hidden/weights"][-1]
+    assert (histogram.num, histogram.min) == (weights.size, pytest.approx(weights.min(), rel=1e-3))
 
 
 @pytest.mark.parametrize(
@@ -188,34 +192,35 @@ def test_a_folder_that_is_not_there_costs_nothing_but_summaries(folder):
 
 def test_a_full_disk_costs_its_summaries_and_nothing_else(tmp_path, capfd):
     folder = tmp_path / "full"
+    writer = event_files.EventFile(str(folder))
     folder.touch()  # a file, in which nothing can be written
-    event_files.write(str(folder), tf.Event(step=1))
+    writer.write(tf.Event(step=1))
     folder.unlink()
-    event_files.write(str(folder), tf.Event(step=2))
-    event_files.write(str(folder), tf.Event(step=3))
+    writer.write(tf.Event(step=2))
+    writer.write(tf.Event(step=3))
     (path,) = folder.iterdir()
     assert [event.step for event in tf.train.summary_iterator(str(path))] == [0, 2, 3]
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
 def test_a_full_disk_is_not_strewn_with_empty_files(tmp_path):
-    folder = tmp_path / "full"
-    folder.mkdir()
+    writer = event_files.EventFile(str(tmp_path))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # else it ends this process
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         for step in range(3):
-            event_files.write(str(folder), tf.Event(step=step))
+            writer.write(tf.Event(step=step))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list(folder.iterdir()) == []
-    event_files.write(str(folder), tf.Event(step=3))
-    assert len(list(folder.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
+    writer.write(tf.Event(step=3))
+    assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_model_that_diverges_has_its_curves(local_servers, set_flags, tmp_path):
+def test_a_model_that_diverges_costs_its_histograms_and_nothing_else(local_servers, set_flags, tmp_path, caplog):
     set_flags("--optimizer=momentum", "--learning_rate=1e38", f"--batch_size={BATCH_SIZE}")
     parameters = train(local_servers(1, 1), 0, str(tmp_path))
     assert not np.isfinite(parameters["logits/biases"]).all()
-    assert {"loss", "parameter_norm/logits/biases"} <= read(tmp_path).keys()
+    assert "no histograms at global step" in caplog.text
+    assert "loss" in read(tmp_path)

@@ -43,7 +43,12 @@ class Measures(NamedTuple):
     @property
     def figures(self) -> dict[str, float]:
         """What files tell of them."""
-        return {"test_accuracy": self.accuracy, "test_loss": self.loss}
+        return {"global_step": self.global_step, "test_accuracy": self.accuracy, "test_loss": self.loss}
+
+    def write_summary(self, folder: str) -> None:
+        """Write them into a folder for TensorBoard."""
+        scalars = {"test_accuracy": self.accuracy, "test_loss": self.loss}
+        event_files.write_scalars(folder, self.global_step, scalars)
 
     def __str__(self) -> str:
         return f"test accuracy {self.accuracy:.4f} (test loss {self.loss:.4f})"
@@ -160,15 +165,14 @@ class EvaluationLog:
         logging.info("%s: %s at global step %d", self._task, measures, measures.global_step)
         if not self._folder.is_given:
             return
-        figures = {name: round(value, 6) for name, value in measures.figures.items()}
-        now = round(time.time(), 3)
-        entry = {"global_step": measures.global_step, **figures, "unix_secs": now, "task": str(self._task), **more}
+        entry: dict[str, Any] = {name: round(value, 6) for name, value in measures.figures.items()}
+        entry |= {"unix_secs": round(time.time(), 3), "task": str(self._task), **more}
         self._unwritten.append(f"{json.dumps(entry)}\n".encode())
         try:
             append_lines(self._folder.evaluations, self._unwritten)
         except OSError as error:
             logging.error("%s: the evaluation cannot be written (%s): make that possible", self._task, error)
-        event_files.write_scalars(self._folder.summaries_of(self._task), measures.global_step, measures.figures)
+        measures.write_summary(self._folder.summaries_of(self._task))
 
 
 def record_test(measures: Measures, folder: RunFolder) -> None:
@@ -176,14 +180,13 @@ def record_test(measures: Measures, folder: RunFolder) -> None:
 
     The result is saved by then. So mistakes that cannot be shown, as `show()` is the user's, are only said.
     """
-    mistakes: dict[str, Any] = {}
+    values: dict[str, Any] = measures.figures
     try:
-        mistakes = measures.find_mistakes()
+        values |= measures.find_mistakes()
     except Exception as error:  # whatever it is
         logging.warning("the report goes without the model's mistakes: mnist_input.py cannot show them: %r", error)
-    was_tried = events.record("tested", global_step=measures.global_step, **measures.figures, **mistakes)
-    was_tried.wait(events.WRITING_SECS)
-    event_files.write_scalars(folder.path, measures.global_step, measures.figures)
+    events.record("tested", **values).wait(events.WRITING_SECS)
+    measures.write_summary(folder.path)
 
 
 class EvaluationHook(tf.train.SessionRunHook):

@@ -1,7 +1,4 @@
-"""The files that TensorBoard reads, one in each folder that a task writes summaries into.
-
-TensorFlow's `FileWriter` writes from a thread, which dies on a full disk with a traceback and never writes again.
-"""
+"""The files that TensorBoard reads, one in each folder that a task writes summaries into."""
 
 import contextlib
 import os
@@ -12,39 +9,64 @@ from collections.abc import Mapping
 
 import tensorflow.compat.v1 as tf
 
-_writers: dict[str, tf.io.TFRecordWriter] = {}  # by folder
-_writing = threading.Lock()  # evaluations come from a thread
+
+def write(folder: str, global_step: int, summary: tf.Summary | bytes) -> None:
+    """Write a summary at once, unless `folder` is empty, or lies in one that this task does not see.
+
+    A full disk costs the summary and nothing else. Checkpoints fail too, and say so.
+    """
+    if isinstance(summary, bytes):
+        summary = tf.Summary.FromString(summary)
+    write_event(folder, tf.Event(step=global_step, summary=summary))
 
 
 def write_scalars(folder: str, global_step: int, values: Mapping[str, float]) -> None:
     """Write numbers by tag: see `write()`."""
     entries = [tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-    write(folder, tf.Event(step=global_step, summary=tf.Summary(value=entries)))
+    write(folder, global_step, tf.Summary(value=entries))
 
 
-def write(folder: str, event: tf.Event) -> None:
-    """Write an event at once, unless `folder` is empty, or lies in one that this task does not see.
+def write_event(folder: str, event: tf.Event) -> None:
+    """Write an event, such as one that holds a graph: see `write()`."""
+    if folder and os.path.isdir(os.path.dirname(folder)):
+        with _writing:
+            _files.setdefault(folder, EventFile(folder)).write(event)
 
-    A full disk costs the event and nothing else. Checkpoints fail too, and say so.
+
+class EventFile:
+    """A file of events, as TensorBoard reads it.
+
+    TensorFlow's `FileWriter` writes from a thread, which dies on a full disk with a traceback and never writes again.
     """
-    if not folder or not os.path.isdir(os.path.dirname(folder)):
-        return
-    events, path = [event], ""
-    with _writing:
+
+    def __init__(self, folder: str):
+        """Write into `folder`, where the first event makes a file."""
+        self._folder, self._path = folder, ""
+        self._writer: tf.io.TFRecordWriter | None = None
+
+    def write(self, event: tf.Event) -> None:
+        """Append an event; one that finds no room is lost."""
         try:
-            if folder not in _writers:
-                os.makedirs(folder, exist_ok=True)
+            if self._writer is None:
+                os.makedirs(self._folder, exist_ok=True)
                 # TensorBoard reads the files in the order of their names.
                 name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
-                path = os.path.join(folder, name)
-                _writers[folder] = tf.io.TFRecordWriter(path)
-                events.insert(0, tf.Event(file_version="brain.Event:2"))
-            for each in events:
-                each.wall_time = time.time()
-                _writers[folder].write(each.SerializeToString())
-            _writers[folder].flush()
+                self._path = os.path.join(self._folder, name)
+                self._writer = tf.io.TFRecordWriter(self._path)
+                self._append(tf.Event(file_version="brain.Event:2"))
+            self._append(event)
         except (OSError, tf.errors.OpError):
-            _writers.pop(folder, None)  # half an event may be at its end: go on in another file
+            self._writer = None  # half an event may be at its end: go on in another file
             with contextlib.suppress(OSError):
-                if not os.path.getsize(path):  # on a full disk, each attempt makes a file
-                    os.remove(path)
+                if not os.path.getsize(self._path):  # on a full disk, each attempt makes a file
+                    os.remove(self._path)
+
+    def _append(self, event: tf.Event) -> None:
+        assert self._writer
+        event.wall_time = time.time()
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+
+_files: dict[str, EventFile] = {}  # by folder
+_writing = threading.Lock()  # evaluations come from a thread

@@ -1,16 +1,22 @@
 """The summaries of a worker's graph, for TensorBoard."""
 
+import contextlib
 import time
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from runtime.cluster.task import Task
+from runtime.errors import reason
 from runtime.folder import RunFolder
 from runtime.monitoring import event_files
 from runtime.tables import Parameters, values_of
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
+
+HISTOGRAMS = "histograms"  # the collection of the summaries that are seldom written
+HISTOGRAM_PERIOD = 200  # summaries from one with histograms to the next
 
 
 def build(
@@ -36,18 +42,22 @@ def build(
             tf.summary.scalar("worker/staleness", updates.staleness)
         if not task.is_chief:
             return
+        values = values_of(parameters)
         with tf.name_scope("norms"):
             vectors = [tf.cast(vector, tf.float32) for vector in updates.exchange.gradients]
             gradients = values_of(packing.unpack(vectors, updates.exchange.selection.ids))
             norms = {f"gradient_norm/{name}": tf.norm(gradient) for name, gradient in gradients.items()}
-            norms |= {f"parameter_norm/{name}": tf.norm(parameter) for name, parameter in values_of(parameters).items()}
+            norms |= {f"parameter_norm/{name}": tf.norm(parameter) for name, parameter in values.items()}
         scalars = {"accuracy": accuracy, "learning_rate": schedule.build(updates.global_step), **norms}
         for tag, value in scalars.items():
             tf.summary.scalar(tag, value)
+        # A run of the histograms alone must not take a batch, as the rows of a table would.
+        for name in values.keys() - packing.tables.keys():
+            tf.summary.histogram(f"parameters/{name}", values[name], collections=[HISTOGRAMS])
 
 
 class SummaryHook(tf.train.SessionRunHook):
-    """Writes the summaries of the graph every `every_secs`.
+    """Writes the summaries of the graph every `every_secs`, and histograms now and then and at the end.
 
     The chief also writes the graph itself, at the start. The first summaries come after that time: TensorFlow builds
     the graph again for what was not fetched before, and that would hold up the start.
@@ -57,14 +67,17 @@ class SummaryHook(tf.train.SessionRunHook):
         """Write the summaries that `build()` has built, if `folder` is given."""
         self._folder = folder.summaries_of(task)
         self._fetches = {"global_step": updates.global_step, "summaries": tf.summary.merge_all()}
+        self._histograms = tf.summary.merge_all(HISTOGRAMS)
         self._is_used = bool(self._folder) and self._fetches["summaries"] is not None
         self._every_secs = every_secs
+        self._num_written = 0
         self._writes_graph = task.is_chief and self._is_used  # once
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         if self._writes_graph:
-            graph_def = session.graph.as_graph_def(add_shapes=True).SerializeToString()
-            event_files.write(self._folder, tf.Event(graph_def=graph_def))
+            event_files.write_event(
+                self._folder, tf.Event(graph_def=session.graph.as_graph_def(add_shapes=True).SerializeToString())
+            )
             self._writes_graph = False
         self._written_at = time.monotonic()
 
@@ -73,7 +86,23 @@ class SummaryHook(tf.train.SessionRunHook):
         return tf.train.SessionRunArgs(self._fetches) if is_due else None
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        if run_values.results is not None:
-            summary = tf.Summary.FromString(run_values.results["summaries"])
-            event_files.write(self._folder, tf.Event(step=run_values.results["global_step"], summary=summary))
-            self._written_at = time.monotonic()
+        if run_values.results is None:
+            return
+        global_step = int(run_values.results["global_step"])
+        event_files.write(self._folder, global_step, run_values.results["summaries"])
+        if self._num_written % HISTOGRAM_PERIOD == 0:
+            self._write_histograms(run_context.session, global_step)
+        self._num_written += 1
+        self._written_at = time.monotonic()
+
+    def end(self, session: tf.Session) -> None:
+        if self._is_used:
+            with contextlib.suppress(tf.errors.OpError):  # a lost ps: the hooks that need it say so
+                self._write_histograms(session, int(session.run(tf.train.get_global_step(session.graph))))
+
+    def _write_histograms(self, session: tf.Session, global_step: int) -> None:
+        if self._histograms is not None:
+            try:
+                event_files.write(self._folder, global_step, session.run(self._histograms))
+            except tf.errors.InvalidArgumentError as error:  # of a model that has diverged there are none
+                logging.warning("no histograms at global step %d: %s", global_step, reason(error))
