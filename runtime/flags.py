@@ -111,9 +111,8 @@ def _define_periods() -> None:
     flags.DEFINE_float("startup_timeout_secs", 300, "how long to wait for the ps tasks and the chief at start", 1)
     flags.DEFINE_float("recovery_timeout_secs", 600, "how long to wait for a lost ps or chief to come back", 1)
     flags.DEFINE_string("profile_steps", None, "A:B: trace the steps of each worker between these two global steps")
-    flags.register_multi_flags_validator(
-        ["profile_steps", "train_dir"], profiling.can_trace, "it is A:B, two global steps, and needs --train_dir"
-    )
+    flags.register_validator("profile_steps", profiling.are_steps, "it must be A:B, two global steps")
+    _refuse_without("profile_steps", "train_dir")
 
 
 def _define_evaluation() -> None:

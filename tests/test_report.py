@@ -235,7 +235,7 @@ def test_an_old_folder_with_nothing_but_a_result_has_a_report(tmp_path):
     assert report.write(RunFolder(tmp_path))
     page = (tmp_path / "report.html").read_text()
     assert "<dt>test accuracy</dt><dd>75.00%</dd>" in page
-    assert "mlp with adam; asynchronous updates, local steps: 1, batches of 100; ps: 1, workers: 2" in page
+    assert "model: mlp, optimizer: adam, sync_replicas: False, local_steps: 1, batch_size: 100, num_ps: 1" in page
 
 
 def test_evaluations_become_the_line_of_the_accuracy(train_dir):
@@ -381,8 +381,8 @@ def test_a_browser_shows_the_page_without_complaint_and_fetches_nothing(train_di
     # What the browser itself would like to have, such as an update, has no origin.
     fetched = re.findall(r'"initiator":"(?!not an origin)[^}]*', net_log.read_text())
     assert fetched == []
-    assert len(re.findall(r"<section><h2>", shown.stdout)) == 8
-    assert shown.stdout.count('role="img"') == 3 + 3, "the charts, and a lane for each task"
+    assert len(re.findall(r"<section><h2>", shown.stdout)) == 7
+    assert shown.stdout.count('role="img"') == 2 + 3, "the charts, and a lane for each task"
     assert '<i class="gone"' in shown.stdout
 
 

@@ -135,7 +135,7 @@ def test_by_hand(train_dir):
 
 def test_a_folder_without_parts_has_no_trace(tmp_path):
     process = forked.run("-m", "runtime.trace", tmp_path)
-    said = f"error: there is no trace in {tmp_path}: --profile_steps makes the workers write one there"
+    said = f"there is no trace in {tmp_path}: no worker has traced any of the --profile_steps there"
     assert (process.returncode, said in process.stderr) == (1, True)
     assert forked.run("-m", "runtime.trace").returncode == 2
 
@@ -161,7 +161,12 @@ def test_clocks_that_differ_are_set_to_the_middle_of_what_the_messages_allow():
     assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": -100}
 
 
-def test_tasks_keep_a_common_clock_where_the_messages_allow_it():
+def test_clocks_stay_where_no_message_arrives_too_early():
+    messages = [message("worker 0", 0, "ps 0", 140), message("ps 0", 300, "worker 0", 310)]
+    assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0}
+
+
+def test_tasks_on_another_machine_are_set_alike():
     messages = [
         message("worker 0", 0, "ps 0", 140),
         message("ps 0", 300, "worker 0", 260),
@@ -187,6 +192,11 @@ def test_two_clocks_are_compared_by_way_of_all_others():
         assert sent.end + offsets[sent.task] <= received.end + offsets[received.task]
 
 
+def test_a_task_that_only_receives_keeps_its_clock():
+    messages = [message("worker 0", 100, "ps 0", 50), message("worker 0", 0, "ps 1", 10)]
+    assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0, "ps 1": 0}
+
+
 def test_a_clock_that_was_set_meanwhile_is_no_error():
     messages = [message("worker 0", 100, "ps 0", 50), message("ps 0", 100, "worker 0", 50)]
     assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0}
@@ -197,5 +207,5 @@ def test_a_trace_that_cannot_be_written_says_why_and_leaves_nothing(train_dir):
     pathlib.Path(train_dir, "trace.json").mkdir()
     process = forked.run("-m", "runtime.trace", train_dir)
     assert process.returncode == 1
-    assert "error: the trace could not be made: [Errno 21] Is a directory" in process.stderr
+    assert "the trace of all tasks could not be made ([Errno 21] Is a directory" in process.stderr
     assert not pathlib.Path(train_dir, "trace.json.tmp").exists()

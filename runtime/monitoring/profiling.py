@@ -1,9 +1,7 @@
 """Traces of chosen steps."""
 
-import contextlib
 import os
-from collections.abc import Mapping
-from typing import Any
+import re
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -15,23 +13,10 @@ from runtime.files import replace_file
 from runtime.folder import RunFolder
 
 
-def parse_steps(text: str) -> tuple[int, int]:
-    """Read `A:B`, two global steps.
-
-    Raises:
-      ValueError: it is not of that form, or A is above B.
-    """
-    first, last = (int(number) for number in text.split(":"))
-    if not 0 <= first <= last:
-        raise ValueError(f"{first} is not between 0 and {last}")
-    return first, last
-
-
-def can_trace(flags: Mapping[str, Any]) -> bool:
-    """Return whether `--profile_steps`, if given, can be read, and `--train_dir` takes the traces."""
-    with contextlib.suppress(ValueError):
-        return flags["profile_steps"] is None or bool(parse_steps(flags["profile_steps"]) and flags["train_dir"])
-    return False
+def are_steps(text: str | None) -> bool:
+    """Return whether `--profile_steps`, if given, is `A:B`, two global steps of which A is not above B."""
+    match = re.fullmatch("([0-9]+):([0-9]+)", text) if text is not None else None
+    return text is None or (match is not None and int(match[1]) <= int(match[2]))
 
 
 class ProfileHook(tf.train.SessionRunHook):
@@ -49,7 +34,7 @@ class ProfileHook(tf.train.SessionRunHook):
           UnusableError: no trace can be written there.
         """
         self._task, self._folder, self._global_step = task, folder, global_step
-        self._first_step, self._last_step = parse_steps(steps)
+        self._first_step, self._last_step = map(int, steps.split(":"))
         try:
             os.makedirs(folder.profile_of(task), exist_ok=True)
         except OSError as error:
@@ -75,8 +60,5 @@ class ProfileHook(tf.train.SessionRunHook):
                 logging.error("no trace could be written (%s): make that possible", error)
 
     def end(self, session: tf.Session) -> None:
-        try:
-            if path := self._task.is_chief and trace.write(self._folder):
-                logging.info("the trace of all tasks is in %s", path)
-        except (OSError, ValueError) as error:
-            logging.error("the trace of all tasks could not be made (%s): make that possible", error)
+        if self._task.is_chief and (path := trace.write(self._folder)):
+            logging.info("the trace of all tasks is in %s", path)

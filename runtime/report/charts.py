@@ -4,7 +4,7 @@ import html
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 WIDTH, HEIGHT = 420, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 10, 10, 42  # margins, which the labels of the axes need
@@ -12,11 +12,10 @@ MAX_POINTS, MAX_ROWS = 300, 20  # of a line, and of its table
 MAX_DOTS = 60  # a line with no more points has a dot for each
 DASHES = ("none", "7 3", "2 3", "10 3 2 3", "5 2")  # of the lines of workers
 HUE_STEP = 137.5  # degrees from worker to worker, which never come back to the same hue
-EARLY = 0.1  # of the x axis: what lies there is cut off if it would flatten all that comes later,
+EARLY = 0.1  # of the x axis: what lies there is left out if it would flatten all that comes later,
 FLAT = 0.25  # to less than this share of the height
 
 Points = Sequence[tuple[float, float]]
-Place = Callable[[float, float], tuple[float, float]]  # of a point in the picture
 
 
 def thin_out(points: Points, count: int) -> Points:
@@ -75,11 +74,7 @@ def make_line_chart(title: str, x_name: str, y_name: str, lines: Mapping[str, Po
     if not any(len(points) > 1 for points in drawn.values()):
         return ""
     all_points = [*itertools.chain(*drawn.values())]
-    x_low, x_high = min(x for x, _ in all_points), max(x for x, _ in all_points) or 1.0
-    x_low = x_low if x_high / 2 < x_low < x_high else 0.0  # a run may go on from an earlier one
-    y_low, y_high = _choose_range(all_points, x_low + EARLY * (x_high - x_low))
-    margin = 0.05 * (y_high - y_low) or 0.02 * (y_high or 1.0)
-    y_low, y_high = max(0.0, y_low - margin), y_high + margin
+    x_low, x_high, y_low, y_high = _choose_axes(all_points)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
@@ -87,39 +82,28 @@ def make_line_chart(title: str, x_name: str, y_name: str, lines: Mapping[str, Po
             HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM),
         )
 
-    axes = _make_axes(x_name, make_ticks(x_low, x_high), make_ticks(y_low, y_high), place)
-    picture = legend = ""
+    x_ticks = {n: place(n, y_low)[0] for n in make_ticks(x_low, x_high)}
+    y_ticks = {n: place(x_low, n)[1] for n in make_ticks(y_low, y_high)}
+    picture = _make_axes(x_name, x_ticks, y_ticks)
+    legend = ""
     rows = []
     for name, points in drawn.items():
         style = _make_style(name)
-        places = [place(*point) for point in thin_out(points, MAX_POINTS)]
+        places = [place(x, y) for x, y in thin_out(points, MAX_POINTS) if y_low <= y <= y_high]
         picture += f'<polyline {style} points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>'
         if len(places) <= MAX_DOTS:
             picture += "".join(f'<circle {style} cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
-        legend += (
-            f'<li><svg class="swatch" aria-hidden="true"><path {style} d="M0 4H24"/></svg>{html.escape(name)}</li>'
-        )
+        swatch = f'<svg class="swatch" aria-hidden="true"><path {style} d="M0 4H24"/></svg>'
+        legend += f"<li>{swatch}{html.escape(name)}</li>"
         rows += [(name, format_number(x), format_number(y)) for x, y in thin_out(points, MAX_ROWS)]
-    ends = "; ".join(f"{name} ends at {format_number(points[-1][1])}" for name, points in drawn.items())
     which = "all points" if len(rows) == len(all_points) else "some of the points"
     table = make_table(f"{title}: {which}", ("line", x_name, y_name), rows)
-    # The inner picture cuts off what lies above or below the axis.
-    bounds = f'y="{TOP - 4}" width="{WIDTH}" height="{HEIGHT - TOP - BOTTOM + 8}"'
+    name = html.escape(title)
     return (
-        f'<figure><figcaption>{html.escape(title)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
-        f' aria-label="{html.escape(f"{title}. {ends}.")}">{axes}'
-        f'<svg {bounds} viewBox="0 {TOP - 4} {WIDTH} {HEIGHT - TOP - BOTTOM + 8}">{picture}</svg></svg>'
-        f'<ul class="legend">{legend}</ul><details><summary>As a table</summary>{table}</details></figure>'
+        f'<figure><figcaption>{name}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">'
+        f'{picture}</svg><ul class="legend">{legend}</ul>'
+        f"<details><summary>As a table</summary>{table}</details></figure>"
     )
-
-
-def _choose_range(points: Points, late_x: float) -> tuple[float, float]:
-    """Return the least and the greatest y to show: from `late_x` on, if earlier points would flatten later ones."""
-    ys = [y for _, y in points]
-    late = [y for x, y in points if x >= late_x]
-    if len(late) > 2 and max(late) - min(late) < FLAT * (max(ys) - min(ys)):
-        return min(late), max(late)
-    return min(ys), max(ys)
 
 
 def _make_style(name: str) -> str:
@@ -132,14 +116,25 @@ def _make_style(name: str) -> str:
     return f'class="line worker" style="--hue: {(210 + index * HUE_STEP) % 360:g}; --dash: {dash}"'
 
 
-def _make_axes(x_name: str, x_ticks: Sequence[float], y_ticks: Sequence[float], place: Place) -> str:
+def _choose_axes(points: Points) -> tuple[float, float, float, float]:
+    """Return the least and the greatest x and y to show; early points are left out if they would flatten later ones."""
+    xs, ys = ([*values] for values in zip(*points, strict=True))
+    x_low, x_high = min(xs), max(xs) or 1.0
+    x_low = x_low if x_high / 2 < x_low < x_high else 0.0  # a run may go on from an earlier one
+    late = [y for x, y in points if x >= x_low + EARLY * (x_high - x_low)]
+    if len(late) > 2 and max(late) - min(late) < FLAT * (max(ys) - min(ys)):
+        ys = late
+    margin = 0.05 * (max(ys) - min(ys)) or 0.02 * (max(ys) or 1.0)
+    return x_low, x_high, max(0.0, min(ys) - margin), max(ys) + margin
+
+
+def _make_axes(x_name: str, x_ticks: Mapping[float, float], y_ticks: Mapping[float, float]) -> str:
+    """Return the axes with their ticks, whose places are by number."""
     axes = f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{html.escape(x_name)}</text>'
-    for value in y_ticks:
-        _, y = place(0, value)
+    for value, y in y_ticks.items():
         axes += f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
         axes += f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{format_number(value)}</text>'
-    for value in x_ticks:
-        x, _ = place(value, 0)
+    for value, x in x_ticks.items():
         anchor = "end" if x > WIDTH - RIGHT - 12 else "middle"
         axes += f'<text x="{x:.1f}" y="{HEIGHT - 25}" text-anchor="{anchor}">{format_number(value)}</text>'
     return axes

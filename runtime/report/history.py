@@ -138,11 +138,10 @@ def tell(run: History, task: str) -> list[Entry]:
         if event["event"] in MOMENTS:
             text = MOMENTS[event["event"]].format_map(event).removesuffix(": ")
             text = re.sub("^restored /.*/", "restored ", text)
-            is_later = event["secs"] > run.trained_at  # before that, it is how a run begins
-            is_trouble = event["event"] in ("lost", "steps lost") or (
-                is_later and (event["event"] == "back" or text.startswith("restored"))
-            )
-            kind = "trouble" if is_trouble or event.get("status") else "event"
+            is_trouble = event["event"] in ("lost", "steps lost") or event.get("status")
+            # Once a worker has trained; before that, it is how a run begins.
+            is_mended = event["event"] in ("back", "model") and event["secs"] > run.trained_at > 0
+            kind = "trouble" if is_trouble or is_mended else "event"
             moments.append(Entry(event["secs"], event["secs"], kind, text))
     return spans + moments
 

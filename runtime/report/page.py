@@ -23,7 +23,6 @@ def make_page(run: History) -> str:
     sections = {
         "Result": _make_figures(run),
         "Accuracy and loss": _make_curves(run),
-        "Examples per second": _make_speed(run),
         "What each task did": _make_timeline(run),
         "What was taken for what": _make_confusion(run),
         "The worst mistakes": _make_mistakes(run),
@@ -44,24 +43,19 @@ def _make_figures(run: History) -> str:
     if not run.result:
         step = max((event["global_step"] for event in run.of_kind("progress")), default=0)
         return f"<p>The run has no result: it goes on, or was ended. It came to global step {step}.</p>"
-    result = {"replication": "?", "sharding": "?", **run.result}  # a result of an older version lacks these
+    result = run.result
+    steps = f"global steps, from {run.first_step} on" if run.first_step else "global steps"
     figures = {
         "test accuracy": f"{result['test_accuracy']:.2%}",
         "test loss": charts.format_number(result["test_loss"]),
-        f"global steps, from {run.first_step} on" if run.first_step else "global steps": charts.format_number(
-            result["global_step"]
-        ),
+        steps: charts.format_number(result["global_step"]),
         "of training": f"{result['train_secs']:.1f} s",
         "examples/s": charts.format_number(result["examples_per_sec"]),
     }
     items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
-    updates = "synchronous" if result["sync_replicas"] or result["replication"] == "in_graph" else "asynchronous"
-    how = (
-        f"{result['model']} with {result['optimizer']}; {updates} updates, local steps: {result['local_steps']},"
-        f" batches of {result['batch_size']}; ps: {result['num_ps']}, workers: {result['num_workers']}; replication:"
-        f" {result['replication']}, sharding: {result['sharding']}; TensorFlow {result['tensorflow_version']}"
-    )
-    return f'<dl class="figures">{items}</dl><p class="soft">{html.escape(how)}</p>'
+    shown = ("test_accuracy", "test_loss", "global_step", "train_secs", "examples_per_sec")
+    others = ", ".join(f"{name}: {value}" for name, value in result.items() if name not in shown and value is not None)
+    return f'<dl class="figures">{items}</dl><p class="soft">{html.escape(others)}</p>'
 
 
 def _make_curves(run: History) -> str:
@@ -78,18 +72,6 @@ def _make_curves(run: History) -> str:
         title = f"Loss by {x_name}, that of a worker on one batch"
         figures += charts.make_line_chart(title, x_name, "loss", losses)
     return f'<div class="charts">{figures}</div>' if figures else TOO_SHORT
-
-
-def _make_speed(run: History) -> str:
-    rates: dict[str, list[tuple[float, float]]] = {task: [] for task in run.tasks}
-    for event in run.events:
-        of_task, secs = rates[event["by"]], event["secs"] - run.trained_at
-        if event["event"] == "training" and of_task:  # nothing was used between the two sessions
-            of_task += [(of_task[-1][0], 0.0), (secs, 0.0)]
-        elif "examples_per_sec" in event and not (of_task and event["event"] == "finished"):  # that is of all the time
-            of_task.append((secs, event["examples_per_sec"]))
-    x_name = "seconds of training"
-    return charts.make_line_chart("Examples per second of each worker", x_name, "examples/s", rates) or TOO_SHORT
 
 
 def _make_timeline(run: History) -> str:

@@ -2,24 +2,27 @@
 
 import json
 
+from absl import logging
+
 from runtime.files import replace_file
 from runtime.folder import RunFolder
 from runtime.trace import chrome, clocks, parts
 
 
 def write(folder: RunFolder) -> str:
-    """Merge what the workers traced into `trace.json`, and return its path, or "" if there is nothing.
+    """Merge what the workers traced into `trace.json`, and return its path, or "" if there is none.
 
-    Files of a worker that cannot be read are only said.
-
-    Raises:
-      OSError: the trace cannot be written.
-      ValueError: it cannot be made.
+    The run is over by then. So a trace that cannot be made is only said, and so are files that cannot be read.
     """
     trace = parts.read(folder)
     if not trace.spans:
+        logging.error("there is no trace in %s: no worker has traced any of the --profile_steps there", folder.path)
         return ""
-    clocks.align(trace)
-    events = chrome.make_events(trace.last_job())
-    replace_file(folder.trace, json.dumps({"traceEvents": events}).encode())
+    try:
+        clocks.align(trace)
+        events = chrome.make_events(trace.last_job())
+        replace_file(folder.trace, json.dumps({"traceEvents": events}).encode())
+    except (OSError, ValueError) as error:
+        logging.error("the trace of all tasks could not be made (%s): make that possible", error)
+        return ""
     return folder.trace

@@ -20,28 +20,22 @@ def align(trace: Trace) -> None:
 def estimate_offsets(messages: Sequence[Message]) -> dict[str, int]:
     """Return by task what to add to its clock, in nanoseconds, so that no message arrives before it was sent.
 
-    Messages in both directions leave a range for the difference of two clocks: it is as wide as the fastest of them
-    took, there and back. If the range allows it, a task keeps the clock of another task, since those on one machine
-    have the same. Otherwise it gets the middle, as if both directions took equally long. If a clock was set meanwhile,
-    no choice suits all messages: some still arrive too early.
+    If none does, all clocks stay as they are. Otherwise, messages in both directions leave a range for the difference
+    between a clock and that of worker 0, as wide as the fastest of them took, there and back. The middles of these
+    ranges suit all messages, also those between other tasks. A task without such messages keeps its clock.
     """
     names = {span.task for message in messages for span in message}
     tasks = sorted(names, key=lambda task: (task != "worker 0", task))
-    limits = np.full((len(tasks), len(tasks)), np.inf)  # of each sender (row) and receiver, in nanoseconds
+    limits = np.where(np.eye(len(tasks)), 0, np.inf)  # of each sender (row) and receiver, in nanoseconds
     for sent, received in messages:
         pair = tasks.index(sent.task), tasks.index(received.task)
         limits[pair] = min(limits[pair], received.end - sent.end)
-    # More limits follow by way of other tasks: shortest paths, by Floyd and Warshall.
-    closed = np.minimum(limits, np.where(np.eye(len(tasks)), 0, np.inf))
-    for between in range(len(tasks)):
+    if (limits >= 0).all():
+        return dict.fromkeys(tasks, 0)
+    closed = limits
+    for between in range(len(tasks)):  # limits by way of other tasks: shortest paths, by Floyd and Warshall
         closed = np.minimum(closed, closed[:, [between]] + closed[[between], :])
-    if not (closed.diagonal() < 0).any():
-        limits = closed
-    offsets: list[int] = []
-    for task in range(len(tasks)):
-        low = max((offset - limits[known, task] for known, offset in enumerate(offsets)), default=-np.inf)
-        high = min((offset + limits[task, known] for known, offset in enumerate(offsets)), default=np.inf)
-        fitting = [offset for offset in (0, *offsets) if low <= offset <= high]
-        middle = np.mean([end for end in (low, high) if np.isfinite(end)] or 0)
-        offsets.append(fitting[0] if fitting else round(float(middle)))
-    return dict(zip(tasks, offsets, strict=True))
+    if (closed.diagonal() < 0).any():  # a clock was set meanwhile, and no choice suits all messages
+        closed = limits
+    ranges = zip(tasks, -closed[0], closed[:, 0], strict=True)
+    return {task: round((low + high) / 2) if np.isfinite([low, high]).all() else 0 for task, low, high in ranges}
