@@ -75,10 +75,16 @@ def animate(pictures):
 def record_report(folder):
     """Train on two ps tasks, of which one is killed, and return the path of the report."""
     train_dir = pathlib.Path(folder, "run1")
-    flags = ["--train_steps=20000", "--local_steps=4", "--save_checkpoint_secs=2", "--eval_every_secs=1"]
+    flags = [
+        "--train_steps=20000",
+        "--local_steps=4",
+        "--save_checkpoint_secs=2",
+        "--eval_every_secs=1",
+        "--log_every_secs=0.5",
+    ]
     with Cluster(folder, 2, 2, *flags, f"--train_dir={train_dir}") as tasks:
         tasks.start()
-        tasks["worker 0"].wait_for_output(r"global step [6-9]\d\d\d/")
+        tasks["worker 0"].wait_for_output(r"global step ([6-9]|1\d)\d\d\d/")
         tasks["ps 1"].kill()
         tasks.start("ps 1")
         assert not any(tasks.wait().values()), tasks["worker 0"].output()
