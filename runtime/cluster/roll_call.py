@@ -11,7 +11,7 @@ from runtime import events
 from runtime.cluster import probes, signals
 from runtime.cluster.notes import Notes
 from runtime.cluster.task import Peer, Task
-from runtime.cluster.waiting import POLL_SECS, Watch, wait_until_nothing_is_missing
+from runtime.cluster.waiting import MIN_POLL_SECS, POLL_SECS, Watch, wait_until_nothing_is_missing
 from runtime.process import end_process
 from runtime.threads import start_guard
 
@@ -24,7 +24,9 @@ TRAINED = "trained"
 STOPPED = "stopped"  # by a signal, before the end
 EVALUATED = "evaluated"  # the chief's last word: nobody needs its servers any more
 
-LINGER_SECS = 0.5  # how long a task stays after the chief's last word, so that the chief gets the answer of each
+LINGER_SECS = (
+    0.5  # how long a task stays after the chief's last word, unless the chief, which needs the answers, leaves
+)
 
 
 class Word(NamedTuple):
@@ -138,7 +140,7 @@ class Departure:
         words = [Word("", "")] * self._task.num_clients
         with self._connection.session(graph) as session:
             while words[0].text != EVALUATED and not (self._received and self._is_free(words)):
-                time.sleep(POLL_SECS)
+                time.sleep(MIN_POLL_SECS if words[0].text == TRAINED else POLL_SECS)
                 last_words, words = words, roll_call.listen(session)
                 for worker, word in enumerate(words):
                     if word != last_words[worker]:
@@ -147,8 +149,14 @@ class Departure:
         number = None if words[0].text == EVALUATED else self._received
         reason = f"{number.name}, and nobody trains" if number else "the chief has evaluated"
         logging.info("%s: %s: leaving", self._task, reason)
-        time.sleep(LINGER_SECS)
+        deadline = time.monotonic() + LINGER_SECS
+        while not self._has_ended(self._task.clients[0]) and time.monotonic() < deadline:
+            time.sleep(MIN_POLL_SECS)
         end_process(128 + number if number else 0)
+
+    @staticmethod
+    def _has_ended(chief: Peer) -> bool:
+        return probes.probe(chief.address) == probes.REFUSED
 
     def _is_free(self, words: list[Word]) -> bool:
         """Return whether every client has trained, and the chief has evaluated, but for those that do not answer."""

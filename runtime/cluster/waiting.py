@@ -16,6 +16,7 @@ from runtime.process import end_process
 from runtime.threads import start_guard
 
 POLL_SECS = 0.2
+MIN_POLL_SECS = 0.05  # at the begin of a wait
 LOOK_SECS = 1.0  # how often a watch looks
 REMINDER_SECS = 10.0  # how often a wait repeats what it waits for
 
@@ -50,7 +51,7 @@ def wait_until_nothing_is_missing(
             logging.info("%s: waiting for %s", task, missing)
             events.record("waiting", missing=missing)
             last_logged, logged_at = missing, now
-        time.sleep(poll_secs)
+        time.sleep(min(poll_secs, max(MIN_POLL_SECS, (now - start) / 4)))  # most waits are over soon
     if last_logged:
         events.record("waited")
 
