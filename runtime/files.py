@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import io
 import json
 import os
 from typing import Any
@@ -54,24 +55,38 @@ def append_lines(path: str, lines: collections.deque[bytes]) -> None:
 
 
 class Tail:
-    """The lines that come to a file after what it has now."""
+    """The lines that come to a file after what it has now; where another takes its place, those of both."""
 
     def __init__(self, path: str):
         """Begin at the end of the file, which need not be there yet."""
         self._path = path
-        self._position = os.path.getsize(path) if os.path.exists(path) else 0
+        self._file = self._open()
+        self._position = os.fstat(self._file.fileno()).st_size if self._file else 0
+
+    def _open(self) -> io.FileIO | None:
+        with contextlib.suppress(OSError):
+            return open(self._path, "rb", buffering=0)
+        return None
 
     def read(self) -> list[str]:
         """Return the lines that are new since the last call; a line that is not whole comes later."""
-        with contextlib.suppress(OSError), open(self._path, "rb") as file:
-            file.seek(self._position)
-            content = file.read()
-            *lines, half_line = content.split(b"\n")
-            self._position += len(content) - len(half_line)
-            return [line.decode(errors="replace") for line in lines]
-        return []
+        lines = self._read_on()
+        with contextlib.suppress(OSError):  # there is none yet, or none any more
+            if not (self._file and os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))):
+                self._file, self._position = self._open(), 0
+                lines += self._read_on()
+        return lines
+
+    def _read_on(self) -> list[str]:
+        if not self._file:
+            return []
+        self._file.seek(self._position)
+        content = self._file.readall()
+        *lines, half_line = content.split(b"\n")
+        self._position += len(content) - len(half_line)
+        return [line.decode(errors="replace") for line in lines]
 
     def skip_half_line(self) -> None:
         """Leave out what is there of a line that is not whole."""
-        with contextlib.suppress(OSError):
-            self._position = os.path.getsize(self._path)
+        if self._file:
+            self._position = self._file.seek(0, os.SEEK_END)

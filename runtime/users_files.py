@@ -1,4 +1,4 @@
-"""The two files of a user, `model.py` and `mnist_input.py`: what they must return, and where a mistake in them is."""
+"""The files of a user, `model.py` and `mnist_input.py`: what they must return, and where a mistake in them is."""
 
 import os
 import pathlib
@@ -15,50 +15,53 @@ from runtime.errors import UNUSABLE_STATUS, UnusableError, reason
 from runtime.tables import MISTAKE, Table
 
 PROJECT = pathlib.Path(__file__).parents[1]
-NAMES = ("model.py", "mnist_input.py")
+OURS = ("runtime", "benchmarks", "tests", ".venv", "distributed.py", "predict.py")  # all else there is the user's
+OF_OPS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.UnknownError)
 
 
-def describe_mistake(error: BaseException) -> str:
+def describe_mistake(error: Exception) -> str:
     """Return an error that comes from a user's file as a line that says where, or "" if it comes from elsewhere.
 
     It may have been raised there, while the file was imported too, or by an op that was made there. What the system
     refused at this moment, such as memory or a file on a server that is away, is no mistake.
     """
-    if not isinstance(error, Exception) or isinstance(error, MemoryError | tf.errors.UnavailableError):
-        return ""
-    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
-        return ""
     if isinstance(error, tf.errors.OpError) and MISTAKE in error.message:
         return reason(error)
-    if place := _find_place(error):
-        return f"{place}: {reason(error)}; correct {place.partition(',')[0]}"
+    if isinstance(error, MemoryError | OSError) and not isinstance(error, FileNotFoundError | PermissionError):
+        return ""
+    if place := find_place(error):
+        file = place.partition(",")[0]
+        if isinstance(error, tf.errors.OpError):
+            return f"{place}: {reason(error)}; correct {file}, or the examples that it gets"
+        return f"{place}: {type(error).__name__}: {' '.join(str(error).split())}; correct {file}"
     module = pathlib.Path(getattr(getattr(error, "obj", None), "__file__", None) or "")
     return f"{reason(error)}; correct {module.name}" if _is_users(module) else ""  # it lacks a name
 
 
-def _find_place(error: Exception) -> str:
+def find_place(error: Exception) -> str:
     """Return the file of a user and the line in it that an error comes from, or ""."""
     frames = list(traceback.extract_tb(error.__traceback__))
     if isinstance(error, SyntaxError) and error.filename:
         frames.append(traceback.FrameSummary(error.filename, error.lineno, ""))
-    if isinstance(error, tf.errors.InvalidArgumentError) and error.op is not None:
-        frames += error.op.traceback
+    if isinstance(error, tf.errors.OpError):
+        frames = [*error.op.traceback] if isinstance(error, OF_OPS) and error.op else []
     for frame in reversed(frames):
         path = pathlib.Path(frame.filename)
         if _is_users(path):
-            return f"{path.name}, line {frame.lineno}"
+            return f"{path.relative_to(PROJECT)}, line {frame.lineno}"
     return ""
 
 
 def _is_users(path: pathlib.Path) -> bool:
-    return path.name in NAMES and path.parent == PROJECT
+    return path.is_relative_to(PROJECT) and path.relative_to(PROJECT).parts[:1] not in [(name,) for name in OURS]
 
 
 def _tell_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Tell a mistake in one line, with status 2, where `program` does not: while the files are imported."""
-    if mistake := describe_mistake(error):
-        print(f"error: {mistake}", file=sys.stderr, flush=True)
-        os._exit(UNUSABLE_STATUS)
+    """Tell what is wrong in one line, where `program` does not: while the files are imported."""
+    if isinstance(error, Exception) and (place := find_place(error)):
+        mistake = describe_mistake(error)
+        print(f"error: {mistake or f'{place}: {reason(error)}; start this task again'}", file=sys.stderr, flush=True)
+        os._exit(UNUSABLE_STATUS if mistake else 1)
     sys.__excepthook__(kind, error, trace)
 
 

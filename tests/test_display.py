@@ -181,6 +181,19 @@ def test_only_what_is_appended_is_read(tmp_path):
     assert Tail(str(tmp_path / "no.jsonl")).read() == []
 
 
+def test_where_a_file_is_replaced_the_rest_of_the_old_one_is_read_and_then_the_new_one(tmp_path):
+    path = tmp_path / "log"
+    path.touch()
+    tail = Tail(str(path))
+    with open(path, "a", buffering=1) as file:
+        path.rename(tmp_path / "moved")
+        file.write("old\n")
+        assert tail.read() == ["old"]
+        file.write("older\n")
+        path.write_text("new\n")
+        assert tail.read() == ["older", "new"]
+
+
 @pytest.mark.parametrize(
     ("line", "shown", "style"),
     [

@@ -1,5 +1,6 @@
 """What the launcher does with its tasks: each test runs the real one, with tasks that are shell scripts."""
 
+import fcntl
 import json
 import os
 import re
@@ -63,8 +64,13 @@ def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
         ),
         (
             {"global_step": 7},
-            ["--train_steps", "5", "--stop_at_accuracy", "0.9"],
-            ["folder", "train on  {command} --train_steps=14", "export    {command} --train_steps 5 --stop", "predict"],
+            ["--train_steps", "500", "--stop_at_accuracy", "0.9"],
+            [
+                "folder",
+                "train on  {command} --train_steps=500",
+                "export    {command} --train_steps 500 --st",
+                "predict",
+            ],
         ),
         (
             {"global_step": 7},
@@ -197,16 +203,34 @@ def test_a_run_that_cannot_go_on_says_how_to_go_on_from_its_checkpoint(launch):
     run = launch("touch train/checkpoint; echo 'error: wrong'; exit 2", "--seed=7")
     assert run.wait(DEADLINE_SECS) == 2
     assert re.search(
-        r"error: wrong\nto go on from the last checkpoint: .* --train_dir=train .*--seed=7\n$", run.output()
+        r"error: wrong\nonce that is mended, to go on from the last checkpoint: .* --train_dir=train .*--seed=7\n$",
+        run.output(),
     )
 
 
-def test_a_train_dir_that_is_removed_is_said_to_be_gone_once(launch):
-    run = launch("rm -r train; while ! [ -e go-on ]; do sleep 0.05; done")
-    run.wait_for_output("train is gone, with the logs: make it again, or nothing of this run can be saved")
-    (launch.folder / "go-on").touch()
+def test_a_train_dir_that_is_removed_is_made_again_and_no_line_is_missed(launch):
+    fails_once = "if ! [ -e failed ]; then touch failed; mv train moved; {wait}; echo of the old log; exit 7; fi"
+    run = launch(fails_once.format(wait="while ! [ -e train/logs ]; do sleep 0.05; done") + "; echo of the new log")
     assert run.wait(DEADLINE_SECS) == 0
-    assert run.output().count("is gone") == 1
+    shown = run.output().splitlines()
+    assert shown.count("of the old log") == shown.count("of the new log") == 1
+    again = f"run_local_cluster.sh: {launch.folder}/train was removed: it is made again, for what comes from now on"
+    assert shown.count(again) == 1
+    assert launch.log.read_text() == "of the new log\n"
+
+
+def test_a_run_whose_train_dir_another_one_has_taken_ends(launch):
+    run = launch("echo begins; while :; do sleep 0.05; done")
+    run.wait_for_output("begins")
+    folder = launch.folder / "train"
+    (launch.folder / "other" / "logs").mkdir(parents=True)
+    lock = os.open(launch.folder / "other" / "logs", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    folder.rename(launch.folder / "moved")
+    (launch.folder / "other").rename(folder)
+    assert run.wait(DEADLINE_SECS) == 1
+    os.close(lock)
+    assert "error: worker-0 has lost its train directory, which another run uses now; all tasks" in run.output()
 
 
 def test_a_second_ctrl_c_says_what_ends_the_run_at_once(launch):

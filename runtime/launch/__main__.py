@@ -13,7 +13,6 @@ if is_interruptible:
 
 import contextlib
 import datetime
-import fcntl
 import functools
 import importlib
 import logging
@@ -121,9 +120,13 @@ def run_cluster(options: Options) -> NoReturn:
         os.makedirs(options.folder.logs, exist_ok=True)
     except OSError as error:
         refuse(f"--train_dir {options.train_dir} cannot be written: {error.strerror}")
-    lock(options)
     run_task = functools.partial(script.program.start, script.main, script.mnist_input.DataError)
-    sys.exit(Supervisor(options, run_task, getattr(script.mnist_input, "PREDICTS", "")).run())
+    try:
+        supervisor = Supervisor(options, run_task, getattr(script.mnist_input, "PREDICTS", ""))
+    except BlockingIOError:
+        remedy = "wait until all its processes have ended, or give another folder"
+        refuse(f"--train_dir {options.train_dir} is in use by another run: {remedy}")
+    sys.exit(supervisor.run())
 
 
 def import_quietly(name: str) -> ModuleType:
@@ -136,18 +139,6 @@ def import_quietly(name: str) -> ModuleType:
     finally:
         os.dup2(standard_error, 2)
         os.close(standard_error)
-
-
-def lock(options: Options) -> None:
-    """Keep other launchers out, as long as this process or one of its tasks lives: logs and events would be mixed."""
-    descriptor = os.open(options.folder.logs, os.O_RDONLY)  # never closed, and inherited by the tasks
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        remedy = "wait until all its processes have ended, or give another folder"
-        refuse(f"--train_dir {options.train_dir} is in use by another run: {remedy}")
-    except OSError:  # some network file systems know no locks
-        pass
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The supervisor: starts the tasks of a cluster, starts again what dies, and ends all of them when one cannot go on."""
 
 import contextlib
+import fcntl
 import os
 import queue
 import re
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from runtime import output
 from runtime.files import read_json
+from runtime.folder import RunFolder
 from runtime.launch.console import Console
 from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options
 from runtime.launch.ports import choose_ports
@@ -39,7 +41,7 @@ class Supervisor:
         self._tasks = {name: Task(name, options.folder.log_of(name)) for name in names}
         self._chief = self._tasks["worker-0"]
         self._console = Console(options.folder, names)
-        self._is_folder_there = True
+        self._lock, self._was_warned = lock(options.folder), False
         self._leave_by: float | None = None  # once the chief has ended
         self._received: signal.Signals | None = None
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -72,7 +74,7 @@ class Supervisor:
                 task = self._tasks["-".join(repeated.groups())]
                 last_lines = self._read_last_lines(task)
             message = f"error: {task.name} {why}; all tasks were ended. The end of {task.log}:"
-            to_go_on = self._describe_how_to_go_on() if self._has_saved() else []
+            to_go_on = [f"once that is mended, {line}" for line in self._describe_how_to_go_on() if self._has_saved()]
             self._console.close([], "\n".join([message, *last_lines, *to_go_on]))
             return int(status)
         self._console.close(self._stop() if self._received else self._describe_what_is_next())
@@ -107,11 +109,28 @@ class Supervisor:
         for name, task in self._tasks.items():
             if task.has_just_ended():
                 self._console.note(name, "ended", status=task.status)
-        if self._is_folder_there and not os.path.exists(self._options.folder.logs):
-            self._is_folder_there = False
-            folder = self._options.folder.path
-            self._console.say(f"{folder} is gone, with the logs: make it again, or nothing of this run can be saved")
         self._console.refresh()
+
+    def _keep_folder(self) -> None:
+        """Make the train directory again if somebody has removed it, or moved it away.
+
+        Raises:
+          GivenUpError: another launcher has made it.
+        """
+        folder = self._options.folder
+        with contextlib.suppress(OSError):  # it is gone
+            if os.path.samestat(os.stat(folder.logs), os.fstat(self._lock)):
+                return
+        try:
+            os.makedirs(folder.logs, exist_ok=True)
+            self._lock = lock(folder)
+            self._console.say(f"{folder.path} was removed: it is made again, for what comes from now on")
+        except BlockingIOError:
+            raise GivenUpError(self._chief, "has lost its train directory, which another run uses now", 1) from None
+        except OSError as error:
+            if not self._was_warned:
+                self._was_warned = True
+                self._console.say(f"{folder.path} was removed, and cannot be made again: {error.strerror}")
 
     def _supervise(self) -> None:
         """Start again what has died.
@@ -119,6 +138,7 @@ class Supervisor:
         Raises:
           GivenUpError: a task cannot go on, or stays when the chief has ended.
         """
+        self._keep_folder()
         if self._chief.status == 0:
             self._leave_by = self._leave_by or time.monotonic() + LEAVE_SECS
         for task in self._tasks.values():
@@ -170,16 +190,18 @@ class Supervisor:
             return []
         model = self._options.export_dir or os.path.join(_shorten(folder.path), "model")
         words = iter(sys.argv[1:])
-        more = []
+        more, steps = [], [2 * result["global_step"]]
         for word in words:
             if not (reached := REACHED.fullmatch(word)):
                 more.append(word)
-            elif not reached[2]:
-                next(words, None)  # its value
+                continue
+            value = reached[2].removeprefix("=") if reached[2] else next(words, "")
+            if reached[1] == "train_steps":  # an accuracy may have ended the run before
+                steps.append(int(value))
         lines = ["", f"folder    {_shorten(folder.path)}"]
         if os.path.exists(folder.report):
             lines.append(f"report    {_shorten(folder.report)}")
-        more.append(f"--train_steps={2 * result['global_step']}")
+        more.append(f"--train_steps={max(steps)}")
         lines.append(f"train on  {_make_command(more)}")
         if not self._options.export_dir:
             lines.append(f"export    {_make_command([*sys.argv[1:], f'--export_dir={model}'])}")
@@ -201,6 +223,26 @@ class Supervisor:
     def _kill_all(self) -> None:
         for task in self._running():
             task.process.kill()
+
+
+def lock(folder: RunFolder) -> int:
+    """Keep other launchers out, as long as this process or one of its tasks lives: logs and events would be mixed.
+
+    Returns:
+      The number of an open file, which is inherited by the tasks.
+
+    Raises:
+      BlockingIOError: another one keeps this one out.
+    """
+    descriptor = os.open(folder.logs, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # some network file systems know no locks
+        pass
+    return descriptor
 
 
 def _make_command(arguments: Sequence[str]) -> str:

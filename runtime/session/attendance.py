@@ -72,6 +72,10 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
     def __init__(self, roll_call: RollCall, task: Task, recovery_timeout_secs: float):
         """Wait `GRACE_SECS` for workers that do not answer, and `recovery_timeout_secs` for those that do."""
         self._roll_call, self._task, self._recovery_timeout_secs = roll_call, task, recovery_timeout_secs
+        self._has_trained = False
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        self._has_trained = True
 
     def end(self, session: tf.Session) -> None:
         lines = {worker: probes.Line(worker.address) for worker in self._task.clients}
@@ -90,5 +94,5 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
         for worker, word in zip(answered_at, self._roll_call.listen(session)[1:], strict=True):
             if word.text == TRAINING:
                 logging.warning("%s: ending without %s, which has not taken its last step", self._task, worker)
-            elif not word.text:
+            elif not word.text and self._has_trained:  # else it may only be slower
                 logging.warning("%s: %s never came", self._task, worker)

@@ -18,7 +18,7 @@ ROWS = {
     "`--batch_size`, `--learning_rate`, `--seed`": (1, 2, ["--batch_size=50", "--learning_rate=0.01", "--seed=7"], ""),
     "`--replication`": (1, 2, ["--replication=in_graph"], ""),
     "`--lr_schedule`, `--exchange_dtype`": (1, 2, ["--lr_schedule=one_cycle", "--exchange_dtype=bfloat16"], ""),
-    "`--sharding=dynamic`": (1, 2, ["--sharding=dynamic"], "has no variable sharding/runs_dealt_out"),
+    "`--sharding=dynamic` after `static`": (1, 2, ["--sharding=dynamic"], "has no variable sharding/runs_dealt_out"),
     "`--optimizer=sgd`": (1, 2, ["--optimizer=sgd"], ""),
     "`--optimizer=adam` after `sgd`": (1, 2, ["--optimizer=adam"], "has no variable mlp/hidden/weights/Adam"),
     "`--optimizer=momentum`": (1, 2, ["--optimizer=momentum"], "has no variable mlp/hidden/weights/Momentum"),
