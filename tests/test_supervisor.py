@@ -209,8 +209,10 @@ def test_a_run_that_cannot_go_on_says_how_to_go_on_from_its_checkpoint(launch):
 
 
 def test_a_train_dir_that_is_removed_is_made_again_and_no_line_is_missed(launch):
-    fails_once = "if ! [ -e failed ]; then touch failed; mv train moved; {wait}; echo of the old log; exit 7; fi"
-    run = launch(fails_once.format(wait="while ! [ -e train/logs ]; do sleep 0.05; done") + "; echo of the new log")
+    wait = "while ! [ -e moved ] || ! [ -e train/logs ]; do sleep 0.05; done"
+    run = launch(f"if ! [ -e moved ]; then echo begins; {wait}; echo of the old log; exit 7; fi; echo of the new log")
+    run.wait_for_output("begins")
+    (launch.folder / "train").rename(launch.folder / "moved")
     assert run.wait(DEADLINE_SECS) == 0
     shown = run.output().splitlines()
     assert shown.count("of the old log") == shown.count("of the new log") == 1
