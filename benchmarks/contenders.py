@@ -112,7 +112,8 @@ def make_roles(
         return roles | {name: Role([*script, *task], ends_itself=True) for name, task in tasks.items()}
     peer += [*flags, snapshots]
     if contender.peer == "classic":
-        return {name: Role([*peer, *task]) for name, task in tasks.items()}
+        # TensorFlow's default, whoever measures: the script waits for workers that are not there yet.
+        return {name: Role([*peer, *task], {"GRPC_FAIL_FAST": "use_caller"}) for name, task in tasks.items()}
     if contender.peer == "pytorch" and contender.batches_per_step > 1:
         host, port = chief.split(":")
         world = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(num_workers)}
