@@ -17,7 +17,7 @@ if [ -z "${BASH_VERSION:-}" ]; then exec bash "$0" "$@"; fi # it was given to an
 set -eu
 
 trap 'exit 131' QUIT # bash would ignore it
-script="$(readlink -f "${BASH_SOURCE[0]}" || echo "${BASH_SOURCE[0]}")" # it may be a link; old systems know no -f
+script="$(readlink -f "${BASH_SOURCE[0]}" 2>/dev/null || echo "${BASH_SOURCE[0]}")" # old systems know no -f
 here="$(CDPATH="" cd "$(dirname "$script")" && pwd)"
 locked=""
 for argument; do

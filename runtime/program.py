@@ -57,7 +57,7 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
     end_process(status, message, host_lists.tell_others if status == UNUSABLE_STATUS else None)
 
 
-def describe_end(error: Exception, unusable: tuple[type[Exception], ...] = ()) -> tuple[int, str]:
+def describe_end(error: Exception, unusable: tuple[type[Exception], ...]) -> tuple[int, str]:
     """Return the exit status of a process that `error` ends, and the line that says why."""
     if isinstance(error, unusable):
         return UNUSABLE_STATUS, " ".join(str(error).splitlines())

@@ -53,7 +53,7 @@ def find_place(error: Exception) -> str:
 
 
 def _is_users(path: pathlib.Path) -> bool:
-    return path.is_relative_to(PROJECT) and path.relative_to(PROJECT).parts[:1] not in [(name,) for name in OURS]
+    return path.is_relative_to(PROJECT) and path.relative_to(PROJECT).parts[0] not in OURS
 
 
 def _tell_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -24,9 +24,7 @@ TRAINED = "trained"
 STOPPED = "stopped"  # by a signal, before the end
 EVALUATED = "evaluated"  # the chief's last word: nobody needs its servers any more
 
-LINGER_SECS = (
-    0.5  # how long a task stays after the chief's last word, unless the chief, which needs the answers, leaves
-)
+LINGER_SECS = 0.5  # how long a task stays after the last word, for the chief to get the answer of each, if it is there
 
 
 class Word(NamedTuple):
@@ -149,14 +147,10 @@ class Departure:
         number = None if words[0].text == EVALUATED else self._received
         reason = f"{number.name}, and nobody trains" if number else "the chief has evaluated"
         logging.info("%s: %s: leaving", self._task, reason)
-        deadline = time.monotonic() + LINGER_SECS
-        while not self._has_ended(self._task.clients[0]) and time.monotonic() < deadline:
+        chief, deadline = self._task.clients[0], time.monotonic() + LINGER_SECS
+        while probes.probe(chief.address) != probes.REFUSED and time.monotonic() < deadline:
             time.sleep(MIN_POLL_SECS)
         end_process(128 + number if number else 0)
-
-    @staticmethod
-    def _has_ended(chief: Peer) -> bool:
-        return probes.probe(chief.address) == probes.REFUSED
 
     def _is_free(self, words: list[Word]) -> bool:
         """Return whether every client has trained, and the chief has evaluated, but for those that do not answer."""

@@ -16,7 +16,7 @@ from runtime.process import end_process
 from runtime.threads import start_guard
 
 POLL_SECS = 0.2
-MIN_POLL_SECS = 0.05  # at the begin of a wait
+MIN_POLL_SECS = 0.05  # at the beginning of a wait
 LOOK_SECS = 1.0  # how often a watch looks
 REMINDER_SECS = 10.0  # how often a wait repeats what it waits for
 

@@ -74,8 +74,10 @@ class Supervisor:
                 task = self._tasks["-".join(repeated.groups())]
                 last_lines = self._read_last_lines(task)
             message = f"error: {task.name} {why}; all tasks were ended. The end of {task.log}:"
-            to_go_on = [f"once that is mended, {line}" for line in self._describe_how_to_go_on() if self._has_saved()]
-            self._console.close([], "\n".join([message, *last_lines, *to_go_on]))
+            lines = [message, *last_lines]
+            if self._has_saved():
+                lines.append(f"once that is mended, {self._describe_how_to_go_on()}")
+            self._console.close([], "\n".join(lines))
             return int(status)
         self._console.close(self._stop() if self._received else self._describe_what_is_next())
         number = signal.SIGTERM if self._received == signal.SIGHUP else self._received
@@ -169,14 +171,14 @@ class Supervisor:
             return self._describe_what_is_next()
         if self._chief.status == 128 + signal.SIGKILL:
             self._console.say("the chief was killed before it could save: the steps since the last checkpoint are lost")
-        return self._describe_how_to_go_on()
+        return [self._describe_how_to_go_on()]
 
     def _has_saved(self) -> bool:
         return os.path.exists(self._options.folder.checkpoint_state)
 
-    def _describe_how_to_go_on(self) -> list[str]:
+    def _describe_how_to_go_on(self) -> str:
         what = "go on from the last checkpoint" if self._has_saved() else "begin again"
-        return [f"to {what}: {_make_command(sys.argv[1:])}"]
+        return f"to {what}: {_make_command(sys.argv[1:])}"
 
     def _read_last_lines(self, task: Task) -> list[str]:
         """Return the last lines of a task, from its log and, of the chief, from what a full disk did not take."""
@@ -197,7 +199,8 @@ class Supervisor:
                 continue
             value = reached[2].removeprefix("=") if reached[2] else next(words, "")
             if reached[1] == "train_steps":  # an accuracy may have ended the run before
-                steps.append(int(value))
+                with contextlib.suppress(ValueError):  # absl takes hexadecimal numbers, too
+                    steps.append(int(value))
         lines = ["", f"folder    {_shorten(folder.path)}"]
         if os.path.exists(folder.report):
             lines.append(f"report    {_shorten(folder.report)}")

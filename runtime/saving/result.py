@@ -135,4 +135,4 @@ def is_finished(folder: RunFolder, goal: Goal) -> bool:
 
 def is_of_finished_run(folder: RunFolder, goal: Goal, global_step: int) -> bool:
     """Return whether the model of this global step is the one of the result, and has reached `goal`."""
-    return is_finished(folder, goal) and read_json(folder.result).get("global_step") == global_step
+    return read_json(folder.result).get("global_step") == global_step and is_finished(folder, goal)
