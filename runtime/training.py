@@ -90,7 +90,7 @@ class Training:
             StopWithChiefHook(task, roll_call, flags.stop_at_accuracy),
             self._progress,
             SummaryHook(task, updates, me.folder, flags.log_every_secs),
-            AbandonSessionHook(me.watch, roll_call),
+            AbandonSessionHook(task, me.watch, roll_call),
             StopOnSignalHook(task, roll_call, self._checkpoints),
             RollCallHook(roll_call, task, flags.sync_replicas, flags.startup_timeout_secs),  # last: it says the end
         ]

@@ -43,7 +43,7 @@ class Mode(NamedTuple):
 MODES = {
     "asynchronous": Mode((), 10000),
     "synchronous": Mode(("--sync_replicas",), 5000),
-    "local_steps": Mode(("--local_steps=16",), 40000),
+    "local_steps": Mode(("--local_steps=16",), 200000),  # so that a fault of some seconds is a small part of them
 }
 
 

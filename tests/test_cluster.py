@@ -156,7 +156,7 @@ def test_waiting_ends_when_nothing_is_missing_any_more(caplog):
         ([None, None], ""),
         ([None, "no answer", "no answer", None], ""),  # its link was cut
         ([None, "connection refused"], "connection refused"),
-        ([None, "connection refused", None, None], "connection refused"),  # a short absence is not overlooked
+        ([None, "connection refused", "another"], "connection refused"),  # a short absence is not overlooked
         ([None, "no answer", None], ""),
         ([None, "no answer", "no answer", "another"], "another process answers there"),
         ([None, "no answer", "another"], "another process answers there"),  # it was there again at the next look
@@ -176,8 +176,10 @@ def test_a_watch_tells_a_process_that_has_ended_from_a_link_that_is_cut(monkeypa
         monkeypatch.setattr(probes, "life_of", lambda _, life=life: life)
         watch._sightings[ps].line.is_new = True
         watch._update(ps, found if found and found not in lives else "", float(second))
-    assert watch.ended_servers(since=0.5) == (ended and f"ps 0 at a:1 ({ended})")
-    assert watch.ended_servers(since=9.0) == ""
+    assert watch.ended_servers(0.5, {ps: "1"}) == (ended and f"ps 0 at a:1 ({ended})")
+    assert watch.ended_servers(9.0, {ps: "1"}) == ""
+    is_there = looks[-1] == "another"
+    assert not (is_there and watch.ended_servers(0.5, {ps: "2"})), "its forerunner is not of that session"
 
 
 def test_a_process_that_was_seen_to_end_ends_no_session_with_the_one_that_follows(monkeypatch):
@@ -188,8 +190,8 @@ def test_a_process_that_was_seen_to_end_ends_no_session_with_the_one_that_follow
         monkeypatch.setattr(probes, "life_of", lambda _, life=life: life)
         watch._sightings[ps].line.is_new = True
         watch._update(ps, reason, float(second))
-    assert watch.ended_servers(since=0.5) == "ps 0 at a:1 (connection refused)"
-    assert watch.ended_servers(since=1.5) == "", "that of a session which was made while it was away"
+    assert watch.ended_servers(0.5, {ps: "1"}) == "ps 0 at a:1 (connection refused)"
+    assert watch.ended_servers(1.5, {ps: "2"}) == "", "that of a session which was made while it was away"
 
 
 def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypatch):

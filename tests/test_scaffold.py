@@ -1,6 +1,7 @@
 import collections
 import logging
 import math
+import queue
 import threading
 
 import pytest
@@ -175,12 +176,27 @@ def test_old_checkpoints_are_counted_over_restarts(local_servers, tmp_path):
 def test_a_session_after_a_lost_one_releases_memory(monkeypatch):
     released = []
     monkeypatch.setattr(stopping, "release_free_memory", lambda: released.append("memory"))
-    hook = AbandonSessionHook(watch=None, roll_call=None)
+    hook = AbandonSessionHook(task=None, watch=None, roll_call=None)
     for num_lost in range(3):
         coord = tf.train.Coordinator()
         coord.request_stop()
         hook.after_create_session(None, coord)
         assert len(released) == num_lost
+
+
+def test_a_session_is_not_abandoned_for_a_ps_that_ended_before_it_was_made(monkeypatch, local_servers):
+    """However late the watch notices that end, it is told which processes the session has met."""
+    asked = queue.SimpleQueue()
+
+    class LateWatch:
+        def ended_servers(self, since, lives):
+            asked.put(lives)
+            return ""
+
+    monkeypatch.setattr(stopping, "LOOK_SECS", 0.01)
+    worker = Worker(local_servers(2, 1), 0)
+    with worker.session([AbandonSessionHook(worker.task, LateWatch(), roll_call=None)]):
+        assert asked.get(timeout=20) == {ps: probes.life_of(ps) for ps in worker.task.servers}
 
 
 def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch):
@@ -190,7 +206,10 @@ def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch):
         def __init__(self):
             self.ends, self.has_ended = [], threading.Event()
 
-        def ended_servers(self, since):
+        def list_devices(self):
+            return []
+
+        def ended_servers(self, since, lives):
             return "ps 0"
 
         def listen(self, session):
@@ -207,6 +226,8 @@ def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch):
     monkeypatch.setattr(stopping, "LOOK_SECS", 0.01)
     monkeypatch.setattr(stopping, "CLOSING_SECS", 0.01)
     monkeypatch.setattr(stopping, "end_process", stuck.end_process)
-    AbandonSessionHook(stuck, stuck)._abandon(stuck, tf.train.Coordinator(), created_at=0.0)
+    AbandonSessionHook(Task("worker", 0, ("a:1",), ("b:1",)), stuck, stuck)._abandon(
+        stuck, tf.train.Coordinator(), created_at=0.0
+    )
     message = "the last session cannot be closed after UnavailableError: ps 0 is gone: start this task again"
     assert stuck.ends == [(1, message)]

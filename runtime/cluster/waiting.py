@@ -4,7 +4,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from absl import logging
@@ -88,10 +88,15 @@ class Watch:
         """Let the others leave: this task does not need them any more."""
         self._is_over.set()
 
-    def ended_servers(self, since: float) -> str:
-        """Return each server whose process has ended after `since`, as of the last look; what it held is gone."""
-        ends = {server: self._sightings[server].end for server in self._task.servers}
-        return probes.describe({peer: how for peer, (at, how) in ends.items() if at > since})
+    def ended_servers(self, since: float, lives: Mapping[Peer, str]) -> str:
+        """Return each server whose process has ended, as of the last look; what it held is gone.
+
+        Args:
+          since: when a session was made; what had ended before is not of that session.
+          lives: of the servers in the session; one that lives was already there, whenever its forerunner was missed.
+        """
+        seen = {server: self._sightings[server] for server in self._task.servers}
+        return probes.describe({s: of.end[1] for s, of in seen.items() if of.end[0] > since and of.life != lives[s]})
 
     def _watch(self) -> None:
         secs = 0.0

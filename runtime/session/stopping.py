@@ -14,6 +14,7 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster import signals
+from runtime.cluster.probes import life_in
 from runtime.cluster.roll_call import REACHED, STOPPED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch, wait_until_nothing_is_missing
@@ -186,8 +187,8 @@ class AbandonSessionHook(tf.train.SessionRunHook):
     session has a thread that looks; it ends with it.
     """
 
-    def __init__(self, watch: Watch, roll_call: RollCall):
-        self._watch, self._roll_call = watch, roll_call
+    def __init__(self, task: Task, watch: Watch, roll_call: RollCall):
+        self._task, self._watch, self._roll_call = task, watch, roll_call
         self._has_lost_session = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -199,8 +200,9 @@ class AbandonSessionHook(tf.train.SessionRunHook):
     def _abandon(self, session: tf.Session, coord: tf.train.Coordinator, created_at: float) -> None:
         try:
             with coord.stop_on_exception():
+                lives = {server: life_in(session, server.device) for server in self._task.servers}
                 while not coord.wait_for_stop(LOOK_SECS):
-                    if dead := self._watch.ended_servers(since=created_at):
+                    if dead := self._watch.ended_servers(created_at, lives):
                         raise tf.errors.UnavailableError(None, None, f"{dead} is gone")
             coord.raise_requested_exception()
         except tf.errors.OpError as error:
