@@ -40,6 +40,12 @@ def test_a_task_that_fails_is_started_again_and_the_run_ends_well(launch):
     assert "worker-0 ended with status 7: starting it again (1 of 3)\nworker 0: trains\n" in run.output()
 
 
+def test_a_task_is_started_again_as_often_as_was_asked_for(launch):
+    run = launch("exit 7", "--max_restarts=1")
+    assert run.wait(DEADLINE_SECS) == 7
+    assert run.output().count("worker-0 ended with status 7: starting it again") == 1
+
+
 def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
     assert launch("echo 'of an earlier run'").wait(DEADLINE_SECS) == 0
     run = launch("for i in $(seq 100); do echo line $i; done; echo 'error: wrong' >&2; exit 2")
