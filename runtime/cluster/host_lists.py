@@ -115,12 +115,8 @@ def describe_unconfirmed(task: Task) -> str:
     asks before it makes a session. The lists may never agree: then a `HostListsWatch` ends this process.
     """
     given = HostLists.of(task)
-
-    def differs(server: Peer) -> bool:
-        found = read_board(server)
-        return not found or bool(given.describe_difference(server, found[0]))
-
-    unconfirmed = [str(server) for server, is_so in ask_all(task.servers, differs).items() if is_so]
+    boards = ask_all(task.servers, read_board)
+    unconfirmed = [str(owner) for owner, on in boards.items() if not on or given.describe_difference(owner, on[0])]
     return f"the host lists of {', '.join(unconfirmed)} to be those of this task" if unconfirmed else ""
 
 
