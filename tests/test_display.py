@@ -295,6 +295,19 @@ def test_there_is_no_display_where_a_shell_has_sent_the_run_into_the_background(
     assert "global step" not in "".join(terminal.shown())
 
 
+def test_a_run_that_ctrl_z_and_bg_have_sent_into_the_background_draws_no_more(launch):
+    before = ["bash", "-c", 'set -m; "$@"; bg; echo "in the background"; wait %1', "bash"]
+    terminal = launch(f"{WAIT} echo 'test accuracy 1.0'", before=before)
+    wait_for_waiting(terminal)
+    terminal.press(b"\x1a")
+    poll_for(lambda: "in the background" in terminal.lines, "bg")
+    (launch.folder / "go-on").touch()
+    assert terminal.wait(DEADLINE_SECS) == 0
+    shown = terminal.lines[terminal.lines.index("in the background") :]
+    assert "test accuracy 1.0" in shown
+    assert not [line for line in shown if "global step" in line]
+
+
 def test_tensorboard_says_its_address_above(launch):
     said = "TensorBoard 2.20.0 at http://here/ (Press CTRL+C to quit)"
     terminal = launch(f"{WAIT} echo noise >>train/logs/tensorboard.log; echo '{said}' >>train/logs/tensorboard.log")

@@ -38,7 +38,6 @@ class Task:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             with contextlib.suppress(AttributeError):  # only Linux tells when the launcher has been killed
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            os.makedirs(os.path.dirname(self.log), exist_ok=True)  # somebody may have removed it
             log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             for source, descriptor in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
                 os.dup2(source, descriptor)
