@@ -41,13 +41,13 @@ class Aggregation:
         with tf.device(holding.device), tf.name_scope("aggregation"):
             self._gradients = tf.ConditionalAccumulator(tf.float32, [holding.size], shared_name="gradients")
             # A mean would divide each row by the number of the gradients that have it.
-            sums_of_slices = [
+            self._sums_of_slices = [
                 tf.SparseConditionalAccumulator(
                     tf.float32, variable.shape, shared_name=f"gradients_of_{variable.op.name}", reduction_type="SUM"
                 )
                 for variable in holding.table_slices
             ]
-            self._accumulators = [*sums_of_slices, self._gradients]
+            self._accumulators = [*self._sums_of_slices, self._gradients]
             self._tokens = [tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_tokens") for name in ("even", "odd")]
             self._mutex = tf.raw_ops.MutexV2(container="", shared_name="aggregation")
             self.num_updates = self._make_variable("num_updates", self._start_anew)
@@ -70,7 +70,7 @@ class Aggregation:
         drops = []
         for accumulator in self._accumulators:
             is_empty = tf.equal(accumulator.num_accumulated(), 0)
-            drops.append(tf.cond(is_empty, tf.no_op, functools.partial(_drop, accumulator)))
+            drops.append(tf.cond(is_empty, tf.no_op, lambda taken=accumulator: tf.group(taken.take_grad(1))))
         return tf.group(*drops)
 
     def read_num_updates(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -171,7 +171,7 @@ class Aggregation:
         num_updates = self.num_updates.read_value()
         additions = [accumulator.set_global_step(num_updates) for accumulator in self._accumulators]
         with tf.control_dependencies(additions):
-            for accumulator, rows in zip(self._accumulators, gradient.of_slices, strict=False):
+            for accumulator, rows in zip(self._sums_of_slices, gradient.of_slices, strict=True):
                 additions.append(accumulator.apply_indexed_slices_grad(rows, local_step))
         with tf.control_dependencies(additions):  # last, since it is the one that is counted
             addition = self._gradients.apply_grad(gradient.vector, local_step)
@@ -182,7 +182,8 @@ class Aggregation:
         """Apply the average, and hand out a token for each gradient in it; this is the update of that `number`."""
         num_gradients = tf.cast(self._gradients.num_accumulated(), tf.float32)
         with tf.control_dependencies([num_gradients]):
-            *sums, vector = [_take(accumulator) for accumulator in self._accumulators]  # of all that are there
+            sums = [accumulator.take_grad(1) for accumulator in self._sums_of_slices]  # of all that are there
+            vector = self._gradients.take_grad(1)
         means = [tf.IndexedSlices(of_slice.values / num_gradients, of_slice.indices) for of_slice in sums]
         change = self.holding.apply(Gradient(vector, means), num_steps)
         with tf.control_dependencies([change]):
@@ -204,14 +205,3 @@ class Aggregation:
         if not self.is_waited_for():  # nobody would ever take them
             return tf.no_op()
         return queue.enqueue_many([tf.fill([num_tokens], True)])
-
-
-def _take(accumulator: tf.ConditionalAccumulator | tf.SparseConditionalAccumulator) -> tf.Tensor | tf.IndexedSlices:
-    """Build what an accumulator has, and empty it: the mean of gradients, or the sums of those of some rows."""
-    if isinstance(accumulator, tf.SparseConditionalAccumulator):
-        return accumulator.take_indexed_slices_grad(1)
-    return accumulator.take_grad(1)
-
-
-def _drop(accumulator: tf.ConditionalAccumulator | tf.SparseConditionalAccumulator) -> tf.Operation:
-    return tf.group(_take(accumulator))
