@@ -7,8 +7,8 @@ import tensorflow.compat.v1 as tf
 
 from runtime.errors import UnusableError
 from runtime.tables import Ids, Parameters, values_of
+from runtime.updates import towers
 from runtime.updates.packing import Packing, Selection
-from runtime.updates.towers import Towers
 from runtime.users_files import check_scalar
 
 # Builds the loss, float32 [], from the parameters and the inputs of a batch.
@@ -24,7 +24,7 @@ class Work(NamedTuple):
     build_loss: LossFunction
     inputs: tf.Tensor  # of the batches of a run, [batches in a run, b, ...]
     dtype: tf.DType  # in which gradients travel
-    towers: Towers  # where they are computed
+    devices: Sequence[str]  # where they are computed
 
     def build_gradients(self, parameters: Parameters, inputs: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Build the loss of a batch, float32 [], and its gradient with respect to each of the parameters.
@@ -99,7 +99,7 @@ class GradientExchangeBuilder:
         for vector in vectors:
             with tf.device(vector.device):
                 messages.append(tf.cast(vector, self._work.dtype))
-        loss, *gradients = self._work.towers.average(self._compute, [*messages, *selection.ids], inputs)
+        loss, *gradients = towers.average(self._work.devices, self._compute, [*messages, *selection.ids], inputs)
         self._last_gradients = [tf.cast(gradient, self._work.dtype) for gradient in gradients]
         # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape costs nothing, so the gradients
         # leave before the next batch is gathered, which becomes ready at the same moment.

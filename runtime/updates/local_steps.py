@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime.tables import values_of
+from runtime.updates import towers
 from runtime.updates.exchange import Exchange, Work
 from runtime.updates.packing import Selection
 from runtime.updates.schedule import Schedule
@@ -80,7 +81,7 @@ class LocalStepsExchangeBuilder:
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             given = [*(copy.read_value() for copy in self._copies), *selection.ids]
             inputs = tf.gather(self._work.inputs, number * self._length.max_steps + step)
-            loss, *gradients = self._work.towers.average(self._compute, given, inputs)
+            loss, *gradients = towers.average(self._work.devices, self._compute, given, inputs)
             self._rate = tf.gather(rates, step)
             with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
                 change = self._optimizer.apply_gradients(zip(gradients, self._copies, strict=True))

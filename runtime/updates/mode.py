@@ -18,7 +18,7 @@ from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
 from runtime.updates.synchronous import build_sync_updates
-from runtime.updates.towers import make_towers
+from runtime.updates.towers import choose_devices
 
 OPTIMIZERS = ("adam", "adagrad", "momentum", "nesterov", "sgd")
 EXCHANGE_DTYPES = ("float32", "bfloat16")
@@ -128,7 +128,7 @@ def build_updates(
             of_exchanges = tf.reshape(inputs, [mode.exchanges_per_run, -1, *inputs.shape[2:]])
             wanted = [build_ids(of_exchange) for of_exchange in tf.unstack(of_exchanges)]
         selections = packing.select(wanted)
-        work = Work(packing, build_loss, inputs, tf.as_dtype(mode.exchange_dtype), make_towers(task, config))
+        work = Work(packing, build_loss, inputs, tf.as_dtype(mode.exchange_dtype), choose_devices(task, config))
         if mode.local_steps == 1:
             builder = GradientExchangeBuilder(work)
         else:
