@@ -60,8 +60,7 @@ class LocalStepsExchangeBuilder:
         with tf.device(global_step.device), tf.name_scope("num_local_steps"):
             self._first_step = global_step.read_value()
         self._num_steps = length.build(self._first_step)
-        with tf.variable_creator_scope(_make_local), tf.name_scope("copies"):
-            self._copies = [_make_copy(shape) for shape in work.packing.shapes]
+        self._copies: list[tf.Variable] = []  # those of the first exchange serve all
 
     def build_exchange(
         self, vectors: Sequence[tf.Tensor], selection: Selection, pending: Sequence[Exchange], number: int
@@ -73,6 +72,9 @@ class LocalStepsExchangeBuilder:
             starts = [start - change for start, change in zip(starts, changes, strict=True)]
         parameters = self._work.packing.unpack(starts, selection.ids)
         values = values_of(parameters).values()
+        if not self._copies:
+            with tf.variable_creator_scope(_make_local), tf.name_scope("copies"):
+                self._copies = [_make_copy(value.shape) for value in values]
         assignments = [copy.assign(value) for copy, value in zip(self._copies, values, strict=True)]
         with tf.control_dependencies(assignments):
             first_step = tf.zeros([], tf.int64)
@@ -115,9 +117,9 @@ class LocalStepsExchangeBuilder:
         return self._schedule.build(self._first_step + self._length.pace * steps)
 
 
-def _make_copy(shape: Sequence[int | None]) -> tf.Variable:
+def _make_copy(shape: tf.TensorShape) -> tf.Variable:
     """Make a worker's copy of a parameter; that of a table has another number of rows in each exchange."""
-    return tf.Variable(tf.zeros([size or 0 for size in shape]), shape=tf.TensorShape(shape), name="copy")
+    return tf.Variable(tf.zeros([size or 0 for size in shape]), shape=shape, name="copy")
 
 
 def _make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
