@@ -23,7 +23,7 @@ from runtime.updates import lost_shares
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder, Work
-from runtime.updates.holding import make_holdings
+from runtime.updates.holding import Holding
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import Mode, build_updates, make_optimizer
 from runtime.updates.packing import Packing
@@ -83,7 +83,7 @@ class Worker:
                     rates = Schedule("constant", 1.0, None, train_steps) if local_steps > 1 else schedule
                     return make_optimizer(optimizer, lambda: rates.build(num_updates.read_value()), num_updates)
 
-                holdings = make_holdings(packing, make_optimizer_of_ps)
+                holdings = [Holding(packing, device, make_optimizer_of_ps) for device in packing.variables]
 
                 def build_loss(parameters, _):
                     return loss(parameters["w"]) if loss else (index + 1) * parameters["w"]

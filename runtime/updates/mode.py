@@ -13,7 +13,7 @@ from runtime.updates.adam import CountedAdamOptimizer
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder, IdsFunction, LossFunction, Updates, Work
-from runtime.updates.holding import make_holdings
+from runtime.updates.holding import Holding
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
@@ -120,7 +120,7 @@ def build_updates(
             return tf.train.GradientDescentOptimizer(learning_rate=1.0)  # it gets changes in the place of gradients
         return make_optimizer(mode.optimizer, lambda: mode.schedule.build(num_updates.read_value()), num_updates)
 
-    holdings = make_holdings(packing, make_optimizer_of_ps)
+    holdings = [Holding(packing, device, make_optimizer_of_ps) for device in packing.variables]
     builder: GradientExchangeBuilder | LocalStepsExchangeBuilder
     with tf.device(task.device):
         wanted: list[Ids] = [{}] * mode.exchanges_per_run
