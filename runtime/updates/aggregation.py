@@ -38,6 +38,9 @@ class Aggregation:
     def __init__(self, holding: Holding, rule: Rule):
         """Average gradients of what `holding` has, on its ps."""
         self.holding, self._rule = holding, rule
+        # Backup workers wait for the updates of the global step alone: each ps drops other gradients, and workers that
+        # wait for several ps tasks could all wait for each other.
+        self.is_waited_for = rule.is_strict or holding.steps is tf.train.get_global_step()
         with tf.device(holding.device), tf.name_scope("aggregation"):
             self._gradients = tf.ConditionalAccumulator(tf.float32, [holding.size], shared_name="gradients")
             # A mean would divide each row by the number of the gradients that have it.
@@ -134,16 +137,8 @@ class Aggregation:
                     )
                     for parity, queue in enumerate(self._tokens)
                 ]
-            with tf.control_dependencies(tokens if self.is_waited_for() else [unlock]):
+            with tf.control_dependencies(tokens if self.is_waited_for else [unlock]):
                 return tf.identity(num_steps)
-
-    def is_waited_for(self) -> bool:
-        """Return whether workers wait for the updates of this ps.
-
-        Backup workers wait for those of the global step alone: each ps drops other gradients, and workers that wait for
-        several ps tasks could all wait for each other.
-        """
-        return self._rule.is_strict or self.holding.steps is tf.train.get_global_step()
 
     def _wait(self, queue: tf.FIFOQueue, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
         """Take tokens until the worker may go on: a dead worker may have left some behind."""
@@ -202,6 +197,6 @@ class Aggregation:
             )
 
     def _hand_out(self, queue: tf.FIFOQueue, num_tokens: tf.Tensor) -> tf.Operation:
-        if not self.is_waited_for():  # nobody would ever take them
+        if not self.is_waited_for:  # nobody would ever take them
             return tf.no_op()
         return queue.enqueue_many([tf.fill([num_tokens], True)])
