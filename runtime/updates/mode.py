@@ -64,14 +64,6 @@ class Mode(NamedTuple):
         return self.local_steps * self.exchanges_per_run
 
 
-def check_replicas(replicas_to_aggregate: int | None, num_workers: int) -> None:
-    """Raise an UnusableError if a synchronous update needs more gradients than there are workers."""
-    if (replicas_to_aggregate or 1) > num_workers:
-        raise UnusableError(
-            f"--replicas_to_aggregate is {replicas_to_aggregate}, expected at most {num_workers}, the number of workers"
-        )
-
-
 def make_optimizer(
     name: str, learning_rate: Callable[[], tf.Tensor], num_updates: tf.Variable | None = None
 ) -> tf.train.Optimizer:
