@@ -113,7 +113,6 @@ def build_updates(
         return make_optimizer(mode.optimizer, lambda: mode.schedule.build(num_updates.read_value()), num_updates)
 
     holdings = [Holding(packing, device, make_optimizer_of_ps) for device in packing.variables]
-    builder: GradientExchangeBuilder | LocalStepsExchangeBuilder
     with tf.device(task.device):
         wanted: list[Ids] = [{}] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its ids
@@ -122,18 +121,18 @@ def build_updates(
         selections = packing.select(wanted)
         work = Work(packing, build_loss, inputs, tf.as_dtype(mode.exchange_dtype), choose_devices(task, config))
         if mode.local_steps == 1:
-            builder = GradientExchangeBuilder(work)
+            build_exchange = GradientExchangeBuilder(work).build_exchange
         else:
             pace = 1 if mode.sync_replicas else num_workers
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
             make_local_optimizer = functools.partial(make_optimizer, mode.optimizer)
             builder = LocalStepsExchangeBuilder(work, make_local_optimizer, mode.schedule, length)
+            build_exchange = builder.build_exchange
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
-        return build_sync_updates(packing, selections, holdings, builder.build_exchange, rule, task)
+        return build_sync_updates(packing, selections, holdings, build_exchange, rule, task)
     # A classic step must know all that its worker has done before. Local steps are worth computing ahead, unless the
     # next exchange has other rows of a table.
     max_pending = 0 if mode.local_steps == 1 or packing.tables else 1
-    build_exchange = builder.build_exchange
     return build_async_updates(packing, selections, holdings, build_exchange, max_pending, mode.train_steps, task)
