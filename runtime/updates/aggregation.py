@@ -185,16 +185,9 @@ class Aggregation:
             count = self.num_updates.assign(number, read_value=False)
         with tf.control_dependencies([count]):
             num_spares = self.num_spares.read_value()
-            own_parity = number % 2
-            return tf.group(
-                *(
-                    self._hand_out(
-                        queue,
-                        tf.where(tf.equal(own_parity, parity), self._rule.num_gradients - num_spares, num_spares),
-                    )
-                    for parity, queue in enumerate(self._tokens)
-                )
-            )
+            num_own = self._rule.num_gradients - num_spares
+            nums_tokens = [tf.where(tf.equal(number % 2, parity), num_own, num_spares) for parity in range(2)]
+            return tf.group(*map(self._hand_out, self._tokens, nums_tokens))
 
     def _hand_out(self, queue: tf.FIFOQueue, num_tokens: tf.Tensor) -> tf.Operation:
         if not self.is_waited_for:  # nobody would ever take them
