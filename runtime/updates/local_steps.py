@@ -81,9 +81,9 @@ class LocalStepsExchangeBuilder:
         rates = self._build_rates(number)
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            given = [*(copy.read_value() for copy in self._copies), *selection.ids]
+            given = self._work.packing.by_name([copy.read_value() for copy in self._copies], selection.ids)
             inputs = tf.gather(self._work.inputs, number * self._length.max_steps + step)
-            loss, *gradients = towers.average(self._work.devices, self._compute, given, inputs)
+            loss, *gradients = towers.average(self._work.devices, self._work.build_gradients, given, inputs)
             self._rate = tf.gather(rates, step)
             with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
                 change = self._optimizer.apply_gradients(zip(gradients, self._copies, strict=True))
@@ -101,12 +101,6 @@ class LocalStepsExchangeBuilder:
             ends = self._work.packing.pack([copy.read_value() for copy in self._copies], selection.ids)
             changes = [tf.cast(start - end, self._work.dtype) for start, end in zip(starts, ends, strict=True)]
         return Exchange(changes, self._num_steps, loss, selection)
-
-    def _compute(self, given: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Build the loss of a batch, and its gradients, of the values of the parameters and the ids of tables' rows."""
-        values, ids = given[: len(self._copies)], given[len(self._copies) :]
-        loss, gradients = self._work.build_gradients(self._work.packing.by_name(values, ids), inputs)
-        return [loss, *gradients]
 
     def _build_rates(self, number: int) -> tf.Tensor:
         """Build the learning rates, float32 [max_steps], of the steps of an exchange.

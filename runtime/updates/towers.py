@@ -5,6 +5,7 @@ the chief builds one graph for all of them.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -13,12 +14,10 @@ from runtime.cluster.task import Task
 REPLICATIONS = ("between_graph", "in_graph")
 
 # Builds what is averaged, float32 tensors, from what the tower is given and the inputs of its examples, [n, ...].
-Computation = Callable[[Sequence[tf.Tensor], tf.Tensor], Sequence[tf.Tensor]]
+Computation = Callable[[Any, tf.Tensor], Sequence[tf.Tensor]]
 
 
-def average(
-    devices: Sequence[str], compute: Computation, given: Sequence[tf.Tensor], inputs: tf.Tensor
-) -> list[tf.Tensor]:
+def average(devices: Sequence[str], compute: Computation, given: Any, inputs: tf.Tensor) -> list[tf.Tensor]:
     """Build, on this client, the average of what `compute` builds on each device for its part of the examples.
 
     Each example counts the same, wherever it is computed, so the number of devices does not change the result.
@@ -26,7 +25,7 @@ def average(
     Args:
       devices: of the towers.
       compute: builds averages over the examples whose inputs it gets.
-      given: what each tower gets: sent to a task once, and from there to each of its devices.
+      given: tensors, in any structure, that each tower gets: sent to a task once, and from there to its devices.
       inputs: of the examples of the batch, [b, ...].
     """
     if len(devices) == 1:
@@ -35,13 +34,13 @@ def average(
     num_examples = inputs.shape[0]
     num_towers = min(num_examples, len(devices))  # none without examples
     sizes = [(num_examples + tower) // num_towers for tower in range(num_towers)]
-    arrived: dict[str, list[tf.Tensor]] = {}
+    arrived: dict[str, Any] = {}
     results = []
     for device, own_inputs in zip(devices, tf.split(inputs, sizes), strict=False):
         host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
         if host not in arrived:
             with tf.device(host):
-                arrived[host] = [tf.identity(tensor) for tensor in given]
+                arrived[host] = tf.nest.map_structure(tf.identity, given)
         with tf.device(device), tf.name_scope("tower"):
             results.append(compute(arrived[host], own_inputs))
     with tf.device("/device:CPU:0"), tf.name_scope("average"):
