@@ -29,7 +29,7 @@ from runtime.saving.result import Goal
 from runtime.saving.train_dir import open_train_dir
 from runtime.tables import Table, make_variables
 from runtime.updates import placement
-from runtime.updates.mode import Mode, check_replicas
+from runtime.updates.mode import Mode
 
 
 class Member:
@@ -55,7 +55,11 @@ class Member:
         if task.job_name == "evaluator":
             return cls(values, task, open_train_dir(task, values.train_dir), tf.ConfigProto())
         set_kernel_process_name(f"{task.job_name}-{task.index}")  # as `ps` and `pkill` show it
-        check_replicas(values.replicas_to_aggregate, len(task.worker_hosts))
+        replicas, num_workers = values.replicas_to_aggregate, len(task.worker_hosts)
+        if (replicas or 1) > num_workers:
+            raise UnusableError(
+                f"--replicas_to_aggregate is {replicas}, expected at most {num_workers}, the number of workers"
+            )
         check_address(task)
         folder = open_train_dir(task, values.train_dir)
         check_export_dir(task, values.export_dir)
@@ -110,8 +114,9 @@ class Member:
 
     @property
     def partitioner(self) -> Callable[..., Any] | None:
-        """How large variables are split, as `tf.variable_scope` takes it."""
-        return placement.make_partitioner(self.flags.partition_bytes, len(self.task.ps_hosts))
+        """How large variables are split by rows, as `tf.variable_scope` takes it."""
+        max_bytes, num_ps = self.flags.partition_bytes, len(self.task.ps_hosts)
+        return tf.variable_axis_size_partitioner(max_bytes, max_shards=num_ps) if max_bytes else None
 
     def make_tables(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Make the variables of the tables among `parameters`, a slice on each ps.

@@ -18,7 +18,7 @@ from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_session_config
 from runtime.member import Member
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
-from runtime.updates.towers import Towers, make_towers
+from runtime.updates.towers import choose_devices
 
 RANDOM = np.random.default_rng(0)
 EXAMPLES = mnist_input.Examples(
@@ -155,12 +155,12 @@ def test_the_devices_of_a_worker_share_a_batch(set_flags, flags, num_devices, nu
 
 def test_a_worker_computes_on_all_of_its_gpus_and_an_in_graph_chief_on_all_workers():
     task = Task("worker", 1, PS_HOSTS, WORKER_HOSTS)
-    assert make_towers(task, tf.ConfigProto(device_count={"GPU": 0})) == Towers(task.device, [task.device])
-    assert make_towers(task, tf.ConfigProto(device_count={"GPU": 1})).devices == [task.device]
+    assert choose_devices(task, tf.ConfigProto(device_count={"GPU": 0})) == [task.device]
+    assert choose_devices(task, tf.ConfigProto(device_count={"GPU": 1})) == [task.device]
     gpus = [f"/job:worker/task:1/device:GPU:{gpu}" for gpu in range(2)]
-    assert make_towers(task, tf.ConfigProto(device_count={"GPU": 2})).devices == gpus
+    assert choose_devices(task, tf.ConfigProto(device_count={"GPU": 2})) == gpus
     chief = Task("worker", 0, PS_HOSTS, WORKER_HOSTS, "in_graph")
-    assert make_towers(chief, make_session_config(chief)).devices == [f"/job:worker/task:{i}" for i in range(3)]
+    assert choose_devices(chief, make_session_config(chief)) == [f"/job:worker/task:{i}" for i in range(3)]
 
 
 def test_in_graph_the_chief_alone_trains_and_needs_all_others():

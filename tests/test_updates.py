@@ -23,13 +23,12 @@ from runtime.updates import lost_shares
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder, Work
-from runtime.updates.holding import make_holdings
+from runtime.updates.holding import Holding
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import Mode, build_updates, make_optimizer
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
 from runtime.updates.synchronous import build_sync_updates
-from runtime.updates.towers import Towers
 
 LEARNING_RATE = 0.5
 N = EXCHANGES_PER_RUN
@@ -84,14 +83,14 @@ class Worker:
                     rates = Schedule("constant", 1.0, None, train_steps) if local_steps > 1 else schedule
                     return make_optimizer(optimizer, lambda: rates.build(num_updates.read_value()), num_updates)
 
-                holdings = make_holdings(packing, make_optimizer_of_ps)
+                holdings = [Holding(packing, device, make_optimizer_of_ps) for device in packing.variables]
 
                 def build_loss(parameters, _):
                     return loss(parameters["w"]) if loss else (index + 1) * parameters["w"]
 
                 indices = make_indices(N * local_steps)
                 with tf.device(task.device):
-                    work = Work(packing, build_loss, indices, dtype, Towers(task.device, [task.device]))
+                    work = Work(packing, build_loss, indices, dtype, [task.device])
                     if local_steps == 1:
                         builder = GradientExchangeBuilder(work)
                     else:
@@ -311,9 +310,9 @@ def test_a_ps_without_parameters_counts_no_step_before_it_is_computed(graph):
     with tf.device(tf.train.replica_device_setter(cluster=cluster)):
         tf.train.create_global_step()  # ps 0 holds nothing else
         packing = Packing({"w": tf.get_variable("w", [3])})
-    towers = Towers("/job:worker/task:0", ["/job:worker/task:0"])
+    devices = ["/job:worker/task:0"]
     builder = GradientExchangeBuilder(
-        Work(packing, lambda parameters, _: tf.reduce_sum(parameters["w"]), make_indices(1), tf.float32, towers)
+        Work(packing, lambda parameters, _: tf.reduce_sum(parameters["w"]), make_indices(1), tf.float32, devices)
     )
     (selection,) = packing.select([{}])
     exchange = builder.build_exchange(packing.read(selection), selection, [], 0)
@@ -779,7 +778,7 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
     packing = Packing({"w": weight})
     builder = LocalStepsExchangeBuilder(
-        Work(packing, lambda parameters, _: 1 * parameters["w"], make_indices(2 * 3), tf.float32, Towers("", [""])),
+        Work(packing, lambda parameters, _: 1 * parameters["w"], make_indices(2 * 3), tf.float32, [""]),
         functools.partial(make_optimizer, name),
         Schedule("constant", 0.5, None, train_steps=100),
         Length(max_steps=3, train_steps=100, num_shares=1, pace=1),

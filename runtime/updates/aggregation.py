@@ -38,16 +38,19 @@ class Aggregation:
     def __init__(self, holding: Holding, rule: Rule):
         """Average gradients of what `holding` has, on its ps."""
         self.holding, self._rule = holding, rule
+        # Backup workers wait for the updates of the global step alone: each ps drops other gradients, and workers that
+        # wait for several ps tasks could all wait for each other.
+        self.is_waited_for = rule.is_strict or holding.steps is tf.train.get_global_step()
         with tf.device(holding.device), tf.name_scope("aggregation"):
             self._gradients = tf.ConditionalAccumulator(tf.float32, [holding.size], shared_name="gradients")
             # A mean would divide each row by the number of the gradients that have it.
-            sums_of_slices = [
+            self._sums_of_slices = [
                 tf.SparseConditionalAccumulator(
                     tf.float32, variable.shape, shared_name=f"gradients_of_{variable.op.name}", reduction_type="SUM"
                 )
                 for variable in holding.table_slices
             ]
-            self._accumulators = [*sums_of_slices, self._gradients]
+            self._accumulators = [*self._sums_of_slices, self._gradients]
             self._tokens = [tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_tokens") for name in ("even", "odd")]
             self._mutex = tf.raw_ops.MutexV2(container="", shared_name="aggregation")
             self.num_updates = self._make_variable("num_updates", self._start_anew)
@@ -70,7 +73,7 @@ class Aggregation:
         drops = []
         for accumulator in self._accumulators:
             is_empty = tf.equal(accumulator.num_accumulated(), 0)
-            drops.append(tf.cond(is_empty, tf.no_op, functools.partial(_drop, accumulator)))
+            drops.append(tf.cond(is_empty, tf.no_op, lambda taken=accumulator: tf.group(taken.take_grad(1))))
         return tf.group(*drops)
 
     def read_num_updates(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -134,16 +137,8 @@ class Aggregation:
                     )
                     for parity, queue in enumerate(self._tokens)
                 ]
-            with tf.control_dependencies(tokens if self.is_waited_for() else [unlock]):
+            with tf.control_dependencies(tokens if self.is_waited_for else [unlock]):
                 return tf.identity(num_steps)
-
-    def is_waited_for(self) -> bool:
-        """Return whether workers wait for the updates of this ps.
-
-        Backup workers wait for those of the global step alone: each ps drops other gradients, and workers that wait for
-        several ps tasks could all wait for each other.
-        """
-        return self._rule.is_strict or self.holding.steps is tf.train.get_global_step()
 
     def _wait(self, queue: tf.FIFOQueue, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
         """Take tokens until the worker may go on: a dead worker may have left some behind."""
@@ -171,7 +166,7 @@ class Aggregation:
         num_updates = self.num_updates.read_value()
         additions = [accumulator.set_global_step(num_updates) for accumulator in self._accumulators]
         with tf.control_dependencies(additions):
-            for accumulator, rows in zip(self._accumulators, gradient.of_slices, strict=False):
+            for accumulator, rows in zip(self._sums_of_slices, gradient.of_slices, strict=True):
                 additions.append(accumulator.apply_indexed_slices_grad(rows, local_step))
         with tf.control_dependencies(additions):  # last, since it is the one that is counted
             addition = self._gradients.apply_grad(gradient.vector, local_step)
@@ -182,36 +177,19 @@ class Aggregation:
         """Apply the average, and hand out a token for each gradient in it; this is the update of that `number`."""
         num_gradients = tf.cast(self._gradients.num_accumulated(), tf.float32)
         with tf.control_dependencies([num_gradients]):
-            *sums, vector = [_take(accumulator) for accumulator in self._accumulators]  # of all that are there
+            sums = [accumulator.take_grad(1) for accumulator in self._sums_of_slices]  # of all that are there
+            vector = self._gradients.take_grad(1)
         means = [tf.IndexedSlices(of_slice.values / num_gradients, of_slice.indices) for of_slice in sums]
         change = self.holding.apply(Gradient(vector, means), num_steps)
         with tf.control_dependencies([change]):
             count = self.num_updates.assign(number, read_value=False)
         with tf.control_dependencies([count]):
             num_spares = self.num_spares.read_value()
-            own_parity = number % 2
-            return tf.group(
-                *(
-                    self._hand_out(
-                        queue,
-                        tf.where(tf.equal(own_parity, parity), self._rule.num_gradients - num_spares, num_spares),
-                    )
-                    for parity, queue in enumerate(self._tokens)
-                )
-            )
+            num_own = self._rule.num_gradients - num_spares
+            nums_tokens = [tf.where(tf.equal(number % 2, parity), num_own, num_spares) for parity in range(2)]
+            return tf.group(*map(self._hand_out, self._tokens, nums_tokens))
 
     def _hand_out(self, queue: tf.FIFOQueue, num_tokens: tf.Tensor) -> tf.Operation:
-        if not self.is_waited_for():  # nobody would ever take them
+        if not self.is_waited_for:  # nobody would ever take them
             return tf.no_op()
         return queue.enqueue_many([tf.fill([num_tokens], True)])
-
-
-def _take(accumulator: tf.ConditionalAccumulator | tf.SparseConditionalAccumulator) -> tf.Tensor | tf.IndexedSlices:
-    """Build what an accumulator has, and empty it: the mean of gradients, or the sums of those of some rows."""
-    if isinstance(accumulator, tf.SparseConditionalAccumulator):
-        return accumulator.take_indexed_slices_grad(1)
-    return accumulator.take_grad(1)
-
-
-def _drop(accumulator: tf.ConditionalAccumulator | tf.SparseConditionalAccumulator) -> tf.Operation:
-    return tf.group(_take(accumulator))

@@ -44,16 +44,15 @@ def build_async_updates(
                 gradient = holding.unpack(received, exchange.selection.places[ps])
                 steps = holding.read_steps(after=[*added[ps][-1:], received])
                 if holding is asked:
-                    steps_at_writes.append(_count_steps_of_others(holding, steps, added[ps]))
+                    steps_at_writes.append(steps)
                 added[ps].append(_apply_if_it_fits(holding, gradient, num_steps, steps, train_steps))
 
     for number, selection in enumerate(selections):
         with tf.name_scope("exchange"):
             after = [of_ps[-1:] for of_ps in added]
             ps = holdings.index(asked)
-            steps = asked.read_steps(after[ps])
-            steps_at_reads.append(_count_steps_of_others(asked, steps, added[ps]))
-            after[ps] = [steps]
+            steps_at_reads.append(asked.read_steps(after[ps]))
+            after[ps] = steps_at_reads[-1:]
             vectors = packing.read(selection, after)
             with tf.device(task.device):
                 exchanges.append(build_exchange(vectors, selection, pending, number))
@@ -64,15 +63,12 @@ def build_async_updates(
         for exchange in pending:
             apply(exchange, vectors)
     with tf.device(asked.device), tf.name_scope("staleness"):
-        staleness = tf.reduce_mean(tf.cast(tf.stack(steps_at_writes) - tf.stack(steps_at_reads), tf.float32))
+        # What was computed while the exchange before was on its way finds the steps of that one, its worker's own.
+        own_steps = added[holdings.index(asked)][:-1] if max_pending else []
+        steps_between = tf.reduce_sum(tf.stack(steps_at_writes) - tf.stack(steps_at_reads))
+        staleness = tf.cast(steps_between - sum(own_steps), tf.float32) / len(selections)
     # The first exchange is shown, since the last one may have no steps.
     return make_updates(holdings, added, exchanges[0])._replace(staleness=staleness)
-
-
-def _count_steps_of_others(holding: Holding, steps: tf.Tensor, own: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Build how many of the steps on a ps, int64 [], are not this worker's own; a run that fetches none counts none."""
-    with tf.device(holding.device), tf.name_scope("staleness"):
-        return steps - tf.add_n(own) if own else tf.identity(steps)
 
 
 def _apply_if_it_fits(

@@ -7,8 +7,8 @@ import tensorflow.compat.v1 as tf
 
 from runtime.errors import UnusableError
 from runtime.tables import Ids, Parameters, values_of
+from runtime.updates import towers
 from runtime.updates.packing import Packing, Selection
-from runtime.updates.towers import Towers
 from runtime.users_files import check_scalar
 
 # Builds the loss, float32 [], from the parameters and the inputs of a batch.
@@ -24,9 +24,9 @@ class Work(NamedTuple):
     build_loss: LossFunction
     inputs: tf.Tensor  # of the batches of a run, [batches in a run, b, ...]
     dtype: tf.DType  # in which gradients travel
-    towers: Towers  # where they are computed
+    devices: Sequence[str]  # where they are computed
 
-    def build_gradients(self, parameters: Parameters, inputs: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def build_gradients(self, parameters: Parameters, inputs: tf.Tensor) -> list[tf.Tensor]:
         """Build the loss of a batch, float32 [], and its gradient with respect to each of the parameters.
 
         Raises:
@@ -42,7 +42,7 @@ class Work(NamedTuple):
                 f"model.py: the loss has no gradient for {', '.join(unused)}: use what build_parameters() returns, or"
                 " leave it out there"
             )
-        return loss, gradients
+        return [loss, *gradients]
 
 
 class Exchange(NamedTuple):
@@ -99,19 +99,18 @@ class GradientExchangeBuilder:
         for vector in vectors:
             with tf.device(vector.device):
                 messages.append(tf.cast(vector, self._work.dtype))
-        loss, *gradients = self._work.towers.average(self._compute, [*messages, *selection.ids], inputs)
+        loss, *gradients = towers.average(self._work.devices, self._compute, (messages, selection.ids), inputs)
         self._last_gradients = [tf.cast(gradient, self._work.dtype) for gradient in gradients]
         # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape costs nothing, so the gradients
         # leave before the next batch is gathered, which becomes ready at the same moment.
         sent = [tf.reshape(gradient, [-1]) for gradient in self._last_gradients]
         return Exchange(sent, None, loss, selection)
 
-    def _compute(self, given: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
+    def _compute(self, given: tuple[list[tf.Tensor], list[tf.Tensor]], inputs: tf.Tensor) -> list[tf.Tensor]:
         """Build the loss of a batch, and the packed gradients, of messages and of the ids of each table's rows."""
-        packing = self._work.packing
-        num_messages = len(packing.variables)
-        vectors, ids = [tf.cast(message, tf.float32) for message in given[:num_messages]], given[num_messages:]
-        loss, gradients = self._work.build_gradients(packing.unpack(vectors, ids), inputs)
+        packing, (messages, ids) = self._work.packing, given
+        vectors = [tf.cast(message, tf.float32) for message in messages]
+        loss, *gradients = self._work.build_gradients(packing.unpack(vectors, ids), inputs)
         with tf.control_dependencies([loss]):  # a ps without parameters, too, counts the step when it is computed
             return [loss, *packing.pack(gradients, ids)]
 

@@ -22,15 +22,10 @@ class Gradient(NamedTuple):
 class Holding:
     """The parameters on one ps, the optimizer of its own that changes them, and the steps that they have."""
 
-    def __init__(
-        self,
-        device: str,
-        variables: Sequence[tf.Variable],
-        table_slices: Sequence[tf.Variable],
-        make_optimizer: OptimizerMaker,
-    ):
-        """Take what is on `device`: `variables`, and slices of tables."""
-        self.device, self._variables, self.table_slices = device, variables, table_slices
+    def __init__(self, packing: Packing, device: str, make_optimizer: OptimizerMaker):
+        """Take what `packing` has on `device`."""
+        self.device = device
+        self._variables, self.table_slices = packing.variables[device], packing.table_slices[device]
         self.steps = global_step = tf.train.get_global_step()
         # A ps has this while its part of the model belongs to those of the others: it is initialised once the model is,
         # and never saved.
@@ -85,14 +80,6 @@ class Holding:
             count = self.steps.assign_add(num_steps, read_value=False)
         with tf.control_dependencies([count]):
             return tf.identity(num_steps)
-
-
-def make_holdings(packing: Packing, make_optimizer: OptimizerMaker) -> list[Holding]:
-    """Return what each ps holds, in the order of the vectors of `packing`."""
-    return [
-        Holding(device, variables, packing.table_slices[device], make_optimizer)
-        for device, variables in packing.variables.items()
-    ]
 
 
 def make_updates(holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor]], exchange: Exchange) -> Updates:

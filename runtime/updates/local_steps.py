@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime.tables import values_of
+from runtime.updates import towers
 from runtime.updates.exchange import Exchange, Work
 from runtime.updates.packing import Selection
 from runtime.updates.schedule import Schedule
@@ -59,8 +60,7 @@ class LocalStepsExchangeBuilder:
         with tf.device(global_step.device), tf.name_scope("num_local_steps"):
             self._first_step = global_step.read_value()
         self._num_steps = length.build(self._first_step)
-        with tf.variable_creator_scope(_make_local), tf.name_scope("copies"):
-            self._copies = [_make_copy(shape) for shape in work.packing.shapes]
+        self._copies: list[tf.Variable] = []  # those of the first exchange serve all
 
     def build_exchange(
         self, vectors: Sequence[tf.Tensor], selection: Selection, pending: Sequence[Exchange], number: int
@@ -72,15 +72,18 @@ class LocalStepsExchangeBuilder:
             starts = [start - change for start, change in zip(starts, changes, strict=True)]
         parameters = self._work.packing.unpack(starts, selection.ids)
         values = values_of(parameters).values()
+        if not self._copies:
+            with tf.variable_creator_scope(_make_local), tf.name_scope("copies"):
+                self._copies = [_make_copy(value.shape) for value in values]
         assignments = [copy.assign(value) for copy, value in zip(self._copies, values, strict=True)]
         with tf.control_dependencies(assignments):
             first_step = tf.zeros([], tf.int64)
         rates = self._build_rates(number)
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            given = [*(copy.read_value() for copy in self._copies), *selection.ids]
+            given = self._work.packing.by_name([copy.read_value() for copy in self._copies], selection.ids)
             inputs = tf.gather(self._work.inputs, number * self._length.max_steps + step)
-            loss, *gradients = self._work.towers.average(self._compute, given, inputs)
+            loss, *gradients = towers.average(self._work.devices, self._work.build_gradients, given, inputs)
             self._rate = tf.gather(rates, step)
             with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
                 change = self._optimizer.apply_gradients(zip(gradients, self._copies, strict=True))
@@ -99,12 +102,6 @@ class LocalStepsExchangeBuilder:
             changes = [tf.cast(start - end, self._work.dtype) for start, end in zip(starts, ends, strict=True)]
         return Exchange(changes, self._num_steps, loss, selection)
 
-    def _compute(self, given: Sequence[tf.Tensor], inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Build the loss of a batch, and its gradients, of the values of the parameters and the ids of tables' rows."""
-        values, ids = given[: len(self._copies)], given[len(self._copies) :]
-        loss, gradients = self._work.build_gradients(self._work.packing.by_name(values, ids), inputs)
-        return [loss, *gradients]
-
     def _build_rates(self, number: int) -> tf.Tensor:
         """Build the learning rates, float32 [max_steps], of the steps of an exchange.
 
@@ -114,9 +111,9 @@ class LocalStepsExchangeBuilder:
         return self._schedule.build(self._first_step + self._length.pace * steps)
 
 
-def _make_copy(shape: Sequence[int | None]) -> tf.Variable:
+def _make_copy(shape: tf.TensorShape) -> tf.Variable:
     """Make a worker's copy of a parameter; that of a table has another number of rows in each exchange."""
-    return tf.Variable(tf.zeros([size or 0 for size in shape]), shape=tf.TensorShape(shape), name="copy")
+    return tf.Variable(tf.zeros([size or 0 for size in shape]), shape=shape, name="copy")
 
 
 def _make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:

@@ -36,7 +36,7 @@ class ReplaceLostSharesHook(tf.train.SessionRunHook):
 
     def begin(self) -> None:
         self._roll_call = RollCall(self._task)
-        self._awaited_steps = [a.holding.steps for a in self._aggregations if a.is_waited_for()]
+        self._awaited_steps = [a.holding.steps for a in self._aggregations if a.is_waited_for]
         self._num_updates = [aggregation.num_updates for aggregation in self._aggregations]
         self._last_added = [aggregation.last_added for aggregation in self._aggregations]
         self._num_spares = tf.placeholder(tf.int64, [], name="num_spares")

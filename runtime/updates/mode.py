@@ -13,12 +13,12 @@ from runtime.updates.adam import CountedAdamOptimizer
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder, IdsFunction, LossFunction, Updates, Work
-from runtime.updates.holding import make_holdings
+from runtime.updates.holding import Holding
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule
 from runtime.updates.synchronous import build_sync_updates
-from runtime.updates.towers import make_towers
+from runtime.updates.towers import choose_devices
 
 OPTIMIZERS = ("adam", "adagrad", "momentum", "nesterov", "sgd")
 EXCHANGE_DTYPES = ("float32", "bfloat16")
@@ -62,14 +62,6 @@ class Mode(NamedTuple):
     def num_batches(self) -> int:
         """How many batches one run of a worker's graph may use."""
         return self.local_steps * self.exchanges_per_run
-
-
-def check_replicas(replicas_to_aggregate: int | None, num_workers: int) -> None:
-    """Raise an UnusableError if a synchronous update needs more gradients than there are workers."""
-    if (replicas_to_aggregate or 1) > num_workers:
-        raise UnusableError(
-            f"--replicas_to_aggregate is {replicas_to_aggregate}, expected at most {num_workers}, the number of workers"
-        )
 
 
 def make_optimizer(
@@ -120,28 +112,27 @@ def build_updates(
             return tf.train.GradientDescentOptimizer(learning_rate=1.0)  # it gets changes in the place of gradients
         return make_optimizer(mode.optimizer, lambda: mode.schedule.build(num_updates.read_value()), num_updates)
 
-    holdings = make_holdings(packing, make_optimizer_of_ps)
-    builder: GradientExchangeBuilder | LocalStepsExchangeBuilder
+    holdings = [Holding(packing, device, make_optimizer_of_ps) for device in packing.variables]
     with tf.device(task.device):
         wanted: list[Ids] = [{}] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its ids
             of_exchanges = tf.reshape(inputs, [mode.exchanges_per_run, -1, *inputs.shape[2:]])
             wanted = [build_ids(of_exchange) for of_exchange in tf.unstack(of_exchanges)]
         selections = packing.select(wanted)
-        work = Work(packing, build_loss, inputs, tf.as_dtype(mode.exchange_dtype), make_towers(task, config))
+        work = Work(packing, build_loss, inputs, tf.as_dtype(mode.exchange_dtype), choose_devices(task, config))
         if mode.local_steps == 1:
-            builder = GradientExchangeBuilder(work)
+            build_exchange = GradientExchangeBuilder(work).build_exchange
         else:
             pace = 1 if mode.sync_replicas else num_workers
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
             make_local_optimizer = functools.partial(make_optimizer, mode.optimizer)
             builder = LocalStepsExchangeBuilder(work, make_local_optimizer, mode.schedule, length)
+            build_exchange = builder.build_exchange
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
-        return build_sync_updates(packing, selections, holdings, builder.build_exchange, rule, task)
+        return build_sync_updates(packing, selections, holdings, build_exchange, rule, task)
     # A classic step must know all that its worker has done before. Local steps are worth computing ahead, unless the
     # next exchange has other rows of a table.
     max_pending = 0 if mode.local_steps == 1 or packing.tables else 1
-    build_exchange = builder.build_exchange
     return build_async_updates(packing, selections, holdings, build_exchange, max_pending, mode.train_steps, task)

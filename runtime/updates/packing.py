@@ -65,19 +65,6 @@ class Packing:
     def _by_device(self, belongs: Callable[[Part], bool]) -> dict[str, list[tf.Variable]]:
         return {device: [part.variable for part in parts if belongs(part)] for device, parts in self._parts.items()}
 
-    @property
-    def shapes(self) -> list[list[int | None]]:
-        """The shape of each parameter; of a table, that of any number of its rows."""
-        shapes = []
-        for name, variables in self._slices.items():
-            shape: list[int | None] = variables[0].shape.as_list()
-            if name in self.tables:
-                shape[0] = None
-            elif len(variables) > 1:
-                shape[0] = sum(variable.shape[0] for variable in variables)
-            shapes.append(shape)
-        return shapes
-
     def select(self, wanted: Sequence[Ids]) -> list[Selection]:
         """Build the selections of several exchanges, and send each ps its part of all in one message.
 

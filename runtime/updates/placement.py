@@ -1,7 +1,6 @@
 """Which ps holds which variable."""
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -26,11 +25,6 @@ def make_strategy(name: str, num_ps: int) -> Callable[[tf.Operation], int] | Non
         return ps
 
     return choose_ps if name == "greedy" else None
-
-
-def make_partitioner(partition_bytes: int | None, num_ps: int) -> Callable[..., Any] | None:
-    """Return a partitioner that splits variables larger than `partition_bytes` by rows, into `num_ps` parts at most."""
-    return tf.variable_axis_size_partitioner(partition_bytes, max_shards=num_ps) if partition_bytes else None
 
 
 def held_variables(num_ps: int) -> list[list[tf.Variable]]:
