@@ -111,11 +111,7 @@ class ShardSource:
 
     def build_dataset(self, first: tf.Tensor, run_size: int, seed: int) -> tf.data.Dataset:
         """Build the records of all runs, read ahead while the worker computes."""
-
-        @tf.autograph.experimental.do_not_convert
-        def read(position: tf.Tensor) -> tf.Tensor:
-            return self.build_inputs(position, run_size, seed)
-
+        read = tf.autograph.experimental.do_not_convert(lambda position: self.build_inputs(position, run_size, seed))
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1  # it may wait for a disk, and no thread that computes shall
         return tf.data.Dataset.range(first, sys.maxsize, run_size).map(read).prefetch(1).with_options(options)
