@@ -60,7 +60,7 @@ def main() -> None:
 def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
     """Train the model together with the other workers; the chief tests it in the end."""
     source = sources.open_source(FLAGS.data_dir, "train", mnist_input)
-    test_examples = sources.load_test_examples(FLAGS.data_dir, mnist_input) if me.task.is_chief else ()
+    test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
     graph = build_graph(me, cluster, me.share_of(source))
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps.
@@ -132,7 +132,7 @@ def follow_checkpoints(me: Member) -> None:
     """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
     tf.train.create_global_step()
     packing = Packing(me.make_tables(users_files.build_parameters(model, FLAGS.model, FLAGS.hidden_units)))
-    test_examples = sources.load_test_examples(FLAGS.data_dir, mnist_input)
+    test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load()
     me.follow_checkpoints(build_evaluation(packing, device=""), test_examples)
 
 

@@ -61,7 +61,7 @@ class Tail:
         """Begin at the end of the file, which need not be there yet."""
         self._path = path
         self._file = self._open()
-        self._position = os.fstat(self._file.fileno()).st_size if self._file else 0
+        self.skip_half_line()
 
     def _open(self) -> io.FileIO | None:
         with contextlib.suppress(OSError):
@@ -73,20 +73,18 @@ class Tail:
         lines = self._read_on()
         with contextlib.suppress(OSError):  # there is none yet, or none any more
             if not (self._file and os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))):
-                self._file, self._position = self._open(), 0
+                self._file = self._open()
                 lines += self._read_on()
         return lines
 
     def _read_on(self) -> list[str]:
         if not self._file:
             return []
-        self._file.seek(self._position)
-        content = self._file.readall()
-        *lines, half_line = content.split(b"\n")
-        self._position += len(content) - len(half_line)
+        *lines, half_line = self._file.readall().split(b"\n")
+        self._file.seek(-len(half_line), os.SEEK_CUR)
         return [line.decode(errors="replace") for line in lines]
 
     def skip_half_line(self) -> None:
-        """Leave out what is there of a line that is not whole."""
+        """Leave out what is there, such as the start of a line that is not whole."""
         if self._file:
-            self._position = self._file.seek(0, os.SEEK_END)
+            self._file.seek(0, os.SEEK_END)

@@ -12,7 +12,7 @@ from runtime.errors import reason
 from runtime.process import end_process
 
 
-def start_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> threading.Thread:
+def start_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> None:
     """Run `guard(*arguments)` in a daemon thread; an error that it does not handle ends this process with status 1."""
 
     def run() -> None:
@@ -22,9 +22,7 @@ def start_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> thread
             logging.debug("unexpected error", exc_info=True)
             end_process(1, f"the thread {name} cannot go on ({reason(error)}); start this task again")
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=run, name=name, daemon=True).start()
 
 
 def repeat_in_session(coord: tf.train.Coordinator, act: Callable[[], bool], period_secs: float, failure: str) -> None:

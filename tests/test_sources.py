@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.data import convert
-from runtime.data.sources import load_test_examples, open_source
+from runtime.data.sources import open_source
 from runtime.errors import UnusableError
 
 
@@ -52,7 +52,7 @@ def test_examples_without_a_class_for_each_are_refused(data_dir, numbers, labels
     with pytest.raises(UnusableError, match=f"the examples 'train' {message}"):
         open_source(data_dir, "train", reader)
     with pytest.raises(UnusableError, match=message):
-        load_test_examples(data_dir, reader)
+        open_source(data_dir, "t10k", reader).load()
 
 
 @pytest.mark.parametrize("loaded", [None, [[[1, 2]], [0]], (np.zeros([1, 2]), np.zeros(1, int))])
@@ -68,12 +68,12 @@ def test_what_is_no_named_tuple_of_arrays_is_refused(data_dir, loaded):
 def test_test_examples_that_are_not_as_input_says_are_refused(data_dir):
     expected = r"expected uint8 \[n, 2\], as INPUT says, found uint8 \[1, 3\]; correct mnist_input\.py"
     with pytest.raises(UnusableError, match=expected):
-        load_test_examples(data_dir, Reader([[1, 2, 3]], [0]))
-    assert load_test_examples(data_dir, Reader([[1, 2]], [0])).numbers.tolist() == [[1, 2]]
+        open_source(data_dir, "t10k", Reader([[1, 2, 3]], [0])).load()
+    assert open_source(data_dir, "t10k", Reader([[1, 2]], [0])).load().numbers.tolist() == [[1, 2]]
 
 
 def test_test_examples_in_files_are_checked_too(tmp_path):
     examples = Examples(np.zeros([50, 2], np.uint8), np.repeat(np.array([0, 255], np.uint8), 25))
     convert.convert(lambda *_: examples, "", str(tmp_path / "files"), 1)
     with pytest.raises(UnusableError, match=r"expected labels from 0 on, found label \d+ is -1"):
-        load_test_examples(str(tmp_path / "files"), Reader)
+        open_source(str(tmp_path / "files"), "t10k", Reader).load()

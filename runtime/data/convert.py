@@ -16,7 +16,7 @@ from runtime.errors import UNUSABLE_STATUS, UnusableError, refuse_url
 
 NUM_TEST_SHARDS = 1  # who tests reads all test examples into memory
 
-Load = Callable[[str, str], Columns]  # reads a split of a folder into memory: see `streams.Reader`
+Load = Callable[[str, str], Columns]  # reads a split of a folder into memory: see `reader.Reader`
 
 
 def convert(load: Load, data_dir: str, output_dir: str, num_shards: int) -> None:
@@ -67,15 +67,6 @@ def _write(columns: Columns, folder: str, split: str, num_shards: int) -> None:
             print(line, end="\n" if is_last else "", file=sys.stderr, flush=True)
 
 
-def _check_is_meant(data_dir: str) -> None:
-    """Refuse a folder of other files: MNIST would be fetched into it, and converted."""
-    if other := download.find_other_data(data_dir):
-        raise UnusableError(
-            f"--data_dir {data_dir} has other files, such as {other}, and none of those that are converted"
-            f" ({', '.join(download.SHA256)}): give the folder that has them, or a new one for MNIST"
-        )
-
-
 def main(load: Load, data_error: type[Exception]) -> None:
     """Convert as the command line says; `load` raises a `data_error` for a file that is not what it should be."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -86,18 +77,21 @@ def main(load: Load, data_error: type[Exception]) -> None:
     arguments = parser.parse_args()
     if not 0 < arguments.shards <= 99999:
         parser.error("--shards must be from 1 to 99999")
-    output_dir = arguments.output_dir or os.path.join(arguments.data_dir, "tfrecord")
+    data_dir = arguments.data_dir
+    output_dir = arguments.output_dir or os.path.join(data_dir, "tfrecord")
     try:
-        for name, folder in (("data_dir", arguments.data_dir), ("output_dir", output_dir)):
+        for name, folder in (("data_dir", data_dir), ("output_dir", output_dir)):
             if folder.startswith("~"):
                 raise UnusableError(f"--{name}={folder}: ~ is only understood by a shell: write $HOME")
-        if download.has_shards(arguments.data_dir):
+        if download.has_shards(data_dir):
+            raise UnusableError(f"--data_dir {data_dir} has TFRecord files already: give that of the IDX files")
+        if other := download.find_other_data(data_dir):  # MNIST would be fetched into its folder, and converted
             raise UnusableError(
-                f"--data_dir {arguments.data_dir} has TFRecord files already: give that of the IDX files"
+                f"--data_dir {data_dir} has other files, such as {other}, and none of those that are converted"
+                f" ({', '.join(download.SHA256)}): give the folder that has them, or a new one for MNIST"
             )
-        _check_is_meant(arguments.data_dir)
-        download.fetch(arguments.data_dir)
-        convert(load, arguments.data_dir, output_dir, arguments.shards)
+        download.fetch(data_dir)
+        convert(load, data_dir, output_dir, arguments.shards)
     except (UnusableError, download.DownloadError, data_error) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(UNUSABLE_STATUS)

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import glob
 import gzip
 import hashlib
 import logging
@@ -58,9 +59,8 @@ def default_data_dir() -> str:
 
 def has_shards(data_dir: str) -> bool:
     """Return whether `data_dir` has TFRecord files, which take the place of the four files."""
-    with contextlib.suppress(OSError):  # there is no such folder, or it may not be listed
-        return any(entry.name.endswith(".tfrecord") and not entry.is_dir() for entry in os.scandir(data_dir))
-    return False
+    pattern = os.path.join(glob.escape(data_dir), "*.tfrecord")
+    return any(not os.path.isdir(path) for path in glob.iglob(pattern))
 
 
 def find_other_data(data_dir: str) -> str:
@@ -68,11 +68,9 @@ def find_other_data(data_dir: str) -> str:
 
     Hidden files do not count, nor what a fetch that was killed has left.
     """
-    with contextlib.suppress(OSError):
-        files = sorted(entry.name for entry in os.scandir(data_dir) if entry.is_file())
-        files = [name for name in files if not name.startswith(".") and not name.endswith(".tmp")]
-        return "" if SHA256.keys() & files else next(iter(files), "")
-    return ""
+    paths = glob.glob(os.path.join(glob.escape(data_dir), "*"))
+    files = sorted(os.path.basename(path) for path in paths if os.path.isfile(path) and not path.endswith(".tmp"))
+    return "" if SHA256.keys() & files else next(iter(files), "")
 
 
 def fetch(data_dir: str) -> None:

@@ -18,6 +18,7 @@ from runtime.data.order import build_numbers
 from runtime.data.reader import Access, Columns, Reader
 from runtime.data.tfrecords import FOOTER_BYTES, HEADER_BYTES, REMEDY, Shard, make_header
 from runtime.errors import UnusableError
+from runtime.users_files import check_examples
 
 BLOCK_SIZE = 128  # examples that are read at once, from one place
 PLACES = 16  # from so many places at least come the examples of a run, where this allows fewer at once
@@ -53,8 +54,14 @@ class ShardSource:
         return ShardSource(self._shards[index::num_workers], self._reader, index)
 
     def load(self) -> Columns:
-        """Return all examples, in memory."""
-        return self._reader.split_records(self.read(np.arange(self.num_examples)))
+        """Return all examples, in memory.
+
+        Raises:
+          UnusableError: a file cannot be read, or what `split_records()` returns is not what it should be.
+        """
+        examples = self._reader.split_records(self.read(np.arange(self.num_examples)))
+        check_examples(examples, self._reader.INPUT, f"the examples in {self._shards[0].path} and so on")
+        return examples
 
     def read(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Read the examples of some numbers, in any order: uint8 [n, record_bytes].
@@ -104,11 +111,7 @@ class ShardSource:
 
     def build_dataset(self, first: tf.Tensor, run_size: int, seed: int) -> tf.data.Dataset:
         """Build the records of all runs, read ahead while the worker computes."""
-
-        @tf.autograph.experimental.do_not_convert
-        def read(position: tf.Tensor) -> tf.Tensor:
-            return self.build_inputs(position, run_size, seed)
-
+        read = tf.autograph.experimental.do_not_convert(lambda position: self.build_inputs(position, run_size, seed))
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1  # it may wait for a disk, and no thread that computes shall
         return tf.data.Dataset.range(first, sys.maxsize, run_size).map(read).prefetch(1).with_options(options)

@@ -2,7 +2,7 @@
 
 from runtime.data import download
 from runtime.data.memory import MemorySource
-from runtime.data.reader import Columns, Reader
+from runtime.data.reader import Reader
 from runtime.data.shards import ShardSource
 from runtime.data.tfrecords import find_shards
 from runtime.users_files import check_examples
@@ -24,14 +24,3 @@ def open_source(data_dir: str, split: str, reader: Reader) -> Source:
     examples = reader.load(data_dir, split)
     check_examples(examples, reader.INPUT, f"the examples {split!r} of --data_dir {data_dir}")
     return MemorySource(examples)
-
-
-def load_test_examples(data_dir: str, reader: Reader) -> Columns:
-    """Return the examples that the model is tested on, [n, size] as `INPUT` says, and their labels, [n].
-
-    Raises:
-      DownloadError, UnusableError: see `open_source()`.
-    """
-    examples = open_source(data_dir, "t10k", reader).load()
-    check_examples(examples, reader.INPUT, f"the test examples 't10k' of --data_dir {data_dir}")
-    return examples

@@ -10,7 +10,7 @@ from runtime.errors import UnusableError
 
 SUFFIX = ".tfrecord"
 UNFINISHED = ".unfinished"  # at the end of the name of a folder into which a process converts
-NAME = re.compile(r"(?P<split>\w+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.tfrecord")
+NAME = re.compile(r"(?P<split>\w+)-\d{5}-of-(?P<count>\d{5})\.tfrecord")
 # A record is its length, 8 bytes, the CRC of these, 4 bytes, the example, and the CRC of that, 4 bytes.
 # https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
 HEADER_BYTES, FOOTER_BYTES = 12, 4
@@ -46,9 +46,8 @@ def find_shards(data_dir: str, split: str, record_bytes: int) -> list[Shard]:
         raise UnusableError(
             f"--data_dir {data_dir} is what an unfinished conversion has left: remove it, convert again"
         )
-    matches = [NAME.fullmatch(name) for name in sorted(os.listdir(data_dir)) if name.endswith(SUFFIX)]
-    found = [match for match in matches if match and match["split"] == split and int(match["count"])]
-    counts = sorted({int(match["count"]) for match in found})
+    matches = [NAME.fullmatch(name) for name in os.listdir(data_dir)]
+    counts = sorted({int(match["count"]) for match in matches if match and match["split"] == split} - {0})
     expected = f"expected {split}-00000-of-00004{SUFFIX} and so on"
     if not counts:
         raise UnusableError(f"--data_dir {data_dir} has TFRecord files, but none of {split}: {expected}")
@@ -57,14 +56,13 @@ def find_shards(data_dir: str, split: str, record_bytes: int) -> list[Shard]:
             f"--data_dir {data_dir} has files of several sets, of {counts[0]} and of {counts[1]} shards of {split}:"
             " keep one set"
         )
-    names = [name_of(split, index, counts[0]) for index in range(counts[0])]
-    missing = [name for name in names if not os.path.exists(os.path.join(data_dir, name))]
+    paths = [os.path.join(data_dir, name_of(split, index, counts[0])) for index in range(counts[0])]
+    missing = [path for path in paths if not os.path.exists(path)]
     if missing:
         raise UnusableError(
-            f"--data_dir {data_dir} lacks {missing[0]}: {len(missing)} of {len(names)} shards of {split} are missing;"
-            " copy them there, or convert again"
+            f"--data_dir {data_dir} lacks {os.path.basename(missing[0])}: {len(missing)} of {len(paths)} shards of"
+            f" {split} are missing; copy them there, or convert again"
         )
-    paths = [os.path.join(data_dir, name) for name in names]
     return [_look_at(path, record_bytes) for path in paths]
 
 

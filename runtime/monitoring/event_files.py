@@ -10,27 +10,20 @@ from collections.abc import Mapping
 import tensorflow.compat.v1 as tf
 
 
-def write(folder: str, global_step: int, summary: tf.Summary | bytes) -> None:
-    """Write a summary at once, unless `folder` is empty, or lies in one that this task does not see.
+def write(folder: str, event: tf.Event) -> None:
+    """Write an event at once, unless `folder` is empty, or lies in one that this task does not see.
 
-    A full disk costs the summary and nothing else. Checkpoints fail too, and say so.
+    A full disk costs the event and nothing else. Checkpoints fail too, and say so.
     """
-    if isinstance(summary, bytes):
-        summary = tf.Summary.FromString(summary)
-    write_event(folder, tf.Event(step=global_step, summary=summary))
+    if folder and os.path.isdir(os.path.dirname(folder)):
+        with _writing:
+            _files.setdefault(folder, EventFile(folder)).write(event)
 
 
 def write_scalars(folder: str, global_step: int, values: Mapping[str, float]) -> None:
     """Write numbers by tag: see `write()`."""
     entries = [tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-    write(folder, global_step, tf.Summary(value=entries))
-
-
-def write_event(folder: str, event: tf.Event) -> None:
-    """Write an event, such as one that holds a graph: see `write()`."""
-    if folder and os.path.isdir(os.path.dirname(folder)):
-        with _writing:
-            _files.setdefault(folder, EventFile(folder)).write(event)
+    write(folder, tf.Event(step=global_step, summary=tf.Summary(value=entries)))
 
 
 class EventFile:

@@ -75,9 +75,8 @@ class SummaryHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         if self._writes_graph:
-            event_files.write_event(
-                self._folder, tf.Event(graph_def=session.graph.as_graph_def(add_shapes=True).SerializeToString())
-            )
+            graph = session.graph.as_graph_def(add_shapes=True)
+            event_files.write(self._folder, tf.Event(graph_def=graph.SerializeToString()))
             self._writes_graph = False
         self._written_at = time.monotonic()
 
@@ -89,7 +88,7 @@ class SummaryHook(tf.train.SessionRunHook):
         if run_values.results is None:
             return
         global_step = int(run_values.results["global_step"])
-        event_files.write(self._folder, global_step, run_values.results["summaries"])
+        self._write(global_step, run_values.results["summaries"])
         if self._num_written % HISTOGRAM_PERIOD == 0:
             self._write_histograms(run_context.session, global_step)
         self._num_written += 1
@@ -103,6 +102,9 @@ class SummaryHook(tf.train.SessionRunHook):
     def _write_histograms(self, session: tf.Session, global_step: int) -> None:
         if self._histograms is not None:
             try:
-                event_files.write(self._folder, global_step, session.run(self._histograms))
+                self._write(global_step, session.run(self._histograms))
             except tf.errors.InvalidArgumentError as error:  # of a model that has diverged there are none
                 logging.warning("no histograms at global step %d: %s", global_step, reason(error))
+
+    def _write(self, global_step: int, summary: bytes) -> None:
+        event_files.write(self._folder, tf.Event(step=global_step, summary=tf.Summary.FromString(summary)))

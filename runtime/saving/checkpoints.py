@@ -25,7 +25,7 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
       UnusableError: the file that names it cannot be read, or names one that is not there. A new model would take the
         place of what somebody wants to go on with.
     """
-    if not folder.is_given or not os.path.exists(folder.checkpoint_state):
+    if not os.path.exists(folder.checkpoint_state):
         return None
     with contextlib.suppress(tf.errors.OpError, ValueError):
         if path := tf.train.latest_checkpoint(folder.path):
@@ -177,7 +177,9 @@ class CheckpointHook(tf.train.SessionRunHook):
             global_step = int(session.run(tf.train.get_global_step(session.graph)))
             try:
                 if not self.has_saved(global_step):
-                    self._write(session, global_step)
+                    started_at = time.time()
+                    self._scaffold.saver.save(session, self._folder.checkpoint, global_step, write_meta_graph=False)
+                    events.record("checkpoint", global_step=global_step, secs_taken=round(time.time() - started_at, 3))
                 self.failure = ""
             except (tf.errors.AbortedError, tf.errors.UnavailableError):
                 raise
@@ -187,11 +189,6 @@ class CheckpointHook(tf.train.SessionRunHook):
                 self.failure = re.sub(r"\S+\.tempstate\d+; ", "", why)  # the same text whenever it is tried again
                 where = f"global step {global_step} could not be saved in {self._folder.path}"
                 raise UnsavedError(f"the model of {where}: {self.failure}") from error
-
-    def _write(self, session: tf.Session, global_step: int) -> None:
-        started_at = time.time()
-        self._scaffold.saver.save(session, self._folder.checkpoint, global_step, write_meta_graph=False)
-        events.record("checkpoint", global_step=global_step, secs_taken=round(time.time() - started_at, 3))
 
     def _save_or_log(self, session: tf.Session) -> None:
         try:
