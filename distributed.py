@@ -57,29 +57,6 @@ def main() -> None:
         train(me, cluster, server)
 
 
-def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
-    """Train the model together with the other workers; the chief tests it in the end."""
-    source = sources.open_source(FLAGS.data_dir, "train", mnist_input)
-    test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
-    graph = build_graph(me, cluster, me.share_of(source))
-
-    # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps.
-    training = Training(me, graph, source.description, test_examples)
-    with tf.train.MonitoredTrainingSession(
-        master=server.target,
-        is_chief=me.task.is_chief,
-        scaffold=training.scaffold,
-        chief_only_hooks=training.chief_only_hooks,
-        hooks=training.hooks,
-        config=me.session_config,
-    ) as session:
-        me.yield_to_starts()
-        while not session.should_stop():
-            with training.scaffold.repeating_cancelled_steps():
-                session.run(graph.updates.train_op)
-    training.finish(build_serving)
-
-
 def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Source) -> TrainingGraph:
     """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
     tf.set_random_seed(FLAGS.seed)
@@ -107,6 +84,29 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Sourc
             parameters = packing.fetch(tables.build_ids(model, images))
             accuracy = model.build_accuracy(build_logits(parameters, images), labels)
     return TrainingGraph(batches, packing, updates, evaluation, parameters, accuracy)
+
+
+def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
+    """Train the model together with the other workers; the chief tests it in the end."""
+    source = sources.open_source(FLAGS.data_dir, "train", mnist_input)
+    test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
+    graph = build_graph(me, cluster, me.share_of(source))
+
+    # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps.
+    training = Training(me, graph, source.description, test_examples)
+    with tf.train.MonitoredTrainingSession(
+        master=server.target,
+        is_chief=me.task.is_chief,
+        scaffold=training.scaffold,
+        chief_only_hooks=training.chief_only_hooks,
+        hooks=training.hooks,
+        config=me.session_config,
+    ) as session:
+        me.yield_to_starts()
+        while not session.should_stop():
+            with training.scaffold.repeating_cancelled_steps():
+                session.run(graph.updates.train_op)
+    training.finish(build_serving)
 
 
 def build_logits(parameters: tables.Parameters, images: tf.Tensor, is_training: bool = False) -> tf.Tensor:

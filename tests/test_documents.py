@@ -36,6 +36,12 @@ def test_the_script_is_as_short_as_contributing_says():
     assert max(node.end_lineno - node.lineno + 1 for node in functions) <= 40
 
 
+def test_the_script_has_the_calls_of_the_tutorials_in_the_order_in_which_they_happen():
+    calls = ["ClusterSpec(", "Server(", "server.join()", "replica_device_setter(", "MonitoredTrainingSession("]
+    script = (PROJECT / "distributed.py").read_text()
+    assert re.findall("|".join(map(re.escape, [*calls, "session.run("])), script) == [*calls, "session.run("]
+
+
 def test_a_clone_has_what_the_readme_runs(tmp_path):
     subprocess.run(["git", "clone", "--quiet", PROJECT, tmp_path / "distributed-mnist"], check=True)
     assert os.access(tmp_path / "distributed-mnist" / "run_local_cluster.sh", os.X_OK)
