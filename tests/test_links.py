@@ -140,7 +140,7 @@ class Task(NamedTuple):
 
 SEVERAL = (("10.0.0.1:2222",), ("10.0.0.2:2222", "10.0.0.3:2222"))
 SEVERAL_FLAGS = "--ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 --train_dir=/shared/run1"
-CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 2 --write"
+CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 4 --write"
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
 COMPOSE = "docker compose --file deploy/compose.yaml"
 BOARD = "runtime/launch/tensorboard"
