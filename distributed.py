@@ -112,7 +112,8 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
 def build_logits(parameters: tables.Parameters, images: tf.Tensor, is_training: bool = False) -> tf.Tensor:
     """Build the logits; a model may have others for training. Of a table it gets the rows that the images need."""
     build = getattr(model, "build_training_logits", model.build_logits) if is_training else model.build_logits
-    return build(tables.look_up(parameters, tables.build_ids(model, images)), images)
+    values = tables.look_up(parameters, tables.build_ids(model, images))
+    return users_files.check_result(build.__name__, build(values, images), "[b, classes]")
 
 
 def build_evaluation(packing: Packing, device: str) -> EvaluationGraph:

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -88,11 +88,13 @@ def build_parameters(model: Any, name: str, hidden_units: int) -> dict[str, Any]
     return dict(parameters)
 
 
-def check_scalar(function: str, value: Any) -> None:
-    """Raise an UnusableError unless what a function of a model has returned is float32 []."""
-    if not (isinstance(value, tf.Tensor) and value.dtype == tf.float32 and value.shape.rank in (0, None)):
+def check_result(function: str, value: Any, shape: Literal["[]", "[b, classes]"]) -> tf.Tensor:
+    """Return what a function of a model has returned; raise an UnusableError unless it is float32 of that shape."""
+    rank = 2 if shape == "[b, classes]" else 0
+    if not (isinstance(value, tf.Tensor) and value.dtype == tf.float32 and value.shape.rank in (rank, None)):
         found = f"{value.dtype.name} {value.shape}" if isinstance(value, tf.Tensor) else type(value).__name__
-        raise UnusableError(f"model.py: {function} must return float32 [], found {found}")
+        raise UnusableError(f"model.py: {function}() must return float32 {shape}, found {found}")
+    return value
 
 
 def check_examples(examples: Any, expected: Any, where: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import distributed
 from benchmarks.testbed.processes import PROJECT
 from runtime import users_files
 from runtime.errors import UnusableError
@@ -132,3 +133,22 @@ def test_examples_that_are_not_as_input_says_are_refused(numbers):
         UnusableError, match=f"the examples cannot be used: expected {expected}, found {found}; correct"
     ):
         check_examples(Examples(numbers, np.zeros(1, int)), INPUT, "the examples")
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (lambda: None, "found NoneType"),
+        (lambda: tf.constant([1, 2]), r"found int32 \(2,\)"),
+        (lambda: tf.constant([1.0, 2.0]), r"found float32 \(2,\)"),
+    ],
+)
+def test_logits_that_are_none_are_refused(graph, monkeypatch, value, found):
+    def build_logits(parameters, images):
+        return value()
+
+    monkeypatch.setattr(distributed.model, "build_logits", build_logits)
+    with pytest.raises(
+        UnusableError, match=rf"^model\.py: build_logits\(\) must return float32 \[b, classes\], {found}"
+    ):
+        distributed.build_logits({}, tf.zeros([2, 784]))

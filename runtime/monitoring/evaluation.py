@@ -25,7 +25,7 @@ from runtime.monitoring.mistakes import find_mistakes
 from runtime.tables import MISTAKE, Ids, Parameters
 from runtime.threads import repeat_in_session, start_guard
 from runtime.updates.packing import Choice
-from runtime.users_files import check_scalar
+from runtime.users_files import check_result
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 PIECE_BYTES = 2**28  # of a table that are read at once
@@ -80,7 +80,7 @@ class ModelTest:
         self._graph, self._examples = graph, examples
         self._rows: dict[tf.Tensor, Any] | None = None
         if examples:
-            check_scalar("build_accuracy()", graph.accuracy)
+            check_result("build_accuracy", graph.accuracy, "[]")
             num_classes = graph.logits.shape[-1]
             if num_classes < 2:
                 raise UnusableError(

@@ -9,7 +9,7 @@ from runtime.errors import UnusableError
 from runtime.tables import Ids, Parameters, values_of
 from runtime.updates import towers
 from runtime.updates.packing import Packing, Selection
-from runtime.users_files import check_scalar
+from runtime.users_files import check_result
 
 # Builds the loss, float32 [], from the parameters and the inputs of a batch.
 LossFunction = Callable[[Parameters, tf.Tensor], tf.Tensor]
@@ -33,7 +33,7 @@ class Work(NamedTuple):
           UnusableError: a parameter has none, or the loss is no number.
         """
         loss = self.build_loss(parameters, inputs)
-        check_scalar("build_loss()", loss)
+        check_result("build_loss", loss, "[]")
         values = values_of(parameters)
         gradients = tf.gradients(loss, list(values.values()))
         unused = [name for name, gradient in zip(values, gradients, strict=True) if gradient is None]
