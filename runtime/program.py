@@ -66,6 +66,8 @@ def describe_end(error: Exception, unusable: tuple[type[Exception], ...]) -> tup
         return 0, ""
     if isinstance(error, TimeoutError):
         return 1, str(error)
+    if isinstance(error, tf.train.NanLossDuringTrainingError):
+        return UNUSABLE_STATUS, "the loss is not a number: give a smaller --learning_rate, or correct the examples"
     logging.debug("unexpected error", exc_info=error)  # at --verbosity=1
     if mistake := describe_mistake(error):
         return UNUSABLE_STATUS, mistake

@@ -84,6 +84,7 @@ class Training:
         ]
         self.hooks = [
             InputHook(task, updates, graph.batches),  # before any hook that may wait
+            tf.train.NanTensorHook(updates.loss),
             *updates.hooks,
             *profile_hooks,
             StopAtStepHook(task, self.scaffold, updates.global_step, flags.train_steps, is_done),

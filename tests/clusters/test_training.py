@@ -480,6 +480,24 @@ def test_one_synchronous_worker_reads_the_same_batches_whether_or_not_it_stops(t
     assert losses[0] == losses[1], "the same seed gives the same result, to the last digit"
 
 
+@pytest.mark.parametrize("flags", [[], ["--sync_replicas", "--local_steps=4"]])
+def test_a_loss_that_is_not_a_number_ends_every_worker_and_leaves_the_good_checkpoint(
+    tmp_path, black_and_white_dir, flags
+):
+    run = tmp_path / "run"
+    flags = [*flags, "--learning_rate=1e38", f"--data_dir={black_and_white_dir}", f"--train_dir={run}"]
+    with Cluster(tmp_path, 1, 2, *flags) as cluster:
+        cluster.start()
+        for worker in (cluster["worker 0"], cluster["worker 1"]):
+            assert worker.wait() == 2
+            assert re.search(
+                r"^error: .*the loss is not a number: give a smaller --learning_rate", worker.output(), re.M
+            )
+        cluster["ps 0"].kill()
+    assert 'model_checkpoint_path: "model.ckpt-0"' in (run / "checkpoint").read_text()
+    assert not (run / "result.json").exists()
+
+
 def test_a_second_signal_stops_a_blocked_worker_at_once(tmp_path, black_and_white_dir):
     with Cluster(tmp_path, 1, 1, "--train_steps=1000000", f"--data_dir={black_and_white_dir}") as cluster:
         cluster.start()
