@@ -65,7 +65,7 @@ def test_the_chief_waits_for_a_slow_worker_that_answers(local_servers, monkeypat
         assert not ending.is_alive()
 
 
-def test_the_chief_says_who_never_came(local_servers, caplog):
+def test_the_chief_says_who_never_took_part(local_servers, caplog):
     servers = local_servers(1, 2)
     chief, graph = build(servers, 0)
     with servers.worker_session(0, graph) as session:
@@ -74,7 +74,7 @@ def test_the_chief_says_who_never_came(local_servers, caplog):
         assert not caplog.text, "nothing was left to train: it may only be slower"
         hook.after_run(None, None)
         hook.end(session)
-    assert f"worker 0: worker 1 at {servers.worker_hosts[1]} never came" in caplog.text
+    assert f"worker 0: worker 1 at {servers.worker_hosts[1]} never took part" in caplog.text
 
 
 def absent_worker(servers, step):
@@ -121,7 +121,7 @@ def test_workers_that_have_trained_and_left_are_not_waited_for_when_the_first_ch
         assert "training goes on" not in caplog.text
         monkeypatch.setattr(probes.Line, "ask", lambda _: "connection refused")
         hook.after_create_session(session, tf.train.Coordinator())
-        assert f"worker 1 at {servers.worker_hosts[1]}: training goes on" in caplog.text
+        assert f"worker 1 at {servers.worker_hosts[1]} (connection refused): training goes on" in caplog.text
         caplog.clear()
         coord = tf.train.Coordinator()
         coord.request_stop()  # as of a model that has reached its goal

@@ -98,6 +98,10 @@ def test_what_cannot_work_is_refused_and_quoted(cluster, others, message):
             "the index -1, expected 0 or more",
         ),
         (
+            '{"cluster": {"ps": ["a:1"], "chief": ["b:2"], "worker": ["c:3"]}, "task": {"type": "chief", "index": 1}}',
+            "the chief 1, expected 0",
+        ),
+        (
             '{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}, "task": {"type": "chief", "index": 0}}',
             "the job is 'chief', expected ps, worker or evaluator",
         ),

@@ -434,10 +434,14 @@ def test_the_last_line_has_a_plural_for_more_than_one_step(global_step, words):
 
 def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(tmp_path, leave_checkpoint):
     leave_checkpoint(40)
-    again = dataclasses.replace(RESULT, train_secs=0.0)  # of a process that found the model finished
-    for result, expected in ((RESULT, 5.0), (again, 5.0), (dataclasses.replace(again, test_accuracy=0.25), 0.0)):
+    again = dataclasses.replace(RESULT, train_secs=None)  # of a process that found the model finished
+    for result, expected in ((RESULT, 5.0), (again, 5.0), (dataclasses.replace(again, test_accuracy=0.25), None)):
         result.write(RunFolder(tmp_path))
         assert json.loads((tmp_path / "result.json").read_text())["train_secs"] == expected
+
+
+def test_a_chief_that_has_taken_no_step_says_nothing_of_speed():
+    assert str(dataclasses.replace(RESULT, train_secs=None)).endswith(" after 40 global steps")
 
 
 @pytest.mark.parametrize("num_late_runs", [0, 1, 2])

@@ -10,9 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from runtime.cluster import host_lists
-from runtime.cluster.host_lists import PROTOCOL, HostLists, HostListsWatch, read_board
-from runtime.cluster.probes import Connection
-from runtime.cluster.roll_call import TRAINING, RollCall
+from runtime.cluster.host_lists import PROTOCOL, HostLists, HostListsWatch, put_verdict, read_board
 from runtime.cluster.task import Peer, Task
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_server_config, make_session_config
@@ -148,13 +146,9 @@ def test_tasks_that_train_go_on_and_only_a_late_one_that_differs_ends(ends):
     ps, *workers = (f"localhost:{port}" for port in choose_ports(4))
     start("ps 0", [ps], workers)
     chief = start("worker 0", [ps], workers)
-    task = chief.task
-    with tf.Graph().as_default() as graph:
-        roll_call = RollCall(task)
-    connection = Connection(f"grpc://{task.address}", make_session_config(task))
-    with connection.session(graph) as session:
-        roll_call.say(session, TRAINING)
-    poll_for(lambda: is_settled(ps), "word of the chief on the ps")
+    on_board(ps)
+    chief.begin_training()
+    assert is_settled(ps)
     start("worker 1", [ps], workers[:2])
     missing = f"worker 1 was given nothing as worker_hosts[2], but ps 0 was given {workers[2]}: give all tasks the same"
     assert ends.get(timeout=DEADLINE_SECS) == (2, missing)
@@ -164,6 +158,19 @@ def test_tasks_that_train_go_on_and_only_a_late_one_that_differs_ends(ends):
     last.tell("worker 2 has ended: there is no --data_dir")
     assert [on_board(address)[1] for address in (ps, workers[0])] == ["", ""], "they heard nothing"
     assert ends.empty()
+
+
+def test_a_worker_that_would_begin_to_train_ends_if_another_has_ended_before(ends, monkeypatch):
+    ps, *workers = (f"localhost:{port}" for port in choose_ports(3))
+    start("ps 0", [ps], workers)
+    on_board(ps)
+    monkeypatch.setattr(host_lists, "start_guard", lambda *_: None)  # the watch looks later
+    chief = start("worker 0", [ps], workers)
+    put_verdict(Peer("ps", 0, ps), "worker 1 has ended: there is no --data_dir")
+    threading.Thread(target=chief.begin_training, daemon=True).start()
+    for _ in ("ps 0", "worker 0"):
+        assert ends.get(timeout=DEADLINE_SECS) == (2, "worker 1 has ended: there is no --data_dir")
+    assert not is_settled(ps)
 
 
 def test_a_task_that_meets_another_cluster_ends_its_own_and_leaves_the_other_alone(ends):

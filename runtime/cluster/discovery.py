@@ -69,6 +69,7 @@ def _parse(name: str, config: Mapping[str, Any]) -> Discovery | None:
     # The only task of its job needs no index; others have a number, or text.
     index = int(str(task.get("index", 0) if len(hosts.get(job, [])) == 1 else task["index"]))
     check(index >= 0, f"the index {index}, expected 0 or more")
+    check(job != "chief" or index == 0 or not chiefs, f"the chief {index}, expected 0")
     if job == "worker":
         index += len(chiefs)
     job_name = "worker" if job == "chief" and chiefs else job

@@ -11,16 +11,14 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster.notes import Notes
 from runtime.cluster.probes import ask_all, session_at
-from runtime.cluster.roll_call import ROLL_CALL
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS
 from runtime.errors import UNUSABLE_STATUS
 from runtime.process import end_process
 from runtime.threads import start_guard
 
-PROTOCOL = 4  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
+PROTOCOL = 5  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
 TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 
 
@@ -81,10 +79,9 @@ class HostLists(NamedTuple):
 
 def read_board(owner: Peer | Task) -> tuple[HostLists, str] | None:
     """Return the lists and the verdict, if any, or None if the server does not answer, or has no lists yet."""
-    if not (contents := _run(owner, lambda given, verdict: [given, verdict, Notes("", ROLL_CALL).count()])):
+    if not (contents := _run(owner, lambda given, verdict: [given, verdict])):
         return None
-    lists, verdict = HostLists.parse(contents[0], str(owner)), contents[1].decode(errors="replace")
-    return lists._replace(is_settled=lists.is_settled or contents[2] > 0), verdict
+    return HostLists.parse(contents[0], str(owner)), contents[1].decode(errors="replace")
 
 
 def put_given(owner: Peer | Task, lists: HostLists) -> None:
@@ -125,7 +122,7 @@ class HostListsWatch:
 
     A task looks at its own board, and at those of the tasks that it needs: every ps and the chief. One that finds other
     lists there, or its own input unusable, puts a verdict on these boards, where the others find it. But nobody ends a
-    cluster that trains: from its first step on, a task that comes late with other lists, or cannot go on, ends alone.
+    cluster that trains: once a worker has begun, a task that comes late with other lists, or cannot go on, ends alone.
     So does a task that meets another cluster.
     """
 
@@ -153,19 +150,29 @@ class HostListsWatch:
     def _heed(self, board: Peer | Task, theirs: HostLists, verdict: str) -> None:
         if difference := self._given.describe_difference(board, theirs):
             end_process(UNUSABLE_STATUS, difference, self.tell)
-        self._is_settled = theirs.is_settled
-        if verdict and not theirs.is_settled:
+        self._is_settled |= theirs.is_settled
+        if verdict and not self._is_settled:
             if board is self.task:  # who put it there may have reached no other board
                 end_process(UNUSABLE_STATUS, verdict, self.tell)
             self._ending.acquire()
             end_process(UNUSABLE_STATUS, verdict)
+
+    def begin_training(self) -> None:
+        """Obey a verdict that is on the board of a server; else say there that the cluster trains."""
+
+        def settle(server: Peer) -> None:
+            if found := read_board(server):
+                self._heed(server, *found)
+                put_given(server, found[0]._replace(is_settled=True))
+
+        ask_all(self.task.servers, settle)
+        self._is_settled = True
 
     def tell(self, verdict: str) -> None:
         """Put a verdict on the boards of this cluster, within `TELLING_SECS`, unless one says that training goes on."""
         self._ending.acquire()
         if self._is_settled:
             return
-        logging.info("%s: telling the other tasks", self.task)
         deadline = time.monotonic() + TELLING_SECS
         while True:
             found = ask_all(self._boards, read_board)
@@ -174,6 +181,7 @@ class HostListsWatch:
                 return
             for board, (_, earlier_verdict) in mine.items():
                 if not earlier_verdict:
+                    logging.info("%s: telling %s", self.task, board)
                     put_verdict(board, verdict)
             are_all_told = len(mine) == len(self._boards)
             # Those that serve stay for the others, which look there.
@@ -189,6 +197,12 @@ def start_watch(task: Task) -> None:
     """Start the `HostListsWatch` of this process, which is `task`."""
     global _watch
     _watch = HostListsWatch(task)
+
+
+def begin_training() -> None:
+    """Let this process, a worker, train with its cluster: see `HostListsWatch`."""
+    if _watch:
+        _watch.begin_training()
 
 
 def tell_others(message: str) -> None:

@@ -4,7 +4,7 @@ import concurrent.futures
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import tensorflow.compat.v1 as tf
@@ -133,8 +133,9 @@ class Connection(NamedTuple):
         return tf.Session(self.target, graph=graph, config=self.config)
 
 
-def session_at(address: str, graph: tf.Graph | None = None) -> tf.Session:
-    """Return a session with the server at `host:port` alone; one with the cluster would wait for all of its tasks.
+@contextlib.contextmanager
+def session_at(address: str, graph: tf.Graph | None = None) -> Iterator[tf.Session]:
+    """Make a session with the server at `host:port` alone; one with the cluster would wait for all of its tasks.
 
     Raises:
       OpError: the server does not answer in time; runs of the session may raise that too.
@@ -144,7 +145,12 @@ def session_at(address: str, graph: tf.Graph | None = None) -> tf.Session:
     config = tf.ConfigProto(device_filters=["/job:nobody"], operation_timeout_in_ms=ANSWER_MS)
     config.rpc_options.use_rpc_for_inprocess_master = True  # or its own address always leads a process to itself
     config.rpc_options.disable_session_connection_sharing = True  # or this waits behind what training sends
-    return tf.Session(f"grpc://{address}", graph=graph, config=config)
+    session = tf.Session(f"grpc://{address}", graph=graph, config=config)
+    try:
+        yield session
+    finally:
+        with contextlib.suppress(tf.errors.OpError):  # a server that is gone does not answer
+            session.close()
 
 
 def life_of(peer: Peer) -> str:

@@ -7,7 +7,7 @@ import socket
 import psutil
 from absl import logging
 
-from runtime.cluster.probes import life_of, probe
+from runtime.cluster.probes import NO_ANSWER, life_of, probe
 from runtime.cluster.task import Peer, Task, host_of, port_of
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import UnusableError
@@ -67,7 +67,8 @@ def wait_until_address_leads_here(task: Task, timeout_secs: float) -> None:
         life = life_of(own)
         if life and life == (life_of(here) or life):
             return ""
-        return f"{own} to be this process ({probe(task.address) or 'another one answers there'})"
+        reason = "another one answers there" if life else probe(task.address) or NO_ANSWER
+        return f"{own} to be this process ({reason})"
 
     remedy = "run each task once, on the host of its address, or correct --task_index or the host lists"
     wait_until_nothing_is_missing(task, describe_elsewhere, timeout_secs, remedy)

@@ -49,9 +49,10 @@ def _make_figures(run: History) -> str:
         "test accuracy": f"{result['test_accuracy']:.2%}",
         "test loss": charts.format_number(result["test_loss"]),
         steps: charts.format_number(result["global_step"]),
-        "of training": f"{result['train_secs']:.1f} s",
-        "examples/s": charts.format_number(result["examples_per_sec"]),
     }
+    if result["train_secs"]:
+        figures["of training"] = f"{result['train_secs']:.1f} s"
+        figures["examples/s"] = charts.format_number(result["examples_per_sec"])
     items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
     shown = ("test_accuracy", "test_loss", "global_step", "train_secs", "examples_per_sec")
     others = ", ".join(f"{name}: {value}" for name, value in result.items() if name not in shown and value is not None)

@@ -33,8 +33,8 @@ class Result:
     test_loss: float
     global_step: int  # of the parameters that were evaluated
     reached_accuracy: float | None  # the --stop_at_accuracy that ended training, if one did
-    train_secs: float  # from the chief's first step to its last
-    examples_per_sec: float  # used by all workers in that time
+    train_secs: float | None  # from the chief's first step to its last, if this process has taken any
+    examples_per_sec: float | None  # used by all workers in that time
     model: str
     optimizer: str
     sync_replicas: bool
@@ -56,7 +56,7 @@ class Result:
         """
         written = read_json(folder.result)
         is_same = (written.get("global_step"), written.get("test_accuracy")) == (self.global_step, self.test_accuracy)
-        if not folder.is_given or (is_same and self.train_secs == 0.0):  # an earlier process has trained the model
+        if not folder.is_given or (is_same and self.train_secs is None):  # an earlier process has trained the model
             return
         try:
             replace_file(folder.result, f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode())
@@ -64,9 +64,10 @@ class Result:
             raise UnsavedError(f"{folder.result} could not be written: {error.strerror}") from error
 
     def __str__(self) -> str:
+        speed = f" in {self.train_secs:.1f} s, {self.examples_per_sec:.0f} examples/s" if self.train_secs else ""
         return (
             f"test accuracy {self.test_accuracy:.4f} (test loss {self.test_loss:.4f}) after {self.global_step} global"
-            f" step{'s' * (self.global_step != 1)} in {self.train_secs:.1f} s, {self.examples_per_sec:.0f} examples/s"
+            f" step{'s' * (self.global_step != 1)}{speed}"
         )
 
 
@@ -113,8 +114,8 @@ def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progre
         test_loss=round(measures.loss, 6),
         global_step=measures.global_step,
         reached_accuracy=flags["stop_at_accuracy"] if measures.global_step < flags["train_steps"] else None,
-        train_secs=round(progress.train_secs, 3),
-        examples_per_sec=round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else 0.0,
+        train_secs=round(progress.train_secs, 3) or None,
+        examples_per_sec=round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else None,
         num_ps=len(task.ps_hosts),
         num_workers=len(task.worker_hosts),
         tensorflow_version=tf.__version__,

@@ -6,7 +6,7 @@ import time
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster import probes
+from runtime.cluster import host_lists, probes
 from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, Word
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
@@ -31,9 +31,14 @@ class RollCallHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._roll_call.say(session, TRAINING)
-        self._present.clear()
-        if not self._wait_for_all or coord.should_stop():  # the model has reached its goal: the others may have left
+        if coord.should_stop():  # the model has reached its goal: the others may have left
             return
+        if self._wait_for_all:
+            self._wait(session)
+        host_lists.begin_training()
+
+    def _wait(self, session: tf.Session) -> None:
+        self._present.clear()
         is_new = not self._was_complete and session.run(tf.train.get_global_step(session.graph)) == 0
         timeout_secs = self._startup_timeout_secs if is_new else min(GRACE_SECS, self._startup_timeout_secs)
         remedy = "start each missing worker, or correct --worker_hosts" if is_new else "training goes on"
@@ -51,7 +56,9 @@ class RollCallHook(tf.train.SessionRunHook):
         # The process that said the word must still answer: that of an earlier life does not count.
         lives = probes.ask_all([worker for worker in unknown if words[worker.index].text], probes.life_of)
         self._present |= {words[worker.index] for worker, life in lives.items() if life == words[worker.index].life}
-        return ", ".join(str(worker) for worker in unknown if words[worker.index] not in self._present)
+        absent = [worker for worker in unknown if words[worker.index] not in self._present]
+        reasons = probes.unreachable(absent)
+        return ", ".join(f"{worker} ({reasons[worker]})" if worker in reasons else f"{worker}" for worker in absent)
 
     def end(self, session: tf.Session) -> None:
         try:
@@ -95,4 +102,4 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
             if word.text == TRAINING:
                 logging.warning("%s: ending without %s, which has not taken its last step", self._task, worker)
             elif not word.text and self._has_trained:  # else it may only be slower
-                logging.warning("%s: %s never came", self._task, worker)
+                logging.warning("%s: %s never took part", self._task, worker)

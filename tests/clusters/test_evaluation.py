@@ -33,7 +33,7 @@ def test_an_evaluation_that_is_good_enough_ends_training(tmp_path, black_and_whi
     with Cluster(tmp_path, 1, 2, *flags, f"--export_dir={tmp_path}/export") as cluster:
         cluster.start()
         assert cluster.wait() == dict.fromkeys(cluster.names, 0)
-        assert f"after {json.loads(result)['global_step']} global steps in 0.0 s" in cluster["worker 0"].output()
+        assert f"after {json.loads(result)['global_step']} global steps\n" in cluster["worker 0"].output()
         assert (tmp_path / "result.json").read_text() == result
         assert (tmp_path / "export" / "1").is_dir()
 

@@ -176,7 +176,7 @@ def test_synchronous_training_takes_no_step_before_all_workers_are_there(tmp_pat
     with Cluster(tmp_path, 1, 2, *flags, f"--data_dir={black_and_white_dir}") as cluster:
         cluster.start("ps 0")
         chief = cluster.start("worker 0")
-        chief.wait_for_output(rf"waiting for worker 1 at {cluster.addresses[2]}\n")
+        chief.wait_for_output(rf"waiting for worker 1 at {cluster.addresses[2]} \(connection refused\)\n")
         started_at = datetime.datetime.now()
         cluster.start("worker 1")
         assert_all_end(cluster)
@@ -440,7 +440,7 @@ def test_a_failed_export_costs_neither_result_nor_model_and_a_worker_that_comes_
         cluster.start("ps 0")
         assert cluster["worker 0"].wait() == 2
         output = cluster["worker 0"].output()
-        assert f"worker 1 at {cluster.addresses[2]} never came" in output
+        assert f"worker 1 at {cluster.addresses[2]} never took part" in output
         failure = f"(the model could not be exported to {export_dir}: No such file or directory)"
         line = f"error: worker 0 waited 1 s for room for the result, or another remedy {failure}: make room; then start"
         assert output.index("test accuracy ") < output.index(line)
@@ -464,6 +464,19 @@ def test_a_worker_with_other_flags_than_the_chief_is_refused(tmp_path, black_and
             assert re.search(refused, cluster["worker 1"].output())
         cluster["worker 0"].kill()
         cluster["ps 0"].kill()
+
+
+def test_a_worker_that_is_refused_while_synchronous_ones_wait_for_it_ends_all_with_its_line(
+    tmp_path, black_and_white_dir
+):
+    with Cluster(tmp_path, 2, 2, "--sync_replicas", f"--data_dir={black_and_white_dir}") as cluster:
+        cluster.start("ps 0", "ps 1", "worker 0")
+        cluster["worker 0"].wait_for_output(r"waiting for worker 1 at \S+ \(connection refused\)")
+        cluster.start_with("worker 1", *cluster.role("worker 1"), *cluster.flags, "--batch_size=50")
+        assert cluster.wait() == dict.fromkeys(cluster.names, 2)
+        for task in cluster.tasks.values():
+            refused = r"error: .*worker 1 has --batch_size=50, but the model on the ps tasks is trained with"
+            assert re.search(refused, task.output())
 
 
 def test_one_synchronous_worker_reads_the_same_batches_whether_or_not_it_stops(tmp_path, mnist_dir):
