@@ -27,7 +27,7 @@ class FinishedError(Exception):
     """Nothing is left to do for this task: the job has finished without it."""
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     r"""Return the name of an error and the one line of its message that says what is wrong.
 
     An error in a graph has a long message: where the program made each op, sometimes on which task it ran, and then the

@@ -59,7 +59,7 @@ def follow_checkpoints(task: Task, test: ModelTest, folder: RunFolder, goal: Goa
                 _check_examples(folder, test)
                 evaluated.add(checkpoint)
                 try:
-                    check_checkpoint(folder, path)
+                    check_checkpoint(path)
                     saver.restore(session, path)
                 except (tf.errors.OpError, UnusableError, ValueError) as error:
                     if checkpoint not in _new_checkpoints(folder, set()):

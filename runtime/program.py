@@ -52,12 +52,12 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
     status, message = 0, ""
     try:
         main()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the program itself raises no SystemExit from here on
         status, message = describe_end(error, unusable)
     end_process(status, message, host_lists.tell_others if status == UNUSABLE_STATUS else None)
 
 
-def describe_end(error: Exception, unusable: tuple[type[Exception], ...]) -> tuple[int, str]:
+def describe_end(error: BaseException, unusable: tuple[type[Exception], ...]) -> tuple[int, str]:
     """Return the exit status of a process that `error` ends, and the line that says why."""
     if isinstance(error, unusable):
         return UNUSABLE_STATUS, " ".join(str(error).splitlines())

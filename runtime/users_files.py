@@ -19,7 +19,7 @@ OURS = ("runtime", "benchmarks", "tests", ".venv", "distributed.py", "predict.py
 OF_OPS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.UnknownError)
 
 
-def describe_mistake(error: Exception) -> str:
+def describe_mistake(error: BaseException) -> str:
     """Return an error that comes from a user's file as a line that says where, or "" if it comes from elsewhere.
 
     It may have been raised there, while the file was imported too, or by an op that was made there. What the system
@@ -38,7 +38,7 @@ def describe_mistake(error: Exception) -> str:
     return f"{reason(error)}; correct {module.name}" if _is_users(module) else ""  # it lacks a name
 
 
-def find_place(error: Exception) -> str:
+def find_place(error: BaseException) -> str:
     """Return the file of a user and the line in it that an error comes from, or ""."""
     frames = list(traceback.extract_tb(error.__traceback__))
     if isinstance(error, SyntaxError) and error.filename:
@@ -58,7 +58,7 @@ def _is_users(path: pathlib.Path) -> bool:
 
 def _tell_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Tell what is wrong in one line, where `program` does not: while the files are imported."""
-    if isinstance(error, Exception) and (place := find_place(error)):
+    if isinstance(error, Exception | SystemExit) and (place := find_place(error)):
         mistake = describe_mistake(error)
         print(f"error: {mistake or f'{place}: {reason(error)}; start this task again'}", file=sys.stderr, flush=True)
         os._exit(UNUSABLE_STATUS if mistake else 1)

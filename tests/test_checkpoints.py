@@ -54,6 +54,18 @@ def test_a_checkpoint_of_another_model_is_refused(model, tmp_path, shapes, messa
     assert str(error.value) == f"{path} {message}: give the flags that it was made with, or another --train_dir"
 
 
+@pytest.mark.parametrize("damage", [lambda data: data[:10], lambda data: data[:-1] + b"x"])
+def test_a_checkpoint_whose_data_is_damaged_is_refused(model, tmp_path, damage):
+    path = save(tmp_path, {"w": [3, 2], "steps": []})
+    (data,) = tmp_path.glob("*.data-*")
+    data.write_bytes(damage(data.read_bytes()))
+    with (
+        tf.Session() as session,
+        pytest.raises(UnusableError, match=f"^{path} cannot be read .*: name an older one in"),
+    ):
+        checkpoints.restore(tf.train.Saver(), session, path)
+
+
 def test_a_broken_checkpoint_is_refused(model, tmp_path):
     path = save(tmp_path, {"w": [3, 2], "steps": []})
     with open(path + ".index", "r+b") as file:

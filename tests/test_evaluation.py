@@ -266,6 +266,15 @@ def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_
         finished_run.follow(evaluator)
 
 
+def test_an_accuracy_that_is_no_fraction_is_refused(graph):
+    test = make_evaluate([0, 1])
+    test._graph = test._graph._replace(accuracy=2 * test._graph.accuracy)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        with pytest.raises(UnusableError, match=r"build_accuracy\(\) must return a fraction, 0 to 1, found 1\.38629"):
+            test(session)
+
+
 def test_a_test_example_with_a_label_of_no_class_is_refused_before_training(graph):
     with pytest.raises(UnusableError, match=r"cannot be used: label 1 is 2, expected 0 to 1"):
         make_evaluate([0, 2])

@@ -140,6 +140,7 @@ def test_a_train_dir_may_begin_with_a_dash(arguments):
         ("--ps=two", "flag --ps=two: invalid literal"),
         ("--ps", "Missing value for flag --ps (see --help)"),
         ("--max_restarts=-1", "flag --max_restarts=-1: -1 is not a non-negative integer"),
+        ("--train_dir=", "flag --train_dir=: it must name a folder; leave it out for a new one in runs/"),
         ("--train_dir=~/run", "flag --train_dir=~/run: ~ is only understood by a shell"),
         ("--data_dir=", "flag --data_dir=: it must name a folder (see --help)"),
         ("--train_dir=gs://b/run", "--train_dir gs://b/run is not a folder: gs:// is not supported"),

@@ -35,6 +35,7 @@ program.start(main, KeyError)
         ("raise TimeoutError('waited')", 1, "error: waited\n"),
         ("raise UnsavedError('a full disk')", 2, "error: a full disk\n"),
         ("1 / 0", 1, "error: ZeroDivisionError: division by zero; start this task again\n"),
+        ("raise SystemExit", 1, "error: SystemExit; start this task again\n"),
         ("raise UnusableError('two\\nlines')", 2, "error: two lines\n"),
         (
             "import model; model.build_nothing",

@@ -50,7 +50,7 @@ def raised_in_model(text):
     """Return the error of some lines that stand in model.py."""
     try:
         exec(compile(text, IN_MODEL, "exec"))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return error
 
 
@@ -61,6 +61,7 @@ def raised_in_model(text):
         ("raise OSError('the server is away')", ""),
         ("open('/no/such/file')", "model.py, line 1: FileNotFoundError: [Errno 2] No such file or directory: "),
         ("raise MemoryError", ""),
+        ("raise SystemExit(3)", "model.py, line 1: SystemExit: 3; correct model.py"),
         ("raise ValueError('two\\nlines')", "model.py, line 1: ValueError: two lines; correct model.py"),
     ],
 )
@@ -105,6 +106,7 @@ def test_an_error_of_another_module_of_the_user_is_told_with_the_place_there():
     [
         ("model.py", "def build(:", 2, "model.py, line 1: SyntaxError: .*; correct model.py"),
         ("mnist_input.py", "\nimport nowhere", 2, "mnist_input.py, line 2: ModuleNotFoundError: .*; correct mnist_.*"),
+        ("model.py", "raise SystemExit(0)", 2, "model.py, line 1: SystemExit: 0; correct model.py"),
         ("model.py", "raise OSError(5, 'away')", 1, "model.py, line 1: OSError: .* away; start this task again"),
     ],
 )
@@ -113,6 +115,8 @@ def test_a_file_that_cannot_be_imported_is_told_in_one_line(tmp_path, name, text
         (shutil.copytree if (PROJECT / path).is_dir() else shutil.copy)(PROJECT / path, tmp_path / path)
     (tmp_path / name).write_text(text)
     command = [sys.executable, "distributed.py", "--job_name=ps", "--task_index=0"]
+    if "SystemExit" in mistake:  # which by hand ends the program, as in every Python program
+        command = [sys.executable, "-m", "runtime.launch", f"--train_dir={tmp_path / 'run'}"]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert process.returncode == status
     (line,) = [line for line in process.stderr.splitlines() if line.startswith("error: ")]

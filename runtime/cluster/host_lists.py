@@ -179,10 +179,11 @@ class HostListsWatch:
             mine = {board: on for board, on in found.items() if on and not self._given.is_stranger_to(on[0])}
             if any(lists.is_settled for lists, _ in mine.values()):
                 return
-            for board, (_, earlier_verdict) in mine.items():
-                if not earlier_verdict:
-                    logging.info("%s: telling %s", self.task, board)
-                    put_verdict(board, verdict)
+            untold = [board for board, (_, earlier_verdict) in mine.items() if not earlier_verdict]
+            if others := [str(board) for board in untold if board is not self.task]:
+                logging.info("%s: telling %s", self.task, ", ".join(others))
+            for board in untold:
+                put_verdict(board, verdict)
             are_all_told = len(mine) == len(self._boards)
             # Those that serve stay for the others, which look there.
             if time.monotonic() > deadline or (are_all_told and not self.task.only_serves):

@@ -136,6 +136,10 @@ def import_quietly(name: str) -> ModuleType:
         os.dup2(nowhere.fileno(), 2)
     try:
         return importlib.import_module(name)
+    except SystemExit as error:  # a user's file ends the program while it is imported: nobody else would say so
+        os.dup2(standard_error, 2)
+        sys.excepthook(SystemExit, error, error.__traceback__)
+        raise
     finally:
         os.dup2(standard_error, 2)
         os.close(standard_error)

@@ -68,6 +68,8 @@ def parse(arguments: Sequence[str]) -> Options:
     for chosen in filter(None, map(CHOSEN.match, others)):
         refuse(f"--{chosen[1]} cannot be given here: say with --ps=N and --workers=N how many tasks there are")
     values: dict[str, Any] = own.flag_values_dict()
+    if own["train_dir"].present and not own.train_dir:  # as of a variable of the shell that is not set
+        refuse("flag --train_dir=: it must name a folder; leave it out for a new one in runs/")
     scheme, is_url, _ = values["train_dir"].partition("://")
     if is_url:
         refuse(f"--train_dir {values['train_dir']} is not a folder: {scheme}:// is not supported")

@@ -110,6 +110,8 @@ class ModelTest:
             sums += len(labels) * np.array(measured)
             logits.append(of_batch)
         loss, accuracy = sums / num_examples
+        if not 0 <= accuracy <= 1:
+            raise UnusableError(f"model.py: build_accuracy() must return a fraction, 0 to 1, found {accuracy:g}")
         mistakes = functools.partial(find_mistakes, np.concatenate(logits), self._examples)
         return Measures(float(loss), float(accuracy), int(global_step), values, mistakes)
 

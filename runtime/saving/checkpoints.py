@@ -39,10 +39,10 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
 def check_last_checkpoint(folder: RunFolder) -> None:
     """Check the last checkpoint, if there is one: see `check_checkpoint()`."""
     if path := find_last_checkpoint(folder):
-        check_checkpoint(folder, path)
+        check_checkpoint(path)
 
 
-def check_checkpoint(folder: RunFolder, path: str) -> None:
+def check_checkpoint(path: str) -> None:
     """Check that every variable of the graph can be restored, since TensorFlow's message comes late and is long.
 
     Raises:
@@ -52,10 +52,7 @@ def check_checkpoint(folder: RunFolder, path: str) -> None:
         reader = tf.train.load_checkpoint(path)
         types, shapes = reader.get_variable_to_dtype_map(), reader.get_variable_to_shape_map()
     except (tf.errors.OpError, ValueError) as error:
-        raise UnusableError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}): name an older one in"
-            f" {folder.checkpoint_state}, or give another --train_dir"
-        ) from error
+        raise _unreadable(path, str(error).splitlines()[0]) from error
     parts = glob.glob(f"{glob.escape(path)}.data-*-of-*")
     num_parts = int(parts[0].rpartition("-")[2]) if parts else 1
     if len(parts) < num_parts:
@@ -71,6 +68,23 @@ def check_checkpoint(folder: RunFolder, path: str) -> None:
             raise UnusableError(f"{path} has {name} of shape {shapes[name]}, expected {shape}: {remedy}")
         if types[name] != dtype:
             raise UnusableError(f"{path} has {name} of type {types[name].name}, expected {dtype.name}: {remedy}")
+
+
+def restore(saver: tf.train.Saver, session: tf.Session, path: str) -> None:
+    """Restore the model of a checkpoint.
+
+    Raises:
+      UnusableError: its data is damaged, which `check_checkpoint()` does not read.
+    """
+    try:
+        saver.restore(session, path)
+    except (tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
+        raise _unreadable(path, reason(error)) from error
+
+
+def _unreadable(path: str, why: str) -> UnusableError:
+    state = RunFolder(os.path.dirname(path)).checkpoint_state
+    return UnusableError(f"{path} cannot be read ({why}): name an older one in {state}, or give another --train_dir")
 
 
 def _whole_variables() -> dict[str, tuple[tf.DType, list[int]]]:

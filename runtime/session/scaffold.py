@@ -162,7 +162,7 @@ class TrainingScaffold(tf.train.Scaffold):
             origin = "the ps tasks hold a living model: keeping it"
         else:
             if checkpoint:
-                self.saver.restore(session, checkpoint)
+                checkpoints.restore(self.saver, session, checkpoint)
                 origin = f"restored {checkpoint}"
             else:
                 session.run(self._initializer)
