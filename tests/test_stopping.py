@@ -23,7 +23,7 @@ def main():
     with tf.Graph().as_default():
         roll_call = RollCall(task)
     checkpoint_hook = CheckpointHook(task, RunFolder("{train_dir}"), tf.train.Scaffold(), save_secs=60)
-    checkpoint_hook.failure = "{failure}"
+    checkpoint_hook.saved_step, checkpoint_hook.failure = 7, "{failure}"
     step = tf.constant(0)
     with tf.train.SingularMonitoredSession([StopOnSignalHook(task, roll_call, checkpoint_hook)]) as session:
         session.run(step)
@@ -37,7 +37,7 @@ program.start(main, KeyError)
 @pytest.mark.parametrize(
     ("train_dir", "failure", "number", "how", "lost"),
     [
-        ("a", "", signal.SIGTERM, "stopped and saved", ""),
+        ("a", "", signal.SIGTERM, "stopped and saved global step 7", ""),
         (
             "a",
             "no space",

@@ -214,6 +214,16 @@ def test_a_run_that_cannot_go_on_says_how_to_go_on_from_its_checkpoint(launch):
     )
 
 
+def test_a_task_that_fails_when_the_chief_has_ended_well_costs_no_result(launch):
+    run = launch(
+        "case $* in *task_index=1*) while ! [ -e done ]; do sleep 0.05; done; exit 7;; *) touch done;; esac",
+        "--workers=2",
+        "--max_restarts=1",
+    )
+    assert run.wait(DEADLINE_SECS) == 7
+    assert run.output().endswith("\nthe chief had ended with 0: the result is saved\n")
+
+
 def test_a_train_dir_that_is_removed_is_made_again_and_no_line_is_missed(launch):
     wait = "while ! [ -e moved ] || ! [ -e train/logs ]; do sleep 0.05; done"
     run = launch(f"if ! [ -e moved ]; then echo begins; {wait}; echo of the old log; exit 7; fi; echo of the new log")

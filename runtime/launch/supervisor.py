@@ -75,7 +75,9 @@ class Supervisor:
                 last_lines = self._read_last_lines(task)
             message = f"error: {task.name} {why}; all tasks were ended. The end of {task.log}:"
             lines = [message, *last_lines]
-            if self._has_saved():
+            if self._chief.status == 0:
+                lines.append("the chief had ended with 0: the result is saved")
+            elif self._has_saved():
                 lines.append(f"once that is mended, {self._describe_how_to_go_on()}")
             self._console.close([], "\n".join(lines))
             return int(status)

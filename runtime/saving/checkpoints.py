@@ -155,6 +155,7 @@ class CheckpointHook(tf.train.SessionRunHook):
     def __init__(self, task: Task, folder: RunFolder, scaffold: tf.train.Scaffold, save_secs: float):
         """Save into `folder`, if that is given, every `save_secs`, if `task` is the chief."""
         self.is_needed = task.is_chief and folder.is_given
+        self.saved_step = 0  # the global step of the last checkpoint that this process knows to be written
         self.failure = ""  # why the last checkpoint could not be written
         self._folder, self._scaffold, self._save_secs = folder, scaffold, save_secs
         self._due_at = math.inf  # a time of `time.monotonic()`
@@ -194,7 +195,7 @@ class CheckpointHook(tf.train.SessionRunHook):
                     started_at = time.time()
                     self._scaffold.saver.save(session, self._folder.checkpoint, global_step, write_meta_graph=False)
                     events.record("checkpoint", global_step=global_step, secs_taken=round(time.time() - started_at, 3))
-                self.failure = ""
+                self.saved_step, self.failure = global_step, ""
             except (tf.errors.AbortedError, tf.errors.UnavailableError):
                 raise
             except (tf.errors.OpError, ValueError) as error:  # a ValueError: the folder is gone

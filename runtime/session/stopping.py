@@ -164,7 +164,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             except (tf.errors.OpError, RuntimeError) as error:  # a ps or the session is gone
                 failure = reason(error)
             failure = failure or self._checkpoint_hook.failure
-            saved = "and saved " if saves and not failure else ""
+            saved = f"and saved global step {self._checkpoint_hook.saved_step} " if saves and not failure else ""
             lost = f", and could not save the last steps ({failure}): make that possible" if failure else ""
             message = f"{self._task} stopped {saved}because of {number.name}{lost}; start it again to go on"
             end_process(128 + number, message)
