@@ -12,6 +12,8 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
+from collections.abc import Mapping, Sequence
+
 from runtime import environment, users_files  # noqa: F401  # first: before TensorFlow and the user's files
 
 # isort: split
@@ -19,18 +21,19 @@ import tensorflow.compat.v1 as tf
 
 import mnist_input
 import model
-from runtime import program, tables
+from runtime import program
 from runtime.data import sources, streams
+from runtime.data.reader import signature_of
 from runtime.flags import define_flags
 from runtime.member import Member
-from runtime.monitoring.evaluation import EvaluationGraph
-from runtime.saving.export import Serving
+from runtime.model.variables import make_local_copies
+from runtime.tables import Lookups, Parameters
 from runtime.training import Training, TrainingGraph
 from runtime.updates.mode import build_updates
-from runtime.updates.packing import Packing
+from runtime.users_files import Files
 
-FLAGS = define_flags(model.MODELS)
-INPUT = mnist_input.INPUT  # an example, as an exported model takes it
+FLAGS = define_flags()
+FILES = Files(model, mnist_input)
 
 
 def main() -> None:
@@ -60,30 +63,35 @@ def main() -> None:
 def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Source) -> TrainingGraph:
     """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
     tf.set_random_seed(FLAGS.seed)
+    with tf.device(me.task.device), tf.name_scope("input"):
+        batches = streams.build_batches(source, me.mode.num_batches, me.batch_size, FLAGS.seed)
+
+    # The model: the functions of model.py and mnist_input.py are called here, and never again. From then on they are a
+    # function of parameters and examples.
+    traced = me.trace(FILES, batches.signature)
 
     # The device setter: it places the variables on the ps tasks, and what computes on this worker.
     device = me.task.device
     setter = tf.train.replica_device_setter(worker_device=device, cluster=cluster, ps_strategy=me.ps_strategy)
     with tf.device(setter), tf.variable_scope("", partitioner=me.partitioner):
         tf.train.create_global_step()
-        packing = Packing(me.make_tables(users_files.build_parameters(model, FLAGS.model, FLAGS.hidden_units)))
-        with tf.device(device), tf.name_scope("input"):
-            batches = streams.build_batches(source, me.mode.num_batches, me.batch_size, FLAGS.seed, mnist_input.decode)
+        packing, frozen = me.make_variables(traced)
+        constants, initializers = make_local_copies(frozen, device)
 
-        def build_loss(parameters: tables.Parameters, inputs: tf.Tensor) -> tf.Tensor:
-            images, labels = batches.batch(inputs)
-            return model.build_loss(build_logits(parameters, images, is_training=True), labels)
+        # The gradients: of a batch, with the parameters that the ps tasks have sent.
+        def build_gradients(
+            parameters: Parameters, inputs: tf.Tensor, samples: Sequence[tf.Tensor]
+        ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor]]:
+            return traced.build_gradients({**constants, **parameters}, batches.columns(inputs), samples)
 
-        def build_ids(inputs: tf.Tensor) -> tables.Ids:
-            return tables.build_ids(model, batches.batch(inputs)[0])
+        def build_lookups(inputs: tf.Tensor) -> Lookups:
+            return traced.build_lookups(batches.columns(inputs))
 
-        updates = build_updates(packing, build_loss, build_ids, batches.inputs, me.mode, me.task, me.session_config)
-        evaluation = build_evaluation(packing, device)
-        with tf.device(device), tf.name_scope("evaluation_of_batch"):
-            images, labels = batches.batch(batches.inputs[-1])
-            parameters = packing.fetch(tables.build_ids(model, images))
-            accuracy = model.build_accuracy(build_logits(parameters, images), labels)
-    return TrainingGraph(batches, packing, updates, evaluation, parameters, accuracy)
+        # The updates: what a step runs, until the gradients are applied on the ps tasks.
+        updates = build_updates(
+            packing, build_gradients, build_lookups, batches.inputs, me.mode, me.task, me.session_config, traced.own
+        )
+    return TrainingGraph(batches, packing, updates, traced, constants, initializers)
 
 
 def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
@@ -106,44 +114,14 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
         while not session.should_stop():
             with training.scaffold.repeating_cancelled_steps():
                 session.run(graph.updates.train_op)
-    training.finish(build_serving)
-
-
-def build_logits(parameters: tables.Parameters, images: tf.Tensor, is_training: bool = False) -> tf.Tensor:
-    """Build the logits; a model may have others for training. Of a table it gets the rows that the images need."""
-    build = getattr(model, "build_training_logits", model.build_logits) if is_training else model.build_logits
-    values = tables.look_up(parameters, tables.build_ids(model, images))
-    return users_files.check_result(build.__name__, build(values, images), "[b, classes]")
-
-
-def build_evaluation(packing: Packing, device: str) -> EvaluationGraph:
-    """Build the part of the graph that measures the model on the examples that it is fed."""
-    with tf.device(device), tf.name_scope("evaluation"):
-        choices, parameters = packing.fetch_chosen()
-        images = tf.placeholder(INPUT.dtype, [None, INPUT.shape.num_elements()], name="test_images")
-        labels = tf.placeholder(tf.int32, [None], name="test_labels")
-        inputs = mnist_input.to_inputs(images)
-        logits = build_logits(parameters, inputs)
-        loss, accuracy = model.build_loss(logits, labels), model.build_accuracy(logits, labels)
-        ids = tables.build_ids(model, inputs)
-        return EvaluationGraph(choices, parameters, images, labels, ids, logits, loss, accuracy)
+    training.finish()
 
 
 def follow_checkpoints(me: Member) -> None:
     """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
     tf.train.create_global_step()
-    packing = Packing(me.make_tables(users_files.build_parameters(model, FLAGS.model, FLAGS.hidden_units)))
-    test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load()
-    me.follow_checkpoints(build_evaluation(packing, device=""), test_examples)
-
-
-def build_serving() -> Serving:
-    """Build what an exported model computes: from images, such as uint8 [n, 28, 28], to classes and probabilities."""
-    parameters = tables.make_variables(users_files.build_parameters(model, FLAGS.model, FLAGS.hidden_units))
-    images = tf.placeholder(INPUT.dtype, [None, *INPUT.shape], INPUT.name)
-    logits = build_logits(parameters, mnist_input.to_inputs(tf.reshape(images, [-1, INPUT.shape.num_elements()])))
-    outputs = {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
-    return Serving({INPUT.name: images}, outputs, parameters)
+    examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load()
+    me.follow_checkpoints(me.trace(FILES, signature_of(examples)), examples)
 
 
 if __name__ == "__main__":

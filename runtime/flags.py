@@ -1,7 +1,5 @@
 """The flags of `distributed.py`, in groups, and which values are refused. `member.py` and the script read them."""
 
-from collections.abc import Sequence
-
 from absl import flags
 
 from runtime.data import download
@@ -12,19 +10,20 @@ from runtime.updates import placement
 from runtime.updates.mode import EXCHANGE_DTYPES, OPTIMIZERS
 from runtime.updates.schedule import LR_SCHEDULES
 from runtime.updates.towers import REPLICATIONS
+from runtime.users_files import note_flags
 
 flags.disclaim_key_flags()  # --help shows them as those of the script
 
 
-def define_flags(models: Sequence[str]) -> flags.FlagValues:
+def define_flags() -> flags.FlagValues:
     """Define all flags, and return what holds their values once the command line is parsed.
 
-    Args:
-      models: the names of the models that can be trained; the first is the default.
+    Call it once the user's files are imported, whose flags are shown and compared like these.
     """
+    note_flags()
     _define_cluster()
     _define_folders()
-    _define_training(models)
+    _define_training()
     _define_periods()
     _define_evaluation()
     return flags.FLAGS
@@ -59,10 +58,8 @@ def _define_folders() -> None:
         flags.register_validator(name, _is_text, "it must be UTF-8, as TensorFlow expects of every path")
 
 
-def _define_training(models: Sequence[str]) -> None:
-    """Define the model, and how it is trained."""
-    flags.DEFINE_enum("model", models[0], models, "which of the models in model.py")
-    flags.DEFINE_integer("hidden_units", 100, "width of the hidden layer", lower_bound=1)
+def _define_training() -> None:
+    """Define how the model is trained."""
     flags.DEFINE_integer("train_steps", 10000, "global step at which training ends", lower_bound=1)
     flags.DEFINE_integer("batch_size", 100, "examples per worker and step", lower_bound=1)
     flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer, at its highest")
@@ -71,6 +68,7 @@ def _define_training(models: Sequence[str]) -> None:
         "warmup_steps", None, "global steps in which the learning rate rises; default: 0, or 30 % of one cycle", 0
     )
     flags.DEFINE_enum("optimizer", "adam", OPTIMIZERS, "the optimizer; momentum is 0.9, Nesterov's too")
+    flags.DEFINE_float("clip_norm", None, "the largest norm of all gradients of a worker together", lower_bound=0)
     flags.DEFINE_boolean("sync_replicas", False, "average the gradients of the workers in synchronous updates")
     flags.DEFINE_alias("issync", "sync_replicas")
     flags.DEFINE_integer("replicas_to_aggregate", None, "gradients per synchronous update; default: all workers", 1)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -23,13 +23,17 @@ from runtime.evaluator import follow_checkpoints
 from runtime.folder import RunFolder
 from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.session_config import lower_priority, make_server_config, make_session_config
-from runtime.monitoring.evaluation import EvaluationGraph, ModelTest
-from runtime.saving.export import check_export_dir
+from runtime.model.function import Model
+from runtime.model.variables import make_variables
+from runtime.monitoring.evaluation import ModelTest, build_evaluation, build_placeholders
+from runtime.saving.export import check_export_dir, check_serving
 from runtime.saving.result import Goal
 from runtime.saving.train_dir import open_train_dir
-from runtime.tables import Table, make_variables
+from runtime.tables import check_size
 from runtime.updates import placement
 from runtime.updates.mode import Mode
+from runtime.updates.packing import Packing
+from runtime.users_files import Files, users_flags
 
 
 class Member:
@@ -92,8 +96,13 @@ class Member:
         """Let tasks that start on this machine go first, now that this one works."""
         lower_priority(self.task)
 
-    def follow_checkpoints(self, graph: EvaluationGraph, test_examples: Columns) -> None:
+    def follow_checkpoints(self, model: Model, test_examples: Columns) -> None:
         """Evaluate the checkpoints of a run that others train, as the evaluator: see `follow_checkpoints()`."""
+        variables = make_variables(model.test)
+        model.build_lookup_tables()
+        columns = build_placeholders(test_examples)
+        parameters = {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}
+        graph = build_evaluation(model, parameters, [], columns, self.flags.batch_size)
         startup_secs, recovery_secs = self.timeouts
         timeouts = Timeouts(startup_secs, recovery_secs + self.flags.save_checkpoint_secs)
         follow_checkpoints(self.task, ModelTest(graph, test_examples), self.folder, self.goal, timeouts)
@@ -118,25 +127,37 @@ class Member:
         max_bytes, num_ps = self.flags.partition_bytes, len(self.task.ps_hosts)
         return tf.variable_axis_size_partitioner(max_bytes, max_shards=num_ps) if max_bytes else None
 
-    def make_tables(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the variables of the tables among `parameters`, a slice on each ps.
+    def trace(self, files: Files, signature: Sequence[tf.TensorSpec]) -> Model:
+        """Take the functions of a user's files for a model.
 
         Raises:
-          UnusableError: tables cannot be trained or saved as the flags say.
+          UnusableError: it cannot be trained, or exported, as the flags say.
         """
-        num_slices = 1 if self.is_evaluator else len(self.task.ps_hosts)
-        for name, table in parameters.items():
-            if isinstance(table, Table) and not self.is_evaluator:
-                self.mode.check_table(name)
-                table.check(name, num_slices, self.flags.checkpoints)
-        return make_variables(parameters, num_slices)
+        model = Model(files, signature, self.flags.seed, self.task.index, is_stepwise=self.mode.local_steps == 1)
+        if self.is_evaluator:
+            return model
+        for name in model.tables:
+            self.mode.check_table(name, model.own)
+        if self.flags.export_dir and self.task.is_chief:
+            check_serving(model)
+        for kind in ("tables", "state", "frozen"):
+            if self.task.is_chief and (names := getattr(model, kind)):
+                logging.info("%s: %s of the model: %s", self.task, kind, ", ".join(names))
+        return model
+
+    def make_variables(self, model: Model) -> tuple[Packing, dict[str, Any]]:
+        """Make the variables of a model on the ps tasks; return those that travel, and those that never change."""
+        variables = make_variables(model.training, model.tables, len(self.task.ps_hosts))
+        for name in model.tables:
+            check_size(name, variables[name], self.flags.checkpoints)
+        frozen = {name: variables.pop(name) for name in model.frozen}
+        return Packing(variables, model.state), frozen
 
     @property
     def agreed_flags(self) -> dict[str, object]:
         """The flags that all workers must be given alike."""
-        names = ["model", "hidden_units", "batch_size", "ps_strategy", "partition_bytes", "seed"]
-        names += ["stop_at_accuracy", "replication", "sharding"]
-        return {name: self.flags[name].value for name in (*Mode._fields, *names)}
+        names = ["batch_size", "ps_strategy", "partition_bytes", "seed", "stop_at_accuracy", "replication", "sharding"]
+        return {name: self.flags[name].value for name in (*users_flags(), *Mode._fields, *names)}
 
 
 def choose_task(values: flags.FlagValues) -> Task:

@@ -1,45 +1,18 @@
 """Tables: parameters, float32 [rows, dim], of which a batch needs a few rows. Only these travel."""
 
-import contextlib
 import itertools
-import re
-from collections.abc import Callable, Mapping
-from numbers import Integral
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from runtime.errors import UnusableError
 
-MAX_ROWS = 2**31 - 1  # ids travel as int32
 MAX_MESSAGE_BYTES = 2**31
-MISTAKE = "model.py: build_ids() must return"
-NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_./-]*")  # of a variable
-
-
-class Table(NamedTuple):
-    """What `build_parameters()` of a model returns for a table, in place of a variable."""
-
-    rows: int
-    dim: int
-    initializer: Callable[..., Any] | None = None  # of `tf.get_variable()`; None: uniform within 1/dim of 0
-
-    def check(self, name: str, num_slices: int, written_by: str) -> None:
-        """Raise an UnusableError if this cannot be a table, in so many slices, or not be saved by who writes it."""
-        if not NAME.fullmatch(name):
-            raise UnusableError(f"model.py: a table is named {name!r}, expected letters, digits, and _ . / - only")
-        are_whole = isinstance(self.rows, Integral) and isinstance(self.dim, Integral)
-        if not (are_whole and 1 <= self.rows <= MAX_ROWS and self.dim >= 1):
-            raise UnusableError(
-                f"model.py: table {name} has {self.rows!r} rows of {self.dim!r} numbers, expected 1 to {MAX_ROWS} rows"
-                " of one number or more, each an int"
-            )
-        num_bytes = -(-self.rows // num_slices) * self.dim * tf.float32.size
-        if written_by == "chief" and num_bytes >= MAX_MESSAGE_BYTES:
-            raise UnusableError(
-                f"--checkpoints=chief cannot save table {name}: the part of each ps has {num_bytes} bytes, and"
-                f" TensorFlow sends less than {MAX_MESSAGE_BYTES} at once; give more ps tasks, or --checkpoints=ps"
-            )
+PIECE_BYTES = 2**28  # of a table that are read at once
+MISTAKE = "model.py: the lookup needs"
 
 
 class TableVariable(NamedTuple):
@@ -68,6 +41,25 @@ class TableVariable(NamedTuple):
         return [*itertools.accumulate((variable.shape[0] for variable in self.slices[:-1]), initial=0)]
 
 
+class TableReader:
+    """Reads all rows of a table, in pieces that can be sent."""
+
+    def __init__(self, table: TableVariable):
+        """Build what reads a piece."""
+        self._slices = table.slices
+        self._ids = tf.placeholder(tf.int32, [None])
+        self._pieces = [variable.sparse_read(self._ids) for variable in table.slices]
+
+    def read(self, session: tf.Session) -> npt.NDArray[np.float32]:
+        """Return all rows, float32 [rows, dim]."""
+        pieces = []
+        for variable, piece in zip(self._slices, self._pieces, strict=True):
+            num_rows, dim = variable.shape.as_list()
+            for ids in np.array_split(np.arange(num_rows, dtype=np.int32), 1 + num_rows * dim * 4 // PIECE_BYTES):
+                pieces.append(session.run(piece, {self._ids: ids}))
+        return np.concatenate(pieces)
+
+
 class Rows(NamedTuple):
     """Some rows of a table."""
 
@@ -75,8 +67,14 @@ class Rows(NamedTuple):
     values: tf.Tensor  # float32 [n, dim]
 
 
-Parameters = Mapping[str, Any]  # by name: float32 tensors, and of a table the `Rows` that are needed
-Ids = Mapping[str, tf.Tensor]  # by table: integers of any shape
+class Lookups(NamedTuple):
+    """Which rows some examples need."""
+
+    ids: Mapping[str, tf.Tensor]  # by table: int64 [n]
+    samples: Sequence[tf.Tensor]  # the random numbers that have chosen some of them, as of a candidate sampling loss
+
+
+Parameters = Mapping[str, Any]  # by name: tensors, and of a table the `Rows` that are needed
 
 
 def values_of(parameters: Parameters) -> dict[str, tf.Tensor]:
@@ -84,16 +82,14 @@ def values_of(parameters: Parameters) -> dict[str, tf.Tensor]:
     return {name: p.values if isinstance(p, Rows) else p for name, p in parameters.items()}
 
 
-def make_variables(parameters: Mapping[str, Any], num_slices: int = 1) -> dict[str, Any]:
-    """Make the variables of the tables among `parameters`, each in so many slices; return all, by name."""
-    return {name: _make(name, p, num_slices) if isinstance(p, Table) else p for name, p in parameters.items()}
-
-
-def _make(name: str, table: Table, num_slices: int) -> TableVariable:
-    initializer = table.initializer or tf.random_uniform_initializer(-1 / table.dim, 1 / table.dim)
-    partitioner = tf.fixed_size_partitioner(min(num_slices, table.rows))
-    shape = [table.rows, table.dim]
-    return TableVariable(list(tf.get_variable(name, shape, initializer=initializer, partitioner=partitioner)))
+def check_size(name: str, table: TableVariable, written_by: str) -> None:
+    """Raise an UnusableError if a table cannot be saved by who writes it, the chief or each ps."""
+    num_bytes = max(variable.shape.num_elements() for variable in table.slices) * tf.float32.size
+    if written_by == "chief" and num_bytes >= MAX_MESSAGE_BYTES:
+        raise UnusableError(
+            f"--checkpoints=chief cannot save table {name}: the part of each ps has {num_bytes} bytes, and"
+            f" TensorFlow sends less than {MAX_MESSAGE_BYTES} at once; give more ps tasks, or --checkpoints=ps"
+        )
 
 
 def slices_of(parameter: Any) -> list[tf.Variable]:
@@ -103,74 +99,34 @@ def slices_of(parameter: Any) -> list[tf.Variable]:
     return [parameter] if isinstance(parameter, tf.compat.v2.Variable) else list(parameter)
 
 
-def build_ids(model: Any, inputs: tf.Tensor) -> Ids:
-    """Build the ids of the rows that a model needs of its tables; one without tables has no `build_ids()`.
-
-    Raises:
-      UnusableError: the model returns something else.
-    """
-    ids = model.build_ids(inputs) if hasattr(model, "build_ids") else {}
-    if not isinstance(ids, Mapping):
-        raise UnusableError(f"{MISTAKE} a dict of the ids by the name of their table, found {type(ids).__name__}")
-    return {name: _to_integers(name, of_table) for name, of_table in ids.items()}
-
-
-def _to_integers(name: str, ids: Any) -> tf.Tensor:
-    with contextlib.suppress(TypeError, ValueError):  # it is nothing that could become one tensor
-        ids = tf.convert_to_tensor(ids)
-    if isinstance(ids, tf.Tensor) and ids.dtype.is_integer:
-        return ids
-    found = f"a tensor of {ids.dtype.name}" if isinstance(ids, tf.Tensor) else type(ids).__name__
-    raise UnusableError(f"{MISTAKE} integers for table {name}, as a dense tensor, found {found}")
-
-
-def choose_rows(tables: Mapping[str, TableVariable], ids: Ids) -> list[tf.Tensor]:
-    """Build the ids of the rows of each table, int32 [n], sorted, each once; where one is of no row, a run fails.
-
-    Raises:
-      UnusableError: `ids` has not those of each table.
-    """
-    if tables.keys() != ids.keys():
-        raise UnusableError(f"{MISTAKE} the ids of {sorted(tables)}, found those of {sorted(ids) or 'no table'}")
-    return [_choose_rows(name, table.num_rows, ids[name]) for name, table in tables.items()]
-
-
-def _choose_rows(name: str, num_rows: int, ids: tf.Tensor) -> tf.Tensor:
-    ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
-    found = [f"{MISTAKE} ids from 0 to {num_rows - 1} for table {name}, found", tf.reduce_min(ids), tf.reduce_max(ids)]
+def choose_rows(name: str, num_rows: int, ids: tf.Tensor) -> tf.Tensor:
+    """Build the ids, int32 [n], sorted, each once, of a table of so many rows; where one is of no row, a run fails."""
+    found = [f"{MISTAKE} ids from 0 to {num_rows - 1} of {name}, found", tf.reduce_min(ids), tf.reduce_max(ids)]
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all((ids >= 0) & (ids < num_rows)), found)]):
         return tf.sort(tf.unique(tf.cast(ids, tf.int32))[0])
 
 
-def look_up(parameters: Parameters, ids: Ids) -> dict[str, tf.Tensor]:
-    """Return `parameters` as the model takes them: for a table the vectors, float32 [..., dim], of its `ids`, [...].
+def find_places(rows: Rows, ids: tf.Tensor) -> tf.Tensor:
+    """Build where `ids`, all of which are there, lie among some rows: int32, of the shape of `ids`."""
+    flat = tf.reshape(tf.cast(ids, tf.int32), [-1])
+    return tf.reshape(tf.searchsorted(rows.ids, flat), tf.shape(ids))
+
+
+def add_rows(
+    parameters: Parameters, lookups: Sequence[tuple[str, tf.Tensor]], gradients: Sequence[tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """Build the gradients of the rows of each table, float32 [n, dim]: dense, as packing takes them.
 
     Args:
-      parameters: as in `Parameters`, or with the table's variable.
-      ids: of each table, by name.
+      parameters: the rows, by table.
+      lookups: of each lookup, its table and the places of its ids.
+      gradients: of what each lookup has found.
     """
-    return {
-        name: _look_up(parameter, ids[name]) if name in ids else parameter for name, parameter in parameters.items()
-    }
-
-
-def _look_up(parameter: Any, ids: tf.Tensor) -> tf.Tensor:
-    if isinstance(parameter, TableVariable):
-        (variable,) = parameter.slices
-        return tf.gather(variable, ids)
-    flat = tf.reshape(tf.cast(ids, tf.int32), [-1])
-    places = tf.minimum(tf.searchsorted(parameter.ids, flat), tf.size(parameter.ids) - 1)
-    are_there = tf.reduce_all(tf.equal(tf.gather(parameter.ids, places), flat))
-    text = f"{MISTAKE} the same ids whenever it gets the same examples"
-    with tf.control_dependencies([tf.debugging.Assert(are_there, [text])]):
-        return _gather(parameter.values, tf.reshape(places, tf.shape(ids)))
-
-
-@tf.custom_gradient
-def _gather(values: tf.Tensor, places: tf.Tensor) -> Any:
-    """Build the rows at some places. The gradient of `values` is dense, as packing takes it; TensorFlow's is sparse."""
-
-    def build_gradient(gradient: tf.Tensor) -> tuple[tf.Tensor, None]:
-        return tf.math.unsorted_segment_sum(gradient, places, tf.shape(values)[0]), None
-
-    return tf.gather(values, places), build_gradient
+    parts: dict[str, list[tf.Tensor]] = {}
+    for (name, places), gradient in zip(lookups, gradients, strict=True):
+        values = parameters[name].values
+        flat = tf.reshape(gradient, [-1, values.shape[1]])
+        parts.setdefault(name, []).append(
+            tf.math.unsorted_segment_sum(flat, tf.reshape(places, [-1]), tf.shape(values)[0])
+        )
+    return {name: tf.add_n(of_table) for name, of_table in parts.items()}

@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -13,18 +13,26 @@ from runtime.cluster.roll_call import RollCall, dismiss_servers
 from runtime.data.reader import Columns
 from runtime.data.streams import Batches
 from runtime.member import Member
+from runtime.model.function import Model
 from runtime.monitoring import summaries
-from runtime.monitoring.evaluation import EvaluationGraph, EvaluationHook, ModelTest, record_test
+from runtime.monitoring.evaluation import (
+    EvaluationHook,
+    Measures,
+    ModelTest,
+    build_evaluation,
+    build_placeholders,
+    record_test,
+)
 from runtime.monitoring.profiling import ProfileHook
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.saving.checkpoints import CheckpointHook
-from runtime.saving.export import Serving, export
+from runtime.saving.export import export
 from runtime.saving.result import evaluate_and_save, is_of_finished_run, keep_trying, make_result
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.scaffold import InputHook, Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
-from runtime.tables import Parameters
+from runtime.tables import TableReader
 from runtime.updates import placement
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
@@ -36,9 +44,9 @@ class TrainingGraph(NamedTuple):
     batches: Batches  # the input
     packing: Packing  # of the parameters
     updates: Updates  # what each step runs
-    evaluation: EvaluationGraph
-    parameters: Parameters  # as a batch needs them
-    accuracy: tf.Tensor  # on that batch, float32 []
+    model: Model
+    frozen: Mapping[str, tf.Tensor]  # what of the model never changes
+    initializers: Sequence[tf.Operation]  # of `frozen`
 
 
 class Training:
@@ -60,8 +68,11 @@ class Training:
           UnusableError: the last checkpoint is not one of this model, or a trace cannot be written.
         """
         task, flags, updates = me.task, me.flags, graph.updates
-        self._me, self._test = me, ModelTest(graph.evaluation, test_examples)
-        summaries.build(task, updates, graph.packing, graph.parameters, graph.accuracy, me.mode.schedule)
+        self._me, self._graph = me, graph
+        with tf.device(task.device), tf.name_scope("evaluation"):
+            self._test = self._build_test(test_examples)
+            self._build_summaries()
+            self._readers = {name: TableReader(table) for name, table in graph.packing.tables.items()}
         placement.log_placement(task)
         agreement = Agreement(task, {**me.agreed_flags, "data_dir": data})
         unsaved = updates.unsaved_variables
@@ -83,7 +94,7 @@ class Training:
             self._checkpoints,  # when nobody changes the model any more
         ]
         self.hooks = [
-            InputHook(task, updates, graph.batches),  # before any hook that may wait
+            InputHook(task, updates, graph.batches.after(graph.initializers)),  # before any hook that may wait
             tf.train.NanTensorHook(updates.loss),
             *updates.hooks,
             *profile_hooks,
@@ -96,10 +107,37 @@ class Training:
             RollCallHook(roll_call, task, flags.sync_replicas, flags.startup_timeout_secs),  # last: it says the end
         ]
 
-    def finish(self, build_serving: Callable[[], Serving]) -> None:
+    def _build_test(self, examples: Columns) -> ModelTest:
+        """Build what measures the model as it is on the ps tasks."""
+        model, packing = self._graph.model, self._graph.packing
+        columns = build_placeholders(examples)
+        if not columns:  # another worker's
+            return None
+        fetched = packing.fetch(model.build_test_lookups(columns))
+        fed = [name for name in fetched if name not in packing.tables]
+        parameters = {**self._graph.frozen, **fetched}
+        return ModelTest(build_evaluation(model, parameters, fed, columns, self._me.batch_size), examples)
+
+    def _build_summaries(self) -> None:
+        """Build the summaries, of one batch of each run in which they are written."""
+        graph, me = self._graph, self._me
+        columns = graph.batches.columns(graph.batches.inputs[-1])
+        fetched = graph.packing.fetch(graph.model.build_lookups(columns))
+        parameters = {**graph.frozen, **fetched}
+        measured = graph.model.build_measures(parameters, columns)
+        users = graph.model.build_summaries(parameters, columns)
+        schedule = me.mode.make_schedule(graph.model.own)
+        summaries.build(me.task, graph.updates, graph.packing, fetched, measured, users, schedule)
+
+    def _read_model(self, session: tf.Session, measures: Measures) -> dict[str, Any]:
+        """Return the values of all variables of the model, by name."""
+        tables = {name: reader.read(session) for name, reader in self._readers.items()}
+        return {**session.run(dict(self._graph.frozen)), **measures.parameters, **tables}
+
+    def finish(self) -> None:
         """Test the finished model, save what came of it, and let the ps tasks go, which keep it until then.
 
-        Only the chief does so; `build_serving` builds what an exported model computes.
+        Only the chief does so.
         """
         me = self._me
         if not me.task.is_chief:
@@ -108,10 +146,10 @@ class Training:
         measures = evaluate_and_save(session, self._test, self._checkpoints)
         result = make_result(me.task, me.agreed_flags, measures, self._progress)
         print(result)
-        read_parameters = functools.cache(lambda: self._test.complete(session, measures))
+        read_model = functools.cache(lambda: self._read_model(session, measures))
         steps = [
             lambda: self._checkpoints.save(session),
-            lambda: export(me.flags.export_dir, build_serving, read_parameters),
+            lambda: export(me.flags.export_dir, self._graph.model, read_model),
             lambda: result.write(me.folder),
         ]
         keep_trying(me.task, steps, me.timeouts.recovery_secs)

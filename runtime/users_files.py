@@ -2,20 +2,24 @@
 
 import os
 import pathlib
+import re
+import site
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from absl import flags, logging
 
 from runtime.errors import UNUSABLE_STATUS, UnusableError, reason
-from runtime.tables import MISTAKE, Table
+from runtime.tables import MISTAKE
 
 PROJECT = pathlib.Path(__file__).parents[1]
 OURS = ("runtime", "benchmarks", "tests", ".venv", "distributed.py", "predict.py")  # all else there is the user's
+LIBRARIES = (sys.prefix, *map(os.path.realpath, site.getsitepackages()))  # where an environment may lie in the project
 OF_OPS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.UnknownError)
 
 
@@ -44,7 +48,31 @@ def find_place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         frames.append(traceback.FrameSummary(error.filename, error.lineno, ""))
     if isinstance(error, tf.errors.OpError):
-        frames = [*error.op.traceback] if isinstance(error, OF_OPS) and error.op else []
+        return find_place_of(error.op) if isinstance(error, OF_OPS) and error.op else ""
+    return _find_users(frames)
+
+
+def find_place_of(op: tf.Operation) -> str:
+    """Return the file of a user and the line in it that have made an op, or the op that it is a copy of, or ""."""
+    for prefix, traced in _copies.items():
+        if op.name.startswith(prefix):
+            name = re.sub(r"^gradients/(.*)_grad/.*", r"\1", op.name.removeprefix(prefix))
+            try:
+                op = traced.get_operation_by_name(name)
+            except KeyError:  # a part of an op that only copies have
+                return ""
+    return _find_users(list(op.traceback))
+
+
+_copies: dict[str, tf.Graph] = {}  # by the prefix of the names that a copy's ops have: what they are copies of
+
+
+def note_copy(prefix: str, traced: tf.Graph) -> None:
+    """Note that the ops of this prefix are copies of those in a traced graph, for `find_place_of()`."""
+    _copies[prefix] = traced
+
+
+def _find_users(frames: Sequence[traceback.FrameSummary]) -> str:
     for frame in reversed(frames):
         path = pathlib.Path(frame.filename)
         if _is_users(path):
@@ -53,7 +81,9 @@ def find_place(error: BaseException) -> str:
 
 
 def _is_users(path: pathlib.Path) -> bool:
-    return path.is_relative_to(PROJECT) and path.relative_to(PROJECT).parts[0] not in OURS
+    if not path.is_relative_to(PROJECT) or any(path.is_relative_to(folder) for folder in LIBRARIES):
+        return False
+    return path.relative_to(PROJECT).parts[0] not in OURS
 
 
 def _tell_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -68,39 +98,155 @@ def _tell_mistake(kind: type[BaseException], error: BaseException, trace: Traceb
 sys.excepthook = _tell_mistake
 
 
-def build_parameters(model: Any, name: str, hidden_units: int) -> dict[str, Any]:
-    """Make the variables of one of a model's `MODELS`; for each table there is a `Table` yet.
+class Files:
+    """A user's two files, as what traces them calls their functions. A mistake in one is told with its place."""
+
+    def __init__(self, model: Any, mnist_input: Any):
+        """Take the modules.
+
+        Raises:
+          UnusableError: `model` is one of version 1.
+        """
+        self._model, self._input = model, mnist_input
+        self.inputs = inputs_of(mnist_input.INPUT)
+        if hasattr(model, "build_parameters"):
+            raise UnusableError(
+                "model.py has build_parameters(), which models had until version 1: let build_logits() make its variables"
+                " where it uses them, as docs/porting.md says"
+            )
+
+    def has(self, function: str) -> bool:
+        """Return whether the model has a function that it need not have."""
+        return hasattr(self._model, function)
+
+    def decode(self, columns: Sequence[tf.Tensor]) -> tuple[Any, Any]:
+        """Build the inputs and the labels of a batch for training."""
+        found = self._call(self._input, "decode", *columns)
+        if not (isinstance(found, tuple | list) and len(found) == 2):
+            raise _expected("mnist_input.py: decode()", "the inputs and the labels", found)
+        return found[0], found[1]
+
+    def to_inputs(self, columns: Sequence[tf.Tensor]) -> Any:
+        """Build the inputs of a batch, without what only training does to them."""
+        return self._call(self._input, "to_inputs", *columns[: len(self.inputs)])
+
+    def build_logits(self, inputs: Any, is_training: bool) -> Any:
+        """Build the outputs of the model: a tensor, or a structure of them."""
+        logits = self._call(self._model, "build_logits", inputs, is_training)
+        if not [tensor for tensor in tf.nest.flatten(logits) if isinstance(tensor, tf.Tensor)]:
+            raise _expected("model.py: build_logits()", "a tensor, or a dict of them", logits)
+        return logits
+
+    def build_loss(self, logits: Any, labels: Any) -> tf.Tensor:
+        """Build the loss, float32 []."""
+        return _check_scalar("build_loss()", self._call(self._model, "build_loss", logits, labels))
+
+    def build_metrics(self, logits: Any, labels: Any) -> dict[str, Any]:
+        """Build the metrics, by name: means over a batch, or pairs as of `tf.metrics`."""
+        if not self.has("build_metrics"):
+            return {}
+        metrics = self._call(self._model, "build_metrics", logits, labels)
+        if not isinstance(metrics, Mapping):
+            raise _expected("model.py: build_metrics()", "a dict by name", metrics)
+        for name, metric in metrics.items():
+            if not (isinstance(name, str) and METRIC_NAME.fullmatch(name)) or name in ("loss", "global_step"):
+                raise _expected("model.py: build_metrics()", "names of letters, digits and _, other than loss", name)
+            if isinstance(metric, tuple) and len(metric) == 2:
+                _check_scalar(f"build_metrics(), the value of {name}", metric[0])
+            else:
+                _check_scalar(f"build_metrics(), {name}", metric)
+        return {name: tuple(metric) if isinstance(metric, tuple) else metric for name, metric in metrics.items()}
+
+    def build_predictions(self, logits: Any) -> dict[str, tf.Tensor]:
+        """Build what an exported model returns, by name."""
+        predictions = self._call(self._model, "build_predictions", logits)
+        if not (isinstance(predictions, Mapping) and all(isinstance(t, tf.Tensor) for t in predictions.values())):
+            raise _expected("model.py: build_predictions()", "a dict of tensors by name", predictions)
+        return dict(predictions)
+
+    def function(self, name: str) -> Callable[..., Any] | None:
+        """Return a function of the model that it need not have, or None."""
+        return (lambda *arguments: self._call(self._model, name, *arguments)) if self.has(name) else None
+
+    def place_of(self, of: Any) -> str:
+        """Return the file and the line that have made an op or a variable."""
+        return find_place_of(getattr(of, "op", of)) or "model.py"
+
+    def _call(self, module: Any, name: str, *arguments: Any) -> Any:
+        file = "model.py" if module is self._model else "mnist_input.py"
+        if not hasattr(module, name):
+            raise UnusableError(f"{file} has no {name}(): docs/your-own.md says what it must have")
+        try:
+            return getattr(module, name)(*arguments)
+        except UnusableError:
+            raise
+        except Exception as error:
+            logging.debug("the mistake in %s()", name, exc_info=error)  # at --verbosity=1
+            if isinstance(error, MemoryError | OSError) and not isinstance(error, FileNotFoundError | PermissionError):
+                raise  # what the system refuses at this moment is no mistake
+            place = find_place(error) or f"{file}, {name}()"
+            text = " ".join(str(error).split())
+            if "Keras" in text and "tf_keras" not in sys.modules:
+                text += (
+                    " (tf.layers, tf.nn.rnn_cell and tf.keras need the package tf_keras: pip install 'tf_keras<2.22')"
+                )
+            raise UnusableError(
+                f"{place}: {type(error).__name__}: {text}; correct {place.partition(',')[0]}"
+            ) from error
+
+
+def users_flags() -> list[str]:
+    """Return the names of the flags that a user's files, and what they import, have defined."""
+    return list(_users_flags)
+
+
+_users_flags: list[str] = []
+
+
+def note_flags() -> None:
+    """Note which flags there are once a user's files are imported, and this program has defined none yet."""
+    for module, of_module in flags.FLAGS.flags_by_module_dict().items():
+        if not module.startswith(("absl.", "tensorflow.")):
+            _users_flags.extend(flag.name for flag in of_module)
+
+
+METRIC_NAME = re.compile(r"[A-Za-z]\w*")
+
+
+def _expected(where: str, what: str, found: Any) -> UnusableError:
+    text = f"{found.dtype.name} {found.shape}" if isinstance(found, tf.Tensor) else f"{found!r:.50}"
+    return UnusableError(f"{where} must return {what}, found {text}")
+
+
+def _check_scalar(where: str, value: Any) -> tf.Tensor:
+    """Return what a function of a model has returned; raise an UnusableError unless it is float32 []."""
+    if not (isinstance(value, tf.Tensor) and value.dtype == tf.float32 and value.shape.rank in (0, None)):
+        raise _expected(f"model.py: {where}", "float32 []", value)
+    return tf.ensure_shape(value, [])
+
+
+def inputs_of(spec: Any) -> dict[str, tf.TensorSpec]:
+    """Return the inputs of a model by name, as `INPUT` has them: a `tf.TensorSpec` with a name, or a dict of them.
 
     Raises:
-      UnusableError: the model returns something else.
+      UnusableError: it is something else.
     """
-    parameters = model.build_parameters(name, hidden_units)
-    if not isinstance(parameters, Mapping):
-        found = type(parameters).__name__
-        raise UnusableError(f"model.py: build_parameters() must return a dict of variables by name, found {found}")
-    for parameter_name, parameter in parameters.items():
-        is_one = isinstance(parameter, Table | tf.compat.v2.Variable | tf.Tensor) or not isinstance(parameter, Iterable)
-        if not all(isinstance(v, Table | tf.compat.v2.Variable) for v in ([parameter] if is_one else parameter)):
-            found = type(parameter).__name__
+    inputs = dict(spec) if isinstance(spec, Mapping) else {getattr(spec, "name", None): spec}
+    for name, of_name in inputs.items():
+        is_spec = isinstance(of_name, tf.TensorSpec) and of_name.shape.is_fully_defined()
+        if not (is_spec and isinstance(name, str) and INPUT_NAME.fullmatch(name)):
             raise UnusableError(
-                f"model.py: build_parameters() must return variables, found {found} for {parameter_name}"
+                f"mnist_input.py: INPUT is {spec!r:.100}, expected a tf.TensorSpec of a whole shape, with a name of letters,"
+                " digits and _, or a dict of such by name"
             )
-    return dict(parameters)
+    return inputs
 
 
-def check_result(function: str, value: Any, shape: Literal["[]", "[b, classes]"]) -> tf.Tensor:
-    """Return what a function of a model has returned; raise an UnusableError unless it is float32 of that shape."""
-    rank = 2 if shape == "[b, classes]" else 0
-    if not (isinstance(value, tf.Tensor) and value.dtype == tf.float32 and value.shape.rank in (rank, None)):
-        found = f"{value.dtype.name} {value.shape}" if isinstance(value, tf.Tensor) else type(value).__name__
-        raise UnusableError(f"model.py: {function}() must return float32 {shape}, found {found}")
-    return value
+INPUT_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 
-def check_examples(examples: Any, expected: Any, where: str) -> None:
-    """Check examples: each is as `expected`, a `tf.TensorSpec`, says, and has a label, an integer from 0 on.
-
-    The model says later how many classes there are.
+def check_examples(examples: Any, spec: Any, where: str) -> None:
+    """Check examples: their first columns are as `INPUT`, `spec`, says, and all have the same length.
 
     Raises:
       UnusableError: they are not; `where` says which ones.
@@ -111,13 +257,17 @@ def check_examples(examples: Any, expected: Any, where: str) -> None:
             remedy = "correct mnist_input.py, or what it reads"
             raise UnusableError(f"{where} cannot be used: expected {what}, found {found}; {remedy}")
 
+    inputs = inputs_of(spec)
     are_columns = hasattr(examples, "_fields") and all(isinstance(part, np.ndarray) for part in examples)
     check(are_columns, "a named tuple of arrays", type(examples).__name__)
-    inputs, labels = examples[0], examples[-1]
-    found = f"{len(inputs)} examples and labels of the shape {list(labels.shape)}"
-    check(labels.shape == (len(inputs) or 1,), "one example at least, and a label for each", found)
-    check(np.issubdtype(labels.dtype, np.integer), "integers as labels", str(labels.dtype))
-    check(labels.min() >= 0, "labels from 0 on", f"label {labels.argmin()} is {labels.min()}")
-    size = expected.shape.num_elements()
-    what, found = f"{expected.dtype.name} [n, {size}], as INPUT says", f"{inputs.dtype} {list(inputs.shape)}"
-    check(inputs.shape[1:] == (size,) and inputs.dtype == expected.dtype.as_numpy_dtype, what, found)
+    what = f"a named tuple of {len(inputs)} or more arrays, one for each input and those that labels are made of"
+    check(len(examples) >= len(inputs), what, f"{len(examples)}")
+    shapes = [list(column.shape) for column in examples]
+    are_as_long = all(shape[:1] == shapes[0][:1] and shape[:1] > [0] for shape in shapes)
+    check(are_as_long, "one example at least, and as many in each array", f"arrays of the shapes {shapes}")
+    for (name, spec), column in zip(inputs.items(), examples, strict=False):
+        size = spec.shape.num_elements()
+        what, found = f"{spec.dtype.name} [n, {size}], as INPUT says", f"{column.dtype} {list(column.shape)}"
+        is_right = column.size == len(column) * size
+        is_text = spec.dtype == tf.string and column.dtype.kind in "OSU"
+        check(is_right and (is_text or column.dtype == spec.dtype.as_numpy_dtype), f"{what} for {name}", found)

@@ -28,3 +28,8 @@ class Access(NamedTuple):
     build_columns: Callable[[tf.Tensor], Columns]  # of a batch, from its inputs, [b, ...]
     initializer: tf.Operation
     feed_dict: Mapping[tf.Tensor, npt.NDArray[Any]]  # what `initializer` is fed
+
+
+def signature_of(examples: Columns) -> list[tf.TensorSpec]:
+    """Return the columns of one example."""
+    return [tf.TensorSpec(column.shape[1:], tf.as_dtype(column.dtype)) for column in examples]

@@ -1,12 +1,12 @@
 """From examples, wherever they lie, to an endless stream of batches, a few for each run of the graph."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.data.reader import Access, Columns
+from runtime.data.reader import Access, Columns, signature_of
 from runtime.data.sources import Source
 
 SHARDINGS = ("static", "dynamic")
@@ -17,19 +17,26 @@ class Batches(NamedTuple):
 
     inputs: tf.Tensor  # [batches in a run, b, ...]: the numbers of examples in memory, or what was read of files
     initializer: tf.Operation
-    batch: Callable[[tf.Tensor], Columns]  # builds the batch of some inputs, [b, ...]
+    columns: Callable[[tf.Tensor], Columns]  # builds the examples of some inputs, [b, ...]
     access: Access
     first_example: tf.Tensor  # int64 [], a placeholder: how many examples earlier sessions have used
     batch_size: int
+
+    @property
+    def signature(self) -> list[tf.TensorSpec]:
+        """The columns of one example."""
+        return signature_of(self.columns(self.inputs[0]))
+
+    def after(self, more: Sequence[tf.Operation]) -> "Batches":
+        """Return a stream whose initializer does `more`."""
+        return self._replace(initializer=tf.group(self.initializer, *more))
 
     def feed_dict(self, first_batch: int) -> dict[tf.Tensor, Any]:
         """Return what `initializer` is fed, so that a worker's own stream begins with batch `first_batch`."""
         return {**self.access.feed_dict, self.first_example: first_batch * self.batch_size}
 
 
-def build_batches(
-    source: Source, num_batches: int, batch_size: int, seed: int, decode: Callable[..., Columns]
-) -> Batches:
+def build_batches(source: Source, num_batches: int, batch_size: int, seed: int) -> Batches:
     """Build an endless stream of shuffled batches.
 
     Each epoch uses every example once, in a new order that the seed, the stream and the number of the epoch determine.
@@ -40,7 +47,6 @@ def build_batches(
       num_batches: how many batches a run of the graph may use.
       batch_size: b, at least 1; it may exceed the number of examples.
       seed: the run's seed, in [0, 2**31).
-      decode: builds what the model takes of the columns of a batch.
     """
     run_size = num_batches * batch_size
     access = source.build_access()
@@ -56,12 +62,12 @@ def build_batches(
         iterator = tf.data.make_initializable_iterator(dataset)
         inputs, initializer = iterator.get_next(), tf.group(iterator.initializer, access.initializer)
 
-    def build_batch(of_batch: tf.Tensor) -> Columns:
+    def build_columns(of_batch: tf.Tensor) -> Columns:
         with tf.name_scope("batch"):
-            return decode(*access.build_columns(of_batch))
+            return access.build_columns(of_batch)
 
     inputs = tf.reshape(inputs, [num_batches, batch_size, *inputs.shape[1:]])
-    return Batches(inputs, initializer, build_batch, access, first_example, batch_size)
+    return Batches(inputs, initializer, build_columns, access, first_example, batch_size)
 
 
 def _build_first_position(run_size: int) -> tf.Tensor:

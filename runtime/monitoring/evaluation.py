@@ -3,10 +3,9 @@
 import collections
 import functools
 import json
-import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,135 +19,147 @@ from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 from runtime.files import append_lines
 from runtime.folder import RunFolder
+from runtime.model.function import Measured, Model
 from runtime.monitoring import event_files
 from runtime.monitoring.mistakes import find_mistakes
-from runtime.tables import MISTAKE, Ids, Parameters
+from runtime.tables import Parameters
 from runtime.threads import repeat_in_session, start_guard
-from runtime.updates.packing import Choice
-from runtime.users_files import check_result
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
-PIECE_BYTES = 2**28  # of a table that are read at once
-BATCH_SIZE = 1000  # the activations of the cnn for all test images at once would take a gigabyte
 
 
 class Measures(NamedTuple):
     """How good the model is on some examples."""
 
     loss: float
-    accuracy: float  # in [0, 1]
+    metrics: dict[str, float]  # by name, the most important one first
     global_step: int  # that the parameters had
-    parameters: dict[str, Any]  # their values, arrays by name; of tables the `Rows` that the examples need
+    parameters: dict[str, Any]  # their values, arrays by name, without tables
     find_mistakes: Callable[[], dict[str, Any]]  # looks for them only when it is called
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """What there is to draw."""
+        return {f"test_{name}": value for name, value in {**self.metrics, "loss": self.loss}.items()}
 
     @property
     def figures(self) -> dict[str, float]:
         """What files tell of them."""
-        return {"global_step": self.global_step, "test_accuracy": self.accuracy, "test_loss": self.loss}
+        return {"global_step": self.global_step, **self.scalars}
 
     def write_summary(self, folder: str) -> None:
         """Write them into a folder for TensorBoard."""
-        scalars = {"test_accuracy": self.accuracy, "test_loss": self.loss}
-        event_files.write_scalars(folder, self.global_step, scalars)
+        event_files.write_scalars(folder, self.global_step, self.scalars)
 
     def __str__(self) -> str:
-        return f"test accuracy {self.accuracy:.4f} (test loss {self.loss:.4f})"
+        return describe(self.scalars)
+
+
+def describe(scalars: Mapping[str, float]) -> str:
+    """Return `Measures.scalars` in words: the first metric and the loss."""
+    (first, value), *others = scalars.items()
+    name = first.removeprefix("test_").replace("_", " ")
+    return f"test {name} {value:.4f}" + (f" (test loss {scalars['test_loss']:.4f})" if others else "")
 
 
 class EvaluationGraph(NamedTuple):
     """The part of the graph that measures the model on the examples that it is fed."""
 
-    choices: Sequence[Choice]  # of the rows of tables in `parameters`
-    parameters: Parameters  # on this task: read once, then fed, so that all batches meet the same
-    images: tf.Tensor  # a placeholder, [n, ...]
-    labels: tf.Tensor  # a placeholder, [n]
-    ids: Ids  # of the rows that the images need
-    logits: tf.Tensor  # float32 [n, classes]
-    loss: tf.Tensor  # float32 [], averaged over them
-    accuracy: tf.Tensor  # float32 []
+    parameters: Mapping[str, tf.Tensor]  # on this task: read once, then fed, so that all batches meet the same
+    columns: Sequence[tf.Tensor]  # placeholders, [n, ...]
+    measured: Measured
+    num_classes: int | None  # None: it is no classifier
+    batch_size: int
+
+
+def build_placeholders(examples: Sequence[Any]) -> list[tf.Tensor]:
+    """Build what is fed with a batch of such examples."""
+    return [tf.placeholder(column.dtype, [None, *column.shape[1:]], "test_examples") for column in examples]
+
+
+def build_evaluation(
+    model: Model, parameters: Parameters, fed: Collection[str], columns: Sequence[tf.Tensor], batch_size: int
+) -> EvaluationGraph:
+    """Build what measures `model`.
+
+    Args:
+      model: traced.
+      parameters: all of it.
+      fed: the names of those that change while they are measured.
+      columns: placeholders of examples.
+      batch_size: how many are measured at once, since a model may take no other number.
+    """
+    num_classes = model.test.logits.shape[-1] if model.test.is_of_classes else None
+    fed_parameters = {name: parameters[name] for name in fed}
+    return EvaluationGraph(fed_parameters, columns, model.build_measures(parameters, columns), num_classes, batch_size)
 
 
 class ModelTest:
     """Measures the parameters as they are now on all test examples."""
 
     def __init__(self, graph: EvaluationGraph, examples: Sequence[Any]):
-        """Measure with `graph`; only the chief and the evaluator have `examples`, images and labels.
+        """Measure with `graph`; only the chief and the evaluator have `examples`, columns of them.
 
         Raises:
-          UnusableError: a label is of no class, or there are not two classes.
+          UnusableError: a label is of no class.
         """
         self._graph, self._examples = graph, examples
-        self._rows: dict[tf.Tensor, Any] | None = None
-        if examples:
-            check_result("build_accuracy", graph.accuracy, "[]")
-            num_classes = graph.logits.shape[-1]
-            if num_classes < 2:
-                raise UnusableError(
-                    f"model.py: build_logits() is float32 {graph.logits.shape}, expected [n, classes] with two or more"
-                    " classes: this program trains classifiers"
-                )
-            index = np.argmax(examples[-1])
-            if examples[-1][index] >= num_classes:
-                label = f"label {index} is {examples[-1][index]}, expected 0 to {num_classes - 1}"
-                raise UnusableError(f"the test examples under --data_dir cannot be used: {label}")
+        if examples and graph.num_classes and np.issubdtype(examples[-1].dtype, np.integer):
+            for index in (np.argmin(examples[-1]), np.argmax(examples[-1])):
+                if not 0 <= examples[-1][index] < graph.num_classes:
+                    label = f"label {index} is {examples[-1][index]}, expected 0 to {graph.num_classes - 1}"
+                    raise UnusableError(f"the test examples under --data_dir cannot be used: {label}")
 
     @functools.cached_property
     def checksum(self) -> int:
         """The CRC-32 of the examples, which tells them from others."""
         return functools.reduce(lambda checksum, part: zlib.crc32(part.tobytes(), checksum), self._examples, 0)
 
+    def check(self, session: tf.Session) -> None:
+        """Try a last batch, which may be short, before any work can be lost."""
+        measured = self._graph.measured
+        *_, batch = self._batches()
+        session.run([measured.loss, measured.means], self._feed(batch))
+
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""
-        graph, num_examples = self._graph, len(self._examples[-1])
-        fetches = [dict(graph.parameters), tf.train.get_global_step(session.graph)]
-        values, global_step = session.run(fetches, self.find_rows(session))
-        feed_dict = dict(zip(tf.nest.flatten(fetches[0]), tf.nest.flatten(values), strict=True))
-        sums, logits = np.zeros(2), []
-        for images, labels in self._batches():
-            feed_dict |= {graph.images: images, graph.labels: labels}
-            measured, of_batch = session.run([[graph.loss, graph.accuracy], graph.logits], feed_dict)
-            sums += len(labels) * np.array(measured)
-            logits.append(of_batch)
-        loss, accuracy = sums / num_examples
-        if not 0 <= accuracy <= 1:
-            raise UnusableError(f"model.py: build_accuracy() must return a fraction, 0 to 1, found {accuracy:g}")
-        mistakes = functools.partial(find_mistakes, np.concatenate(logits), self._examples)
-        return Measures(float(loss), float(accuracy), int(global_step), values, mistakes)
+        measured, num_examples = self._graph.measured, len(self._examples[0])
+        fetches = [dict(self._graph.parameters), tf.train.get_global_step(session.graph), measured.reset]
+        values, global_step, _ = session.run(fetches)
+        feed_dict = {tensor: values[name] for name, tensor in self._graph.parameters.items()}
+        sums = np.zeros(1 + len(measured.means))
+        of_classes: list[list[Any]] = []
+        for batch in self._batches():
+            wanted = [measured.logits, measured.labels] if self._graph.num_classes else []
+            (loss, means, _), found = session.run(
+                [[measured.loss, measured.means, measured.updates], wanted], {**feed_dict, **self._feed(batch)}
+            )
+            sums += len(batch[0]) * np.array([loss, *means.values()])
+            of_classes.append(found)
+        loss, *averages = sums / num_examples
+        metrics = dict(zip(measured.means, map(float, averages), strict=True))
+        metrics |= {name: float(value) for name, value in session.run(measured.values).items()}
+        if not 0 <= metrics.get("accuracy", 0) <= 1:
+            raise UnusableError(
+                f"model.py: build_metrics() must return a fraction, 0 to 1, as accuracy, found {metrics['accuracy']:g}"
+            )
+        in_order = {name: metrics[name] for name in self._graph.measured.names}
 
-    def find_rows(self, session: tf.Session) -> dict[tf.Tensor, Any]:
-        """Return what is fed for the ids of the rows that the test needs of each table; they are always the same.
+        def look_for_mistakes() -> dict[str, Any]:
+            if not self._graph.num_classes:
+                return {}
+            logits, _ = map(np.concatenate, zip(*of_classes, strict=True))
+            return find_mistakes(logits, self._examples)
 
-        Raises:
-          UnusableError: a table has no such row.
-        """
-        if self._rows is None:
-            graph = self._graph
-            rows: dict[tf.Tensor, Any] = {}
-            for table, placeholder, num_rows in graph.choices:
-                of_batches = [session.run(graph.ids[table], {graph.images: images}) for images, _ in self._batches()]
-                ids = np.unique(np.concatenate([of_batch.ravel() for of_batch in of_batches]))
-                if not 0 <= ids[0] <= ids[-1] < num_rows:
-                    expected = f"ids from 0 to {num_rows - 1} for table {table}"
-                    raise UnusableError(f"{MISTAKE} {expected}, found {ids[0]} and {ids[-1]} for the test examples")
-                rows[placeholder] = ids
-            self._rows = rows
-        return self._rows
+        return Measures(float(loss), in_order, int(global_step), values, look_for_mistakes)
 
     def _batches(self) -> Iterator[list[npt.NDArray[Any]]]:
-        for start in range(0, len(self._examples[-1]), BATCH_SIZE):
-            yield [part[start : start + BATCH_SIZE] for part in self._examples]
+        size = self._graph.batch_size
+        for start in range(0, len(self._examples[0]), size):
+            yield [part[start : start + size] for part in self._examples]
 
-    def complete(self, session: tf.Session, measures: Measures) -> dict[str, Any]:
-        """Return the values of the parameters with all rows of the tables, read in pieces that can be sent."""
-        graph, values = self._graph, dict(measures.parameters)
-        nothing: dict[tf.Tensor, Any] = {choice.ids: [] for choice in graph.choices}
-        for name, ids, num_rows in graph.choices:
-            tested, rows = values[name], graph.parameters[name].values
-            num_pieces = math.ceil(num_rows * rows.shape[1] * rows.dtype.size / PIECE_BYTES)
-            pieces = np.array_split(np.arange(num_rows, dtype=np.int32), num_pieces)
-            values[name] = np.concatenate([session.run(rows, {**nothing, ids: piece}) for piece in pieces])
-            values[name][tested.ids] = tested.values  # a worker that was not waited for may have changed them since
-        return values
+    def _feed(self, batch: Sequence[npt.NDArray[Any]]) -> dict[tf.Tensor, Any]:
+        return dict(zip(self._graph.columns, batch, strict=True))
 
 
 class EvaluationLog:
@@ -197,7 +208,7 @@ class EvaluationHook(tf.train.SessionRunHook):
 
     The first evaluation is at the start, since a model that was found may be good enough already. A thread evaluates;
     it ends with its session. First in `chief_only_hooks`: the others must hear that they shall stop before the chief
-    waits for them. And before any work can be lost, it finds out whether the tables have the rows that a test needs.
+    waits for them. And before any work can be lost, it tries whether the model can be tested.
     """
 
     def __init__(
@@ -222,7 +233,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         events.record(EXAMPLES, checksum=self._test.checksum)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self._test.find_rows(session)
+        self._test.check(session)
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
         if self._stop_at_accuracy is not None:
             last_word = self._roll_call.listen(session)[0].text  # of this task in its last life
@@ -244,7 +255,9 @@ class EvaluationHook(tf.train.SessionRunHook):
                 last_step = measures.global_step
                 goal = self._stop_at_accuracy
                 # The model may have been lost in the time that writing has taken.
-                self._has_reached = goal is not None and goal <= measures.accuracy and not coord.should_stop()
+                self._has_reached = (
+                    goal is not None and goal <= measures.metrics["accuracy"] and not coord.should_stop()
+                )
             return self._has_reached
 
         repeat_in_session(coord, has_reached, every_secs, f"{self._task} could not evaluate the model")

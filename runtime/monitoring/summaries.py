@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -9,6 +10,7 @@ from absl import logging
 from runtime.cluster.task import Task
 from runtime.errors import reason
 from runtime.folder import RunFolder
+from runtime.model.function import Measured
 from runtime.monitoring import event_files
 from runtime.tables import Parameters, values_of
 from runtime.updates.exchange import Updates
@@ -24,7 +26,8 @@ def build(
     updates: Updates,
     packing: Packing,
     parameters: Parameters,
-    accuracy: tf.Tensor,
+    measured: Measured,
+    users: Sequence[tf.Tensor],
     schedule: Schedule,
 ) -> None:
     """Build the summaries of the graph: on the chief of what all share, and on each worker of what it alone knows.
@@ -34,7 +37,8 @@ def build(
       updates: what it runs.
       packing: of the gradients.
       parameters: on this task; of tables the rows of a batch.
-      accuracy: on a batch of this worker, float32 [].
+      measured: on a batch of this worker.
+      users: the summaries of the user's model, on that batch.
       schedule: of the learning rate.
     """
     with tf.device(task.device):
@@ -46,14 +50,17 @@ def build(
         with tf.name_scope("norms"):
             vectors = [tf.cast(vector, tf.float32) for vector in updates.exchange.gradients]
             gradients = values_of(packing.unpack(vectors, updates.exchange.selection.ids))
-            norms = {f"gradient_norm/{name}": tf.norm(gradient) for name, gradient in gradients.items()}
+            norms = {f"gradient_norm/{n}": tf.norm(g) for n, g in gradients.items() if n not in packing.state}
             norms |= {f"parameter_norm/{name}": tf.norm(parameter) for name, parameter in values.items()}
-        scalars = {"accuracy": accuracy, "learning_rate": schedule.build(updates.global_step), **norms}
+        scalars = {**measured.means, "learning_rate": schedule.build(updates.global_step), **norms}
         for tag, value in scalars.items():
             tf.summary.scalar(tag, value)
-        # A run of the histograms alone must not take a batch, as the rows of a table would.
-        for name in values.keys() - packing.tables.keys():
-            tf.summary.histogram(f"parameters/{name}", values[name], collections=[HISTOGRAMS])
+        # A run of the histograms alone must not take a batch, as the rows of a table would: their vector needs these.
+        if not packing.tables:
+            for name, value in values.items():
+                tf.summary.histogram(f"parameters/{name}", value, collections=[HISTOGRAMS])
+        for summary in users:
+            tf.add_to_collection(tf.GraphKeys.SUMMARIES, summary)
 
 
 class SummaryHook(tf.train.SessionRunHook):

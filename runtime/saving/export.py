@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -14,18 +14,11 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError, UnusableError, reason, refuse_url
-from runtime.tables import slices_of
+from runtime.model.function import Model
+from runtime.model.variables import make_variables
 
 TEMPORARY = "tmp-"  # begins the name of a folder that is being written
 CHECKSUM_FILE = os.path.join("assets.extra", "parameters.sha256")  # programs that serve a model pay no heed to it
-
-
-class Serving(NamedTuple):
-    """What is served: a graph from inputs to outputs, and the variables that hold the model."""
-
-    inputs: dict[str, tf.Tensor]  # placeholders
-    outputs: dict[str, tf.Tensor]
-    parameters: Mapping[str, Any]  # variables by name, and tables in one slice
 
 
 def check_export_dir(task: Task, export_dir: str) -> None:
@@ -49,7 +42,7 @@ def check_export_dir(task: Task, export_dir: str) -> None:
         logging.warning("%s: %s; make room before training ends", task, problem)
 
 
-def export(export_dir: str, build_serving: Callable[[], Serving], read_values: Callable[[], Mapping[str, Any]]) -> None:
+def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str, Any]]) -> None:
     """Write a SavedModel into a new numbered folder of `export_dir`, unless that is empty or has this very model.
 
     TensorFlow Serving takes the highest number. A folder appears there whole, and none is ever replaced. A chief that
@@ -57,7 +50,7 @@ def export(export_dir: str, build_serving: Callable[[], Serving], read_values: C
 
     Args:
       export_dir: the folder of all versions.
-      build_serving: builds what is served, in a graph without any device of the cluster.
+      model: what is served.
       read_values: returns the values of its parameters, arrays by name.
 
     Raises:
@@ -73,12 +66,26 @@ def export(export_dir: str, build_serving: Callable[[], Serving], read_values: C
             return
         with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=export_dir) as temporary:
             folder = os.path.join(temporary, "model")
-            _save(folder, build_serving, values, checksum)
+            _save(folder, model, values, checksum)
             version = max(_find_versions(export_dir), default=0) + 1
             os.rename(folder, os.path.join(export_dir, str(version)))
     except (OSError, tf.errors.OpError) as error:
         why = reason(error) if isinstance(error, tf.errors.OpError) else error.strerror
         raise UnsavedError(f"the model could not be exported to {export_dir}: {why}") from error
+
+
+def check_serving(model: Model) -> None:
+    """Check that a model can be exported, before it is trained: build what is served.
+
+    Raises:
+      UnusableError: it cannot.
+    """
+    with tf.Graph().as_default():
+        try:
+            variables = make_variables(model.test)
+            model.build_serving({name: tf.convert_to_tensor(variable) for name, variable in variables.items()})
+        except (TypeError, ValueError) as error:
+            raise UnusableError(f"the model cannot be exported: {error}; correct INPUT in mnist_input.py") from error
 
 
 def _compute_checksum(values: Mapping[str, Any]) -> str:
@@ -105,12 +112,12 @@ def _find_versions(export_dir: str) -> list[int]:
     return [int(name) for name in os.listdir(export_dir) if name.isascii() and name.isdigit()]
 
 
-def _save(folder: str, build_serving: Callable[[], Serving], values: Mapping[str, Any], checksum: str) -> None:
+def _save(folder: str, model: Model, values: Mapping[str, Any], checksum: str) -> None:
     config = tf.ConfigProto(device_count={"GPU": 0})  # those of this process belong to its server
     with tf.Graph().as_default(), tf.Session(config=config) as session:
-        serving = build_serving()
-        for name, parameter in serving.parameters.items():
-            (variable,) = slices_of(parameter)
+        variables = make_variables(model.test)
+        serving = model.build_serving({name: tf.convert_to_tensor(variable) for name, variable in variables.items()})
+        for name, variable in variables.items():
             variable.load(values[name], session)
         tf.saved_model.simple_save(session, folder, serving.inputs, serving.outputs)
     path = os.path.join(folder, CHECKSUM_FILE)

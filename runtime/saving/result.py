@@ -13,9 +13,10 @@ from runtime.cluster.waiting import LOOK_SECS, wait_until_nothing_is_missing
 from runtime.errors import UnsavedError
 from runtime.files import read_json, replace_file
 from runtime.folder import RunFolder
-from runtime.monitoring.evaluation import Measures, ModelTest
+from runtime.monitoring.evaluation import Measures, ModelTest, describe
 from runtime.monitoring.progress import ProgressHook
 from runtime.saving.checkpoints import CheckpointHook, is_saved
+from runtime.users_files import users_flags
 
 
 class Goal(NamedTuple):
@@ -29,13 +30,11 @@ class Goal(NamedTuple):
 class Result:
     """One run's result; its fields are those of `result.json`."""
 
-    test_accuracy: float  # in [0, 1]
-    test_loss: float
-    global_step: int  # of the parameters that were evaluated
+    figures: dict[str, float]  # of `Measures`, rounded: the metrics of the test, its loss, and the global step
     reached_accuracy: float | None  # the --stop_at_accuracy that ended training, if one did
     train_secs: float | None  # from the chief's first step to its last, if this process has taken any
     examples_per_sec: float | None  # used by all workers in that time
-    model: str
+    flags: dict[str, Any]  # of the user's files
     optimizer: str
     sync_replicas: bool
     local_steps: int  # between exchanges with the ps
@@ -55,20 +54,23 @@ class Result:
           UnsavedError: it cannot be written.
         """
         written = read_json(folder.result)
-        is_same = (written.get("global_step"), written.get("test_accuracy")) == (self.global_step, self.test_accuracy)
+        is_same = all(written.get(name) == value for name, value in self.figures.items())
         if not folder.is_given or (is_same and self.train_secs is None):  # an earlier process has trained the model
             return
         try:
-            replace_file(folder.result, f"{json.dumps(dataclasses.asdict(self), indent=2)}\n".encode())
+            replace_file(folder.result, f"{json.dumps(self._as_dict(), indent=2)}\n".encode())
         except OSError as error:
             raise UnsavedError(f"{folder.result} could not be written: {error.strerror}") from error
 
+    def _as_dict(self) -> dict[str, Any]:
+        fields = dataclasses.asdict(self)
+        return {**fields.pop("figures"), **fields.pop("flags"), **fields}
+
     def __str__(self) -> str:
+        step = self.figures["global_step"]
+        scalars = {name: value for name, value in self.figures.items() if name != "global_step"}
         speed = f" in {self.train_secs:.1f} s, {self.examples_per_sec:.0f} examples/s" if self.train_secs else ""
-        return (
-            f"test accuracy {self.test_accuracy:.4f} (test loss {self.test_loss:.4f}) after {self.global_step} global"
-            f" step{'s' * (self.global_step != 1)}{speed}"
-        )
+        return f"{describe(scalars)} after {step} global step{'s' * (step != 1)}{speed}"
 
 
 def evaluate_and_save(session: tf.Session, test: ModelTest, checkpoint_hook: CheckpointHook) -> Measures:
@@ -108,17 +110,16 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
 
 def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progress: ProgressHook) -> Result:
     """Return the result of a run with these flags, with rounded figures."""
-    names = ("model", "optimizer", "sync_replicas", "local_steps", "replication", "sharding", "batch_size")
+    names = ("optimizer", "sync_replicas", "local_steps", "replication", "sharding", "batch_size")
     return Result(
-        test_accuracy=round(measures.accuracy, 6),
-        test_loss=round(measures.loss, 6),
-        global_step=measures.global_step,
+        figures={name: round(value, 6) for name, value in measures.figures.items()},
         reached_accuracy=flags["stop_at_accuracy"] if measures.global_step < flags["train_steps"] else None,
         train_secs=round(progress.train_secs, 3) or None,
         examples_per_sec=round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else None,
         num_ps=len(task.ps_hosts),
         num_workers=len(task.worker_hosts),
         tensorflow_version=tf.__version__,
+        flags={name: flags[name] for name in users_flags()},
         **{name: flags[name] for name in names},
     )
 

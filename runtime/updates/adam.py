@@ -1,8 +1,10 @@
 """Adam whose state is all in its slots: how far its averages have grown follows from the number of updates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
+
+from runtime.updates.schedule import Rate
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
@@ -16,7 +18,7 @@ class CountedAdamOptimizer(tf.train.Optimizer):
     that TensorFlow's Adam gives them. The methods are those that `tf.train.Optimizer` asks its subclasses for.
     """
 
-    def __init__(self, learning_rate: Callable[[], tf.Tensor], num_updates: tf.Variable):
+    def __init__(self, learning_rate: Rate, num_updates: tf.Variable):
         """Take `num_updates`, int64 [], for the number of updates so far; whoever applies one then advances it."""
         super().__init__(use_locking=False, name="Adam")
         self._learning_rate, self._num_updates = learning_rate, num_updates
@@ -29,7 +31,7 @@ class CountedAdamOptimizer(tf.train.Optimizer):
     def _prepare(self) -> None:
         number = tf.cast(self._num_updates.read_value() + 1, tf.float32)
         self._powers = {"beta1_power": BETA_1**number, "beta2_power": BETA_2**number}
-        self._rate = self._learning_rate()
+        self._rate = tf.convert_to_tensor(self._learning_rate)
 
     def _resource_apply_dense(self, grad: tf.Tensor, handle: tf.Variable) -> tf.Operation:
         return tf.raw_ops.ResourceApplyAdam(

@@ -1,48 +1,41 @@
 """The exchange: a worker reads the parameters, computes, and sends the ps tasks something to apply."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.errors import UnusableError
-from runtime.tables import Ids, Parameters, values_of
+from runtime.tables import Lookups, Parameters
 from runtime.updates import towers
 from runtime.updates.packing import Packing, Selection
-from runtime.users_files import check_result
 
-# Builds the loss, float32 [], from the parameters and the inputs of a batch.
-LossFunction = Callable[[Parameters, tf.Tensor], tf.Tensor]
-# Builds the ids of the rows that a batch needs from its inputs.
-IdsFunction = Callable[[tf.Tensor], Ids]
+# Builds the loss of a batch, float32 [], and by how much a step of rate 1 lowers each parameter, by name: its gradient.
+# It is given the parameters, the inputs of the batch, and the samples of its lookups.
+GradientsFunction = Callable[[Parameters, tf.Tensor, Sequence[tf.Tensor]], tuple[tf.Tensor, Mapping[str, tf.Tensor]]]
+# Builds which rows a batch needs from its inputs.
+LookupsFunction = Callable[[tf.Tensor], Lookups]
 
 
 class Work(NamedTuple):
     """What a worker computes, of what, and where."""
 
     packing: Packing  # of the parameters
-    build_loss: LossFunction
+    gradients: GradientsFunction
     inputs: tf.Tensor  # of the batches of a run, [batches in a run, b, ...]
     dtype: tf.DType  # in which gradients travel
     devices: Sequence[str]  # where they are computed
+    clip_norm: float | None = None  # of the gradients of each tower, together; state is not clipped
 
-    def build_gradients(self, parameters: Parameters, inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Build the loss of a batch, float32 [], and its gradient with respect to each of the parameters.
-
-        Raises:
-          UnusableError: a parameter has none, or the loss is no number.
-        """
-        loss = self.build_loss(parameters, inputs)
-        check_result("build_loss", loss, "[]")
-        values = values_of(parameters)
-        gradients = tf.gradients(loss, list(values.values()))
-        unused = [name for name, gradient in zip(values, gradients, strict=True) if gradient is None]
-        if unused:
-            raise UnusableError(
-                f"model.py: the loss has no gradient for {', '.join(unused)}: use what build_parameters() returns, or"
-                " leave it out there"
-            )
-        return [loss, *gradients]
+    def build_gradients(
+        self, parameters: Parameters, inputs: tf.Tensor, samples: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
+        """Build the loss of a batch, float32 [], and what lowers each of the parameters, in their order."""
+        loss, lowers = self.gradients(parameters, inputs, samples)
+        if self.clip_norm is not None:
+            names = [name for name in lowers if name not in self.packing.state]
+            clipped, _ = tf.clip_by_global_norm([lowers[name] for name in names], self.clip_norm)
+            lowers = {**lowers, **dict(zip(names, clipped, strict=True))}
+        return [loss, *(lowers[name] for name in self.packing.names)]
 
 
 class Exchange(NamedTuple):
@@ -99,18 +92,20 @@ class GradientExchangeBuilder:
         for vector in vectors:
             with tf.device(vector.device):
                 messages.append(tf.cast(vector, self._work.dtype))
-        loss, *gradients = towers.average(self._work.devices, self._compute, (messages, selection.ids), inputs)
+        loss, *gradients = towers.average(
+            self._work.devices, self._compute, (messages, selection.ids, selection.samples), inputs
+        )
         self._last_gradients = [tf.cast(gradient, self._work.dtype) for gradient in gradients]
         # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape costs nothing, so the gradients
         # leave before the next batch is gathered, which becomes ready at the same moment.
         sent = [tf.reshape(gradient, [-1]) for gradient in self._last_gradients]
         return Exchange(sent, None, loss, selection)
 
-    def _compute(self, given: tuple[list[tf.Tensor], list[tf.Tensor]], inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Build the loss of a batch, and the packed gradients, of messages and of the ids of each table's rows."""
-        packing, (messages, ids) = self._work.packing, given
+    def _compute(self, given: Sequence[Sequence[tf.Tensor]], inputs: tf.Tensor) -> list[tf.Tensor]:
+        """Build the loss of a batch, and the packed gradients, of messages, the ids of each table's rows, and samples."""
+        packing, (messages, ids, samples) = self._work.packing, given
         vectors = [tf.cast(message, tf.float32) for message in messages]
-        loss, *gradients = self._work.build_gradients(packing.unpack(vectors, ids), inputs)
+        loss, *gradients = self._work.build_gradients(packing.unpack(vectors, ids), inputs, samples)
         with tf.control_dependencies([loss]):  # a ps without parameters, too, counts the step when it is computed
             return [loss, *packing.pack(gradients, ids)]
 

@@ -26,6 +26,7 @@ class Holding:
         """Take what `packing` has on `device`."""
         self.device = device
         self._variables, self.table_slices = packing.variables[device], packing.table_slices[device]
+        self._are_state = packing.are_state[device]
         self.steps = global_step = tf.train.get_global_step()
         # A ps has this while its part of the model belongs to those of the others: it is initialised once the model is,
         # and never saved.
@@ -73,9 +74,16 @@ class Holding:
 
     def apply(self, gradient: Gradient, num_steps: tf.Tensor) -> tf.Tensor:
         """Apply a gradient, and count its steps; return `num_steps` after that."""
-        pairs = list(zip(split_vector(gradient.vector, self._variables), self._variables, strict=True))
+        parts = split_vector(gradient.vector, self._variables)
+        changes, pairs = [], []
+        for part, variable, is_state in zip(parts, self._variables, self._are_state, strict=True):
+            if is_state:
+                changes.append(variable.assign_sub(part, read_value=False))
+            else:
+                pairs.append((part, variable))
         pairs += zip(gradient.of_slices, self.table_slices, strict=True)
-        changes = [self._optimizer.apply_gradients(pairs)] if pairs else []
+        if pairs:
+            changes.append(self._optimizer.apply_gradients(pairs))
         with tf.control_dependencies([gradient.vector, *changes]):
             count = self.steps.assign_add(num_steps, read_value=False)
         with tf.control_dependencies([count]):

@@ -13,7 +13,9 @@ from runtime.tables import values_of
 from runtime.updates import towers
 from runtime.updates.exchange import Exchange, Work
 from runtime.updates.packing import Selection
-from runtime.updates.schedule import Schedule
+from runtime.updates.schedule import Rate, Schedule
+
+COPIES = "copies"  # the scope of a worker's copies of the parameters
 
 
 class Length(NamedTuple):
@@ -41,7 +43,7 @@ class LocalStepsExchangeBuilder:
     def __init__(
         self,
         work: Work,
-        make_optimizer: Callable[[Callable[[], tf.Tensor]], tf.train.Optimizer],
+        make_optimizer: Callable[[Rate], tf.train.Optimizer],
         schedule: Schedule,
         length: Length,
     ):
@@ -53,9 +55,9 @@ class LocalStepsExchangeBuilder:
           schedule: of the learning rate.
           length: how many local steps an exchange has.
         """
-        self._work, self._schedule, self._length = work, schedule, length
-        self._rate: tf.Tensor  # of the step that is being built
-        self._optimizer = make_optimizer(lambda: self._rate)
+        self._work, self._length = work, length
+        self._step: tf.Tensor  # int64 [], the global step, as this worker counts, of the one that is being built
+        self._optimizer = make_optimizer(Rate(lambda: schedule.build(self._step)))
         global_step = tf.train.get_global_step()
         with tf.device(global_step.device), tf.name_scope("num_local_steps"):
             self._first_step = global_step.read_value()
@@ -71,23 +73,26 @@ class LocalStepsExchangeBuilder:
             changes = [tf.cast(change, tf.float32) for change in exchange.gradients]
             starts = [start - change for start, change in zip(starts, changes, strict=True)]
         parameters = self._work.packing.unpack(starts, selection.ids)
-        values = values_of(parameters).values()
+        values = values_of(parameters)
         if not self._copies:
-            with tf.variable_creator_scope(_make_local), tf.name_scope("copies"):
-                self._copies = [_make_copy(value.shape) for value in values]
-        assignments = [copy.assign(value) for copy, value in zip(self._copies, values, strict=True)]
+            with tf.variable_creator_scope(_make_local), tf.name_scope(COPIES):
+                self._copies = [_make_copy(name, value.shape) for name, value in values.items()]
+        assignments = [copy.assign(value) for copy, value in zip(self._copies, values.values(), strict=True)]
         with tf.control_dependencies(assignments):
             first_step = tf.zeros([], tf.int64)
-        rates = self._build_rates(number)
+        are_state = [name in self._work.packing.state for name in self._work.packing.names]
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             given = self._work.packing.by_name([copy.read_value() for copy in self._copies], selection.ids)
             inputs = tf.gather(self._work.inputs, number * self._length.max_steps + step)
             loss, *gradients = towers.average(self._work.devices, self._work.build_gradients, given, inputs)
-            self._rate = tf.gather(rates, step)
+            self._step = self._count(number, step)
+            pairs = list(zip(gradients, self._copies, are_state, strict=True))
             with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
-                change = self._optimizer.apply_gradients(zip(gradients, self._copies, strict=True))
-            with tf.control_dependencies([change]):
+                trained = [(gradient, copy) for gradient, copy, is_state in pairs if not is_state]
+                changes = [self._optimizer.apply_gradients(trained)] if trained else []
+                changes += [copy.assign_sub(change, read_value=False) for change, copy, is_state in pairs if is_state]
+            with tf.control_dependencies(changes):
                 return step + 1, loss
 
         last_step, loss = tf.while_loop(
@@ -102,18 +107,17 @@ class LocalStepsExchangeBuilder:
             changes = [tf.cast(start - end, self._work.dtype) for start, end in zip(starts, ends, strict=True)]
         return Exchange(changes, self._num_steps, loss, selection)
 
-    def _build_rates(self, number: int) -> tf.Tensor:
-        """Build the learning rates, float32 [max_steps], of the steps of an exchange.
+    def _count(self, number: int, step: tf.Tensor) -> tf.Tensor:
+        """Build the global step, int64 [], of a step of an exchange.
 
         The worker knows the global step at which its run began. From there it counts as if all workers were as fast.
         """
-        steps = number * self._num_steps + tf.range(self._length.max_steps, dtype=tf.int64)
-        return self._schedule.build(self._first_step + self._length.pace * steps)
+        return self._first_step + self._length.pace * (number * self._num_steps + step)
 
 
-def _make_copy(shape: tf.TensorShape) -> tf.Variable:
+def _make_copy(name: str, shape: tf.TensorShape) -> tf.Variable:
     """Make a worker's copy of a parameter; that of a table has another number of rows in each exchange."""
-    return tf.Variable(tf.zeros([size or 0 for size in shape]), shape=shape, name="copy")
+    return tf.Variable(tf.zeros([size or 0 for size in shape]), shape=shape, name=name)
 
 
 def _make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:

@@ -1,22 +1,22 @@
 """The mode of a run: how its workers update the parameters together."""
 
-import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
-from runtime.tables import Ids
+from runtime.model.function import Own
+from runtime.tables import Lookups
 from runtime.updates.adam import CountedAdamOptimizer
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
-from runtime.updates.exchange import GradientExchangeBuilder, IdsFunction, LossFunction, Updates, Work
+from runtime.updates.exchange import GradientExchangeBuilder, GradientsFunction, LookupsFunction, Updates, Work
 from runtime.updates.holding import Holding
-from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
+from runtime.updates.local_steps import COPIES, Length, LocalStepsExchangeBuilder
 from runtime.updates.packing import Packing
-from runtime.updates.schedule import Schedule
+from runtime.updates.schedule import Rate, Schedule
 from runtime.updates.synchronous import build_sync_updates
 from runtime.updates.towers import choose_devices
 
@@ -38,20 +38,22 @@ class Mode(NamedTuple):
     sync_replicas: bool
     replicas_to_aggregate: int | None  # None: as many as there are workers
     exchange_dtype: str  # one of EXCHANGE_DTYPES
+    clip_norm: float | None
 
-    def check_table(self, name: str) -> None:
+    def check_table(self, name: str, own: Own) -> None:
         """Raise an UnusableError if a table cannot be trained like that."""
-        if self.local_steps > 1 and self.optimizer != "sgd":
+        if self.local_steps > 1 and (self.optimizer != "sgd" or own.build_optimizer):
             raise UnusableError(
                 f"table {name} cannot be trained with --local_steps={self.local_steps} and"
                 f" --optimizer={self.optimizer}: no worker has"
                 " the state of rows that other exchanges need; give --optimizer=sgd"
             )
 
-    @property
-    def schedule(self) -> Schedule:
-        """The learning rate."""
-        return Schedule(self.lr_schedule, self.learning_rate, self.warmup_steps, self.train_steps)
+    def make_schedule(self, own: Own) -> Schedule:
+        """Return the learning rate."""
+        return Schedule(
+            self.lr_schedule, self.learning_rate, self.warmup_steps, self.train_steps, own.build_learning_rate
+        )
 
     @property
     def exchanges_per_run(self) -> int:
@@ -64,16 +66,53 @@ class Mode(NamedTuple):
         return self.local_steps * self.exchanges_per_run
 
 
-def make_optimizer(
-    name: str, learning_rate: Callable[[], tf.Tensor], num_updates: tf.Variable | None = None
-) -> tf.train.Optimizer:
+class ScopedOptimizers:
+    """Several optimizers, each for the variables of a scope."""
+
+    def __init__(self, by_scope: Mapping[str, tf.train.Optimizer]):
+        """Take the optimizers; of two scopes that a variable is in, the longer one counts."""
+        self._by_scope = by_scope
+
+    def apply_gradients(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> tf.Operation:
+        """Build what applies each gradient to its variable.
+
+        Raises:
+          UnusableError: a variable is in no scope.
+        """
+        groups: dict[str, list[tuple[Any, tf.Variable]]] = {}
+        for gradient, variable in pairs:
+            name = variable.op.name.rpartition(f"{COPIES}/")[2]
+            scopes = [scope for scope in self._by_scope if f"{name}/".startswith(f"{scope}/" if scope else "")]
+            if not scopes:
+                raise UnusableError(
+                    f"model.py: build_optimizer() returns no optimizer for {name}: add one for the scope ''"
+                )
+            groups.setdefault(max(scopes, key=len), []).append((gradient, variable))
+        return tf.group(*(self._by_scope[scope].apply_gradients(of_scope) for scope, of_scope in groups.items()))
+
+
+def make_optimizer(name: str, learning_rate: Rate, own: Own, num_updates: tf.Variable | None = None) -> Any:
     """Return an optimizer.
 
     Args:
       name: one of `OPTIMIZERS`.
-      learning_rate: builds the rate, float32 [], of an update where it is applied.
+      learning_rate: of an update where it is applied.
+      own: the user's, which comes before `name`.
       num_updates: int64 [], counts the updates; or None, and Adam counts them itself.
+
+    Raises:
+      UnusableError: the user's function returns something else.
     """
+    if own.build_optimizer:
+        found = own.build_optimizer(learning_rate)
+        by_scope = found if isinstance(found, Mapping) else {"": found}
+        for optimizer in by_scope.values():
+            if not isinstance(optimizer, tf.train.Optimizer):
+                raise UnusableError(
+                    "model.py: build_optimizer() must return a tf.train.Optimizer, or a dict of them by variable scope,"
+                    f" found {type(optimizer).__name__}"
+                )
+        return ScopedOptimizers(by_scope)
     if name == "adam" and num_updates is not None:
         return CountedAdamOptimizer(learning_rate, num_updates)
     if name == "adam":
@@ -87,48 +126,55 @@ def make_optimizer(
 
 def build_updates(
     packing: Packing,
-    build_loss: LossFunction,
-    build_ids: IdsFunction,
+    build_gradients: GradientsFunction,
+    build_lookups: LookupsFunction,
     inputs: tf.Tensor,
     mode: Mode,
     task: Task,
     config: tf.ConfigProto,
+    own: Own = Own(),  # noqa: B008  # it never changes
 ) -> Updates:
     """Build what a worker runs to take its steps.
 
     Args:
       packing: of the parameters.
-      build_loss: builds the loss of a batch.
-      build_ids: builds the ids of the rows that a batch needs.
+      build_gradients: builds the loss of a batch, and the gradients.
+      build_lookups: builds which rows a batch needs.
       inputs: of the batches of a run, [mode.num_batches, b, ...], as `Batches` has them.
       mode: how the workers update the parameters.
       task: this worker.
       config: of its sessions.
+      own: what the user's model says of its training.
     """
     num_workers = len(task.worker_hosts)
+    schedule = mode.make_schedule(own)
 
-    def make_optimizer_of_ps(num_updates: tf.Variable) -> tf.train.Optimizer:
+    def make_optimizer_of_ps(num_updates: tf.Variable) -> Any:
         if mode.local_steps > 1:
             return tf.train.GradientDescentOptimizer(learning_rate=1.0)  # it gets changes in the place of gradients
-        return make_optimizer(mode.optimizer, lambda: mode.schedule.build(num_updates.read_value()), num_updates)
+        rate = Rate(lambda: schedule.build(num_updates.read_value()))
+        return make_optimizer(mode.optimizer, rate, own, num_updates)
 
     holdings = [Holding(packing, device, make_optimizer_of_ps) for device in packing.variables]
     with tf.device(task.device):
-        wanted: list[Ids] = [{}] * mode.exchanges_per_run
-        if packing.tables:  # else no batch need be built for its ids
+        wanted = [Lookups({}, [])] * mode.exchanges_per_run
+        if packing.tables:  # else no batch need be built for its lookups
             of_exchanges = tf.reshape(inputs, [mode.exchanges_per_run, -1, *inputs.shape[2:]])
-            wanted = [build_ids(of_exchange) for of_exchange in tf.unstack(of_exchanges)]
+            wanted = [build_lookups(of_exchange) for of_exchange in tf.unstack(of_exchanges)]
         selections = packing.select(wanted)
-        work = Work(packing, build_loss, inputs, tf.as_dtype(mode.exchange_dtype), choose_devices(task, config))
+        dtype, devices = tf.as_dtype(mode.exchange_dtype), choose_devices(task, config)
+        work = Work(packing, build_gradients, inputs, dtype, devices, mode.clip_norm)
         if mode.local_steps == 1:
             build_exchange = GradientExchangeBuilder(work).build_exchange
         else:
             pace = 1 if mode.sync_replicas else num_workers
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
-            make_local_optimizer = functools.partial(make_optimizer, mode.optimizer)
-            builder = LocalStepsExchangeBuilder(work, make_local_optimizer, mode.schedule, length)
-            build_exchange = builder.build_exchange
+
+            def make_local_optimizer(rate: Rate) -> Any:
+                return make_optimizer(mode.optimizer, rate, own)
+
+            build_exchange = LocalStepsExchangeBuilder(work, make_local_optimizer, schedule, length).build_exchange
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
         return build_sync_updates(packing, selections, holdings, build_exchange, rule, task)

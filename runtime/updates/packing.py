@@ -5,13 +5,15 @@ place and its entry in the checkpoints. Of a table, the rows that an exchange ne
 """
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.tables import Ids, Parameters, Rows, TableVariable, choose_rows, slices_of
+from runtime.errors import UnusableError
+from runtime.tables import MAX_MESSAGE_BYTES, Lookups, Parameters, Rows, TableVariable, choose_rows, slices_of
 
 
 class Part(NamedTuple):
@@ -27,14 +29,7 @@ class Selection(NamedTuple):
 
     ids: list[tf.Tensor]  # of each table: int32 [n], sorted, each once
     places: list[list[tf.Tensor]]  # for each ps, of each of its slices: int32 [n], where the rows lie in it; on the ps
-
-
-class Choice(NamedTuple):
-    """A table of which the rows are chosen when a session runs."""
-
-    table: str  # its name
-    ids: tf.Tensor  # a placeholder, int32 [n]
-    num_rows: int  # that the table has
+    samples: Sequence[tf.Tensor] = ()  # see `Lookups`
 
 
 class Packing:
@@ -44,12 +39,14 @@ class Packing:
     one of its slices. Of the slice of a table it has the selected rows; these parts come last.
     """
 
-    def __init__(self, parameters: Mapping[str, Any]):
+    def __init__(self, parameters: Mapping[str, Any], state: Sequence[str] = ()):
         """Pack `parameters`, float32, by their devices.
 
         Args:
           parameters: variables by name; a partitioned one is a list of slices, and a table a `TableVariable`.
+          state: the names of those that no optimizer changes: what arrives for them is subtracted.
         """
+        self.state = frozenset(state)
         self.tables = {name: table for name, table in parameters.items() if isinstance(table, TableVariable)}
         self._slices = {name: slices_of(parameter) for name, parameter in parameters.items()}
         self._parts: dict[str, list[Part]] = {}  # by the device of their ps
@@ -59,19 +56,33 @@ class Packing:
         global_step = tf.train.get_global_step()
         if global_step is not None:  # its ps takes part even if it holds nothing else
             self._parts.setdefault(global_step.device, [])
+        self.names = list(self._slices)  # of the parameters, in the order in which they are packed
         self.variables = self._by_device(lambda part: part.name not in self.tables)
         self.table_slices = self._by_device(lambda part: part.name in self.tables)
+
+        self.are_state = {
+            device: [part.name in self.state for part in parts if part.name not in self.tables]
+            for device, parts in self._parts.items()
+        }
+        for device, variables in self.variables.items():
+            num_bytes = sum(variable.shape.num_elements() for variable in variables) * tf.float32.size
+            if num_bytes >= MAX_MESSAGE_BYTES:
+                num_ps = math.ceil(len(self._parts) * num_bytes / MAX_MESSAGE_BYTES) + 1
+                raise UnusableError(
+                    f"the parameters on {device} have {num_bytes} bytes, and TensorFlow sends less than"
+                    f" {MAX_MESSAGE_BYTES} at once: give more ps tasks, such as {num_ps}, with --ps_strategy=greedy, and"
+                    " split large variables with --partition_bytes"
+                )
 
     def _by_device(self, belongs: Callable[[Part], bool]) -> dict[str, list[tf.Variable]]:
         return {device: [part.variable for part in parts if belongs(part)] for device, parts in self._parts.items()}
 
-    def select(self, wanted: Sequence[Ids]) -> list[Selection]:
-        """Build the selections of several exchanges, and send each ps its part of all in one message.
-
-        Args:
-          wanted: of each exchange, the ids of rows.
-        """
-        selections = [Selection(choose_rows(self.tables, ids), []) for ids in wanted]
+    def select(self, wanted: Sequence[Lookups]) -> list[Selection]:
+        """Build the selections of several exchanges, and send each ps its part of all in one message."""
+        selections = [
+            Selection([choose_rows(n, table.num_rows, ids[n]) for n, table in self.tables.items()], [], samples)
+            for ids, samples in wanted
+        ]
         split = [
             {name: table.split(ids) for (name, table), ids in zip(self.tables.items(), selection.ids, strict=True)}
             for selection in selections
@@ -95,18 +106,10 @@ class Packing:
                 vectors.append(_join(values))
         return vectors
 
-    def fetch(self, ids: Ids) -> Parameters:
-        """Build the parameters as they are now; of the tables those rows that `select()` is told."""
-        (selection,) = self.select([ids])
+    def fetch(self, lookups: Lookups) -> Parameters:
+        """Build the parameters as they are now; of the tables the rows of `lookups`."""
+        (selection,) = self.select([lookups])
         return self.unpack(self.read(selection), selection.ids)
-
-    def fetch_chosen(self) -> tuple[list[Choice], Parameters]:
-        """Build the parameters as they are now, and what is fed to choose the rows of each table."""
-        with tf.name_scope("chosen"):
-            choices = [
-                Choice(name, tf.placeholder(tf.int32, [None]), table.num_rows) for name, table in self.tables.items()
-            ]
-            return choices, self.fetch({choice.table: choice.ids for choice in choices})
 
     def unpack(self, vectors: Sequence[tf.Tensor], ids: Sequence[tf.Tensor] = ()) -> dict[str, Any]:
         """Build the parameters, by name, of `vectors`: each whole, or `Rows` of the selected `ids` if it is a table."""

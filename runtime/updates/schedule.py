@@ -3,12 +3,34 @@
 A cycle is resumed with the same number of steps, or the rate jumps to that of the longer cycle.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 LR_SCHEDULES = ("constant", "one_cycle")
 WARMUP_PART = 0.3  # of a cycle
+
+
+class Rate:
+    """A learning rate that is built anew wherever an optimizer turns it into a tensor: once for each update."""
+
+    def __init__(self, build: Callable[[], tf.Tensor]):
+        """Take what builds it, float32 []."""
+        self.build = build
+
+    def __mul__(self, factor: Any) -> "Rate":
+        return Rate(lambda: self.build() * factor)
+
+    def __truediv__(self, divisor: Any) -> "Rate":
+        return Rate(lambda: self.build() / divisor)
+
+    __rmul__ = __mul__
+
+
+tf.register_tensor_conversion_function(
+    Rate, lambda rate, dtype, name, as_ref: tf.cast(rate.build(), dtype or tf.float32)
+)
 
 
 class Schedule(NamedTuple):
@@ -22,9 +44,12 @@ class Schedule(NamedTuple):
     learning_rate: float
     warmup_steps: int | None  # None: WARMUP_PART of a cycle, and none before a constant rate
     train_steps: int  # more than `warmup_steps`
+    user: Callable[[tf.Tensor], tf.Tensor] | None = None  # the user's own, in the place of all that
 
     def build(self, steps: tf.Tensor) -> tf.Tensor:
-        """Build the rates, float32, of the shape of `steps`, int64: how many steps there were before each."""
+        """Build the rate, float32 [], after so many `steps`, int64 []."""
+        if self.user:
+            return self.user(steps)
         is_cycle = self.name == "one_cycle"
         default_steps = int(WARMUP_PART * self.train_steps) if is_cycle else 0
         warmup_steps = default_steps if self.warmup_steps is None else self.warmup_steps

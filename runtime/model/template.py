@@ -1,0 +1,189 @@
+"""Templates: some tensors of a traced graph as a function of others, of which any graph takes copies.
+
+A copy has no variables. Where the traced graph reads one, the copy has whatever tensor it is given: what a ps has sent,
+a worker's own copy, or what is fed. (`tf.compat.v1.wrap_function` keeps the variables; Haiku's `transform` is closer.)
+"""
+
+import itertools
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from runtime.errors import UnusableError
+from runtime.users_files import find_place_of, note_copy
+
+LOOKUP_TABLES = ("HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2")
+OF_ONE_RUN = ("TensorArrayV3", "StackV2")  # each copy has its own
+_numbers = itertools.count(1)
+
+
+class Template:
+    """Some outputs of a traced graph, and all that leads to them from what a copy is given."""
+
+    def __init__(self, graph: tf.Graph, outputs: Sequence[Any], given: Sequence[tf.Tensor], kept: Iterable[Any] = ()):
+        """Cut out what `outputs` need.
+
+        Args:
+          graph: the traced graph.
+          outputs: tensors or operations of it.
+          given: tensors that a copy replaces; nothing that leads to them is copied.
+          kept: variables that the copies share, such as those of a metric; all others are replaced by values.
+
+        Raises:
+          UnusableError: the user's file has an op there that no copy can have.
+        """
+        self._graph, self._outputs, self._given = graph, list(outputs), [tensor.name for tensor in given]
+        kept_handles = {variable.handle.op.name for variable in kept}
+        self._definition = tf.GraphDef(versions=graph.graph_def_versions)
+        self._names: set[str] = set()  # of the tensors that the copied nodes take
+        todo = [_op_of(output) for output in outputs if getattr(output, "name", "") not in self._given]
+        seen = set(todo)
+        while todo:
+            op = todo.pop()
+            node = self._definition.node.add()
+            node.CopyFrom(op.node_def)
+            _clean(node)
+            inputs = [*op.inputs]
+            handles = [tensor for tensor in inputs if _is_handle(tensor) and tensor.op.name not in kept_handles]
+            if handles:
+                _take_value(op, node)
+                if op.type == "ResourceGather":
+                    axis = self._definition.node.add(name=f"{op.name}/axis", op="Const")
+                    axis.attr["dtype"].type = tf.int32.as_datatype_enum
+                    axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0))
+            elif _holds_state(op) and op.name not in kept_handles:
+                raise UnusableError(f"{find_place_of(op)}: {_refusal(op)}")
+            befores = [before for before in op.control_inputs if not _changes_state(before, kept_handles)]
+            del node.input[len(node.input) - len(op.control_inputs) :]
+            node.input.extend(f"^{before.name}" for before in befores)
+            self._names.update(tensor.name for tensor in inputs)
+            needed = [tensor.op for tensor in inputs if tensor.name not in self._given and tensor not in handles]
+            for before in (*needed, *befores):
+                if before not in seen:
+                    seen.add(before)
+                    todo.append(before)
+        if any(_functions_of(node) for node in self._definition.node):
+            self._definition.library.CopyFrom(graph.as_graph_def().library)
+
+    def has(self, op_types: Sequence[str]) -> bool:
+        """Return whether there is an op of one of these types."""
+        nodes = itertools.chain(self._definition.node, *(f.node_def for f in self._definition.library.function))
+        return any(node.op in op_types for node in nodes)
+
+    def copy(
+        self, given: Sequence[tf.Tensor], values: Mapping[str, tf.Tensor], name: str, stream: object = None
+    ) -> list[Any]:
+        """Build a copy.
+
+        Args:
+          given: what takes the places of those tensors, in their order.
+          values: of the variables, by their names in the traced graph.
+          name: of the copy's scope.
+          stream: tells the random numbers of this copy from those of others; None: they are as in the traced graph.
+
+        Returns:
+          What the copy has for each of the outputs.
+        """
+        replaced = dict(zip(self._given, given, strict=True))
+        replaced |= {f"{variable}:0": value for variable, value in values.items()}
+        number = next(_numbers)
+        definition = self._definition
+        if stream is not None or definition.library.function:  # else it can be imported as it is
+            definition = tf.GraphDef()
+            definition.CopyFrom(self._definition)
+            # TensorFlow changes the functions of a loop; those of another copy shall not change with them.
+            names = {f.signature.name: f"{f.signature.name}_{number}" for f in definition.library.function}
+            salt = "" if stream is None else f"{stream} {number}"
+            for function in definition.library.function:
+                function.signature.name = names[function.signature.name]
+                _adapt(function.node_def, names, salt)
+            _adapt(definition.node, names, salt)
+            del definition.library.gradient[:]
+        copied = [output for output in self._outputs if output.name not in replaced]
+        with tf.name_scope(name) as scope:
+            results = tf.import_graph_def(
+                definition,
+                input_map={name: tensor for name, tensor in replaced.items() if name in self._names},
+                return_elements=[output.name for output in copied],
+                name="copy",
+            )
+        note_copy(f"{scope}copy/", self._graph)
+        by_name = dict(zip((output.name for output in copied), results, strict=True))
+        return [replaced[o.name] if o.name in replaced else by_name[o.name] for o in self._outputs]
+
+
+def _op_of(output: Any) -> tf.Operation:
+    return output.op if isinstance(output, tf.Tensor) else output
+
+
+def _is_handle(tensor: tf.Tensor) -> bool:
+    return tensor.op.type == "VarHandleOp"
+
+
+def _clean(node: tf.NodeDef) -> None:
+    """Take away where a node lies, but for the kind of the device, and give a lookup table a name for all copies."""
+    device = tf.DeviceSpec.from_string(node.device)
+    node.device = tf.DeviceSpec(device_type=device.device_type, device_index=device.device_index).to_string()
+    node.attr.pop("_class", None)
+    if node.op in LOOKUP_TABLES and not node.attr["shared_name"].s:
+        node.attr["shared_name"].s = f"lookup_table_{node.name}".encode()
+
+
+def _take_value(op: tf.Operation, node: tf.NodeDef) -> None:
+    """Turn an op on a variable's handle into one on its value.
+
+    Raises:
+      UnusableError: it does something else with the variable.
+    """
+    attributes = dict(node.attr)
+    node.ClearField("attr")
+    if op.type == "ReadVariableOp":
+        node.op = "Identity"
+        node.attr["T"].CopyFrom(attributes["dtype"])
+    elif op.type == "ResourceGather":
+        node.op = "GatherV2"
+        node.input.insert(2, f"{node.name}/axis")
+        node.attr["Tparams"].CopyFrom(attributes["dtype"])
+        node.attr["Tindices"].CopyFrom(attributes["Tindices"])
+        node.attr["Taxis"].type = tf.int32.as_datatype_enum
+        node.attr["batch_dims"].i = attributes["batch_dims"].i
+    elif op.type == "VariableShape":
+        node.op = "Shape"
+        node.attr["T"].type = op.inputs[0].op.get_attr("dtype").as_datatype_enum
+        node.attr["out_type"].CopyFrom(attributes["out_type"])
+    else:
+        raise UnusableError(f"{find_place_of(op)}: {_refusal(op)}")
+
+
+def _refusal(op: tf.Operation) -> str:
+    return f"TensorFlow's op {op.type} ({op.name}) cannot be copied, as a model is for each step"
+
+
+def _holds_state(op: tf.Operation) -> bool:
+    """Return whether an op is, or has, something that its copies would have to share."""
+    if op.type in ("Placeholder", "VariableV2", "Variable"):
+        return True
+    return op.type not in (*LOOKUP_TABLES, *OF_ONE_RUN) and any(output.dtype == tf.resource for output in op.outputs)
+
+
+def _changes_state(op: tf.Operation, kept_handles: set[str]) -> bool:
+    """Return whether an op assigns to a variable that the copies do not have."""
+    is_change = op.type.startswith("Assign") or op.type.startswith("ResourceScatter")
+    return is_change and bool(op.inputs) and op.inputs[0].op.name not in kept_handles
+
+
+def _functions_of(node: tf.NodeDef) -> bool:
+    return any(value.HasField("func") or value.list.func for value in node.attr.values())
+
+
+def _adapt(nodes: Iterable[tf.NodeDef], names: Mapping[str, str], salt: str) -> None:
+    """Give nodes the new names of functions, and random ops other seeds, unless `salt` is empty."""
+    for node in nodes:
+        node.op = names.get(node.op, node.op)
+        for value in node.attr.values():
+            for function in (*([value.func] if value.HasField("func") else []), *value.list.func):
+                function.name = names.get(function.name, function.name)
+        if salt and "seed2" in node.attr:
+            node.attr["seed2"].i = zlib.crc32(f"{node.attr['seed2'].i} {salt}".encode()) % 2**31

@@ -1,0 +1,135 @@
+"""The trace: a user's functions, called once, in a graph of their own."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from runtime.errors import UnusableError
+from runtime.users_files import Files
+
+Metric = Any  # float32 [], a mean over the batch; or a pair of a value and an update, as of `tf.metrics`
+CHANGES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+class Trace(NamedTuple):
+    """What the functions have built, of examples of which a batch may have any number."""
+
+    graph: tf.Graph
+    columns: list[tf.Tensor]  # placeholders, [b, ...]
+    labels: Any  # as `build_loss()` takes them
+    logits: Any
+    loss: tf.Tensor  # float32 []
+    metrics: dict[str, Metric]
+    predictions: dict[str, tf.Tensor]  # of the exported model
+    variables: dict[str, tf.Variable]  # those of the model, by name
+    initializers: dict[str, Any]  # of those that `tf.get_variable()` was given one for, a function of a shape
+
+    @property
+    def is_of_classes(self) -> bool:
+        """Whether the model is a classifier: a number for each class, and labels that are numbers of classes."""
+        logits, labels = self.logits, self.labels
+        if not (isinstance(logits, tf.Tensor) and isinstance(labels, tf.Tensor)):
+            return False
+        are_classes = logits.shape.rank == 2 and (logits.shape[-1] or 0) >= 2
+        return are_classes and logits.dtype.is_floating and labels.dtype.is_integer and labels.shape.rank == 1
+
+
+def trace(files: Files, signature: Sequence[tf.TensorSpec], is_training: bool, seed: int) -> Trace:
+    """Call the functions of a user's files.
+
+    Args:
+      files: the user's.
+      signature: the columns of one example, as they lie in memory.
+      is_training: what `build_logits()` is told; training decodes the examples, else `to_inputs()` takes them.
+      seed: of the initial values, and of all other random numbers.
+
+    Raises:
+      UnusableError: a function fails, or returns what it must not.
+    """
+    graph, initializers = tf.Graph(), {}
+    with graph.as_default(), traced_as_users_expect(initializers):
+        tf.set_random_seed(seed)
+        tf.train.create_global_step()
+        columns = [
+            tf.placeholder(column.dtype, [None, *column.shape], f"column_{number}")
+            for number, column in enumerate(signature)
+        ]
+        inputs, labels = files.decode(columns)
+        if not is_training:
+            inputs = files.to_inputs(columns)
+        logits = files.build_logits(inputs, is_training)
+        loss = files.build_loss(logits, labels)
+        metrics = files.build_metrics(logits, labels) if not is_training else {}
+        made = Trace(graph, columns, labels, logits, loss, metrics, {}, {}, initializers)
+        if not is_training:
+            made = made._replace(predictions=_build_predictions(files, made))
+    global_step = tf.train.get_global_step(graph)
+    variables = {v.op.name: v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v is not global_step}
+    for name, variable in variables.items():
+        if not variable.shape.is_fully_defined():
+            raise UnusableError(
+                f"{files.place_of(variable)}: variable {name} has the shape {variable.shape}: give it a whole one"
+            )
+    return made._replace(variables=variables)
+
+
+def _build_predictions(files: Files, made: Trace) -> dict[str, tf.Tensor]:
+    """Build what an exported model returns: what the user says, or the classes and their probabilities, or the logits."""
+    if files.has("build_predictions"):
+        return files.build_predictions(made.logits)
+    if made.is_of_classes:
+        return {"classes": tf.argmax(made.logits, axis=1), "probabilities": tf.nn.softmax(made.logits)}
+    flat = tf.nest.flatten(made.logits)
+    if isinstance(made.logits, Mapping):
+        return dict(made.logits)
+    return {"outputs": flat[0]} if len(flat) == 1 else {f"output_{n}": tensor for n, tensor in enumerate(flat)}
+
+
+@contextlib.contextmanager
+def traced_as_users_expect(initializers: dict[str, Any]) -> Iterator[None]:
+    """Let functions make variables as they always did, of which copies can be made.
+
+    Loops are those of version 2, whose gradients survive a copy. A variable is one resource, whatever partitioner a
+    user has: it is split elsewhere. All that read it read one tensor, `caching_device` says; inside a loop, too, which
+    would else have the variable itself for an input.
+    """
+
+    def get(getter: Any, name: str, *args: Any, **kwargs: Any) -> tf.Variable:
+        variable = getter(name, *args, **{**kwargs, "partitioner": None})
+        if callable(kwargs.get("initializer")):
+            initializers[variable.op.name] = kwargs["initializer"]
+        return variable
+
+    def create(next_creator: Any, **kwargs: Any) -> tf.Variable:
+        is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
+        kwargs |= {"use_resource": True, "caching_device": None if is_local else "/device:CPU:0"}
+        return next_creator(**kwargs)
+
+    tf.enable_control_flow_v2()
+    try:
+        with tf.variable_creator_scope(create), tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
+            yield
+    finally:
+        tf.disable_control_flow_v2()
+
+
+def build_total_loss(made: Trace) -> tf.Tensor:
+    """Build the loss with what regularizers, and losses of `tf.losses`, add to it, unless it has these already."""
+    keys, known = (tf.GraphKeys.REGULARIZATION_LOSSES, tf.GraphKeys.LOSSES), find_ancestors([made.loss.op])
+    more = {loss.name: loss for key in keys for loss in made.graph.get_collection(key) if loss.op not in known}
+    with made.graph.as_default():
+        return tf.add_n([made.loss, *more.values()])
+
+
+def find_ancestors(ops: Sequence[tf.Operation]) -> set[tf.Operation]:
+    """Return `ops` and all that must run before them."""
+    found, todo = set(ops), list(ops)
+    while todo:
+        op = todo.pop()
+        for before in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            if before not in found:
+                found.add(before)
+                todo.append(before)
+    return found

@@ -1,0 +1,60 @@
+"""The variables of a model, made where the device setter puts them, with the initial values that the user gave."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from runtime.model.function import is_random
+from runtime.model.template import Template
+from runtime.model.trace import Trace, find_ancestors
+from runtime.tables import TableVariable
+
+
+def make_variables(made: Trace, tables: Sequence[str] = (), num_slices: int = 1) -> dict[str, Any]:
+    """Make the variables of a trace, by name: as the scope's partitioner splits them, and tables in so many slices."""
+    return {name: _make_variable(made, name, num_slices if name in tables else 0) for name in made.variables}
+
+
+def _make_variable(made: Trace, name: str, num_slices: int) -> Any:
+    traced = made.variables[name]
+    shape, partitioner = traced.shape.as_list(), None
+    if num_slices:
+        partitioner = tf.fixed_size_partitioner(min(num_slices, shape[0]))
+    value = traced.initial_value
+    initializer: Any = _make_initializer(made, value)
+    if num_slices and name in made.initializers and any(map(is_random, find_ancestors([value.op]))):
+        initializer = made.initializers[name]  # it makes each slice by itself: all of a large table would take long
+    variable = tf.get_variable(
+        name,
+        shape,
+        traced.dtype.base_dtype,
+        initializer,
+        trainable=traced.trainable,
+        partitioner=partitioner,
+    )
+    return TableVariable(list(variable)) if num_slices else variable
+
+
+def _make_initializer(made: Trace, value: tf.Tensor) -> Callable[..., tf.Tensor]:
+    """Return what builds a copy of an initial value or, where a variable is split, a slice of its rows."""
+    template = Template(made.graph, [value], [])
+
+    def build(shape: Sequence[int], dtype: tf.DType, partition_info: Any = None) -> tf.Tensor:
+        (whole,) = template.copy([], {}, "initial_value")
+        if partition_info is None or not len(shape):
+            return whole
+        return tf.reshape(tf.slice(whole, partition_info.var_offset, shape), shape)
+
+    return build
+
+
+def make_local_copies(variables: Mapping[str, Any], device: str) -> tuple[dict[str, tf.Tensor], list[tf.Operation]]:
+    """Make copies on a worker of variables that never change; return their values, and what reads them anew."""
+    with tf.device(device):
+        copies = {
+            name: tf.Variable(tf.convert_to_tensor(variable), trainable=False, collections=[], name=f"{name}/copy")
+            for name, variable in variables.items()
+        }
+        values = {name: copy.read_value() for name, copy in copies.items()}
+    return values, [copy.initializer for copy in copies.values()]
