@@ -36,6 +36,7 @@ from runtime.tables import TableReader
 from runtime.updates import placement
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
+from runtime.updates.towers import choose_devices
 
 
 class TrainingGraph(NamedTuple):
@@ -69,10 +70,16 @@ class Training:
         """
         task, flags, updates = me.task, me.flags, graph.updates
         self._me, self._graph = me, graph
-        with tf.device(task.device), tf.name_scope("evaluation"):
-            self._test = self._build_test(test_examples)
-            self._build_summaries()
-            self._readers = {name: TableReader(table) for name, table in graph.packing.tables.items()}
+        for device in choose_devices(task, me.session_config):
+            with tf.device(device):
+                graph.model.build_lookup_tables()
+        with tf.device(task.device):
+            summaries.build_staleness(updates)
+            if task.is_chief:  # the others need neither
+                with tf.name_scope("evaluation"):
+                    self._test = self._build_test(test_examples)
+                with tf.name_scope("summaries"):
+                    self._build_summaries()
         placement.log_placement(task)
         agreement = Agreement(task, {**me.agreed_flags, "data_dir": data})
         unsaved = updates.unsaved_variables
@@ -85,14 +92,18 @@ class Training:
         profile_hooks = (
             [ProfileHook(task, updates.global_step, flags.profile_steps, me.folder)] if flags.profile_steps else []
         )
-        self.chief_only_hooks = [
-            # First: the others must hear that they shall stop before the chief waits for them.
-            EvaluationHook(
-                task, self._test, me.folder, roll_call, flags.eval_every_secs, flags.stop_at_accuracy, is_done
-            ),
-            WaitForWorkersHook(roll_call, task, flags.recovery_timeout_secs),
-            self._checkpoints,  # when nobody changes the model any more
-        ]
+        self.chief_only_hooks = (
+            []
+            if not task.is_chief
+            else [
+                # First: the others must hear that they shall stop before the chief waits for them.
+                EvaluationHook(
+                    task, self._test, me.folder, roll_call, flags.eval_every_secs, flags.stop_at_accuracy, is_done
+                ),
+                WaitForWorkersHook(roll_call, task, flags.recovery_timeout_secs),
+                self._checkpoints,  # when nobody changes the model any more
+            ]
+        )
         self.hooks = [
             InputHook(task, updates, graph.batches.after(graph.initializers)),  # before any hook that may wait
             tf.train.NanTensorHook(updates.loss),
@@ -101,33 +112,32 @@ class Training:
             StopAtStepHook(task, self.scaffold, updates.global_step, flags.train_steps, is_done),
             StopWithChiefHook(task, roll_call, flags.stop_at_accuracy),
             self._progress,
-            SummaryHook(task, updates, me.folder, flags.log_every_secs),
+            SummaryHook(task, updates, graph.batches.inputs, me.folder, flags.log_every_secs),
             AbandonSessionHook(task, me.watch, roll_call),
             StopOnSignalHook(task, roll_call, self._checkpoints),
             RollCallHook(roll_call, task, flags.sync_replicas, flags.startup_timeout_secs),  # last: it says the end
         ]
 
     def _build_test(self, examples: Columns) -> ModelTest:
-        """Build what measures the model as it is on the ps tasks."""
+        """Build what measures the model as it is on the ps tasks, and what reads all of it."""
         model, packing = self._graph.model, self._graph.packing
         columns = build_placeholders(examples)
-        if not columns:  # another worker's
-            return None
         fetched = packing.fetch(model.build_test_lookups(columns))
         fed = [name for name in fetched if name not in packing.tables]
+        self._readers = {name: TableReader(table) for name, table in packing.tables.items()}
         parameters = {**self._graph.frozen, **fetched}
         return ModelTest(build_evaluation(model, parameters, fed, columns, self._me.batch_size), examples)
 
     def _build_summaries(self) -> None:
-        """Build the summaries, of one batch of each run in which they are written."""
-        graph, me = self._graph, self._me
+        """Build the chief's summaries, of one batch of each run in which they are written."""
+        graph, model = self._graph, self._graph.model
         columns = graph.batches.columns(graph.batches.inputs[-1])
-        fetched = graph.packing.fetch(graph.model.build_lookups(columns))
+        fetched = graph.packing.fetch(model.build_lookups(columns))
         parameters = {**graph.frozen, **fetched}
-        measured = graph.model.build_measures(parameters, columns)
-        users = graph.model.build_summaries(parameters, columns)
-        schedule = me.mode.make_schedule(graph.model.own)
-        summaries.build(me.task, graph.updates, graph.packing, fetched, measured, users, schedule)
+        means = model.build_measures(parameters, columns).means
+        users = model.build_summaries(parameters, columns)
+        schedule = self._me.mode.make_schedule(model.own)
+        summaries.build(graph.updates, graph.packing, fetched, means, users, schedule)
 
     def _read_model(self, session: tf.Session, measures: Measures) -> dict[str, Any]:
         """Return the values of all variables of the model, by name."""

@@ -111,8 +111,8 @@ class Files:
         self.inputs = inputs_of(mnist_input.INPUT)
         if hasattr(model, "build_parameters"):
             raise UnusableError(
-                "model.py has build_parameters(), which models had until version 1: let build_logits() make its variables"
-                " where it uses them, as docs/porting.md says"
+                "model.py has build_parameters(), as in version 1: let build_logits() make its variables where it uses"
+                " them, as docs/porting.md says"
             )
 
     def has(self, function: str) -> bool:
@@ -231,13 +231,13 @@ def inputs_of(spec: Any) -> dict[str, tf.TensorSpec]:
     Raises:
       UnusableError: it is something else.
     """
-    inputs = dict(spec) if isinstance(spec, Mapping) else {getattr(spec, "name", None): spec}
+    inputs: dict[Any, Any] = dict(spec) if isinstance(spec, Mapping) else {getattr(spec, "name", None): spec}
     for name, of_name in inputs.items():
         is_spec = isinstance(of_name, tf.TensorSpec) and of_name.shape.is_fully_defined()
         if not (is_spec and isinstance(name, str) and INPUT_NAME.fullmatch(name)):
             raise UnusableError(
-                f"mnist_input.py: INPUT is {spec!r:.100}, expected a tf.TensorSpec of a whole shape, with a name of letters,"
-                " digits and _, or a dict of such by name"
+                f"mnist_input.py: INPUT is {spec!r:.100}, expected a tf.TensorSpec of a whole shape, with a name of"
+                " letters, digits and _, or a dict of such by name"
             )
     return inputs
 

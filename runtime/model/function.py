@@ -117,10 +117,8 @@ class Model:
         self.training = made = trace(files, signature, is_training=True, seed=seed)
         self.test = trace(files, signature, is_training=False, seed=seed)
         if unknown := self.test.variables.keys() - made.variables.keys():
-            raise UnusableError(
-                f"{files.place_of(self.test.variables[min(unknown)])}: build_logits() makes {', '.join(sorted(unknown))}"
-                " only if it does not train: make it always"
-            )
+            place, names = files.place_of(self.test.variables[min(unknown)]), ", ".join(sorted(unknown))
+            raise UnusableError(f"{place}: {names} is not made for training: make it always")
         total = build_total_loss(made)
         trainable = [v.op.name for v in made.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)]
         self.tables = [name for name in trainable if self._is_table(name, total, is_stepwise)]

@@ -48,7 +48,8 @@ def trace(files: Files, signature: Sequence[tf.TensorSpec], is_training: bool, s
     Raises:
       UnusableError: a function fails, or returns what it must not.
     """
-    graph, initializers = tf.Graph(), {}
+    graph = tf.Graph()
+    initializers: dict[str, Any] = {}
     with graph.as_default(), traced_as_users_expect(initializers):
         tf.set_random_seed(seed)
         tf.train.create_global_step()
@@ -76,7 +77,7 @@ def trace(files: Files, signature: Sequence[tf.TensorSpec], is_training: bool, s
 
 
 def _build_predictions(files: Files, made: Trace) -> dict[str, tf.Tensor]:
-    """Build what an exported model returns: what the user says, or the classes and their probabilities, or the logits."""
+    """Build what an exported model returns: what the user says, classes and their probabilities, or the logits."""
     if files.has("build_predictions"):
         return files.build_predictions(made.logits)
     if made.is_of_classes:

@@ -102,7 +102,7 @@ class GradientExchangeBuilder:
         return Exchange(sent, None, loss, selection)
 
     def _compute(self, given: Sequence[Sequence[tf.Tensor]], inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Build the loss of a batch, and the packed gradients, of messages, the ids of each table's rows, and samples."""
+        """Build the loss of a batch, and the packed gradients, of messages, the ids of rows, and samples."""
         packing, (messages, ids, samples) = self._work.packing, given
         vectors = [tf.cast(message, tf.float32) for message in messages]
         loss, *gradients = self._work.build_gradients(packing.unpack(vectors, ids), inputs, samples)

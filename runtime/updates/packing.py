@@ -70,8 +70,8 @@ class Packing:
                 num_ps = math.ceil(len(self._parts) * num_bytes / MAX_MESSAGE_BYTES) + 1
                 raise UnusableError(
                     f"the parameters on {device} have {num_bytes} bytes, and TensorFlow sends less than"
-                    f" {MAX_MESSAGE_BYTES} at once: give more ps tasks, such as {num_ps}, with --ps_strategy=greedy, and"
-                    " split large variables with --partition_bytes"
+                    f" {MAX_MESSAGE_BYTES} at once: give {num_ps} ps tasks or more, --ps_strategy=greedy, and"
+                    " --partition_bytes to split what is large"
                 )
 
     def _by_device(self, belongs: Callable[[Part], bool]) -> dict[str, list[tf.Variable]]:
