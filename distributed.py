@@ -12,9 +12,7 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
-from collections.abc import Mapping, Sequence
-
-from runtime import environment, users_files  # noqa: F401  # first: before TensorFlow and the user's files
+from runtime import environment, users_files  # first: before TensorFlow and the user's files
 
 # isort: split
 import tensorflow.compat.v1 as tf
@@ -23,26 +21,21 @@ import mnist_input
 import model
 from runtime import program
 from runtime.data import sources, streams
-from runtime.data.reader import signature_of
 from runtime.flags import define_flags
 from runtime.member import Member
-from runtime.model.variables import make_local_copies
-from runtime.tables import Lookups, Parameters
 from runtime.training import Training, TrainingGraph
 from runtime.updates.mode import build_updates
-from runtime.users_files import Files
 
 FLAGS = define_flags()
-FILES = Files(model, mnist_input)
+FILES = users_files.Files(model, mnist_input)
 
 
 def main() -> None:
     """Start the server of this task; then serve as a ps, or train as a worker."""
-    tf.disable_eager_execution()
-    tf.disable_control_flow_v2()  # inside a loop of version 2, an optimizer cannot make its state
+    environment.choose_behavior()
     me = Member.from_flags(FLAGS)
     if me.is_evaluator:
-        return follow_checkpoints(me)
+        return me.follow_checkpoints(FILES, sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load())
 
     # The cluster: the addresses of all tasks, by job. Every task is given the same ones.
     cluster = tf.train.ClusterSpec(me.task.jobs)
@@ -71,27 +64,17 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Sourc
     traced = me.trace(FILES, batches.signature)
 
     # The device setter: it places the variables on the ps tasks, and what computes on this worker.
-    device = me.task.device
-    setter = tf.train.replica_device_setter(worker_device=device, cluster=cluster, ps_strategy=me.ps_strategy)
+    setter = tf.train.replica_device_setter(worker_device=me.task.device, cluster=cluster, ps_strategy=me.ps_strategy)
     with tf.device(setter), tf.variable_scope("", partitioner=me.partitioner):
         tf.train.create_global_step()
-        packing, frozen = me.make_variables(traced)
-        constants, initializers = make_local_copies(frozen, device)
+        packing, batches = me.make_variables(traced, batches)
 
-        # The gradients: of a batch, with the parameters that the ps tasks have sent.
-        def build_gradients(
-            parameters: Parameters, inputs: tf.Tensor, samples: Sequence[tf.Tensor]
-        ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor]]:
-            return traced.build_gradients({**constants, **parameters}, batches.columns(inputs), samples)
-
-        def build_lookups(inputs: tf.Tensor) -> Lookups:
-            return traced.build_lookups(batches.columns(inputs))
-
-        # The updates: what a step runs, until the gradients are applied on the ps tasks.
+        # The updates: gradients are built of a batch and of the parameters that the ps tasks have sent, and sent there.
+        build_gradients, build_lookups = traced.build_gradients, traced.build_lookups
         updates = build_updates(
-            packing, build_gradients, build_lookups, batches.inputs, me.mode, me.task, me.session_config, traced.own
+            packing, build_gradients, build_lookups, batches, me.mode, me.task, me.session_config, traced.own
         )
-    return TrainingGraph(batches, packing, updates, traced, constants, initializers)
+    return TrainingGraph(batches, packing, updates, traced)
 
 
 def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
@@ -115,13 +98,6 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
             with training.scaffold.repeating_cancelled_steps():
                 session.run(graph.updates.train_op)
     training.finish()
-
-
-def follow_checkpoints(me: Member) -> None:
-    """Evaluate the checkpoints of a run that others train. The evaluator has a graph and a session of its own."""
-    tf.train.create_global_step()
-    examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load()
-    me.follow_checkpoints(me.trace(FILES, signature_of(examples)), examples)
 
 
 if __name__ == "__main__":

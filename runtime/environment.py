@@ -50,9 +50,24 @@ for _number in STOP_SIGNALS:
 # What the import makes stays alive. Without a pause, the garbage collector would search it again and again, for half a
 # second of every start.
 gc.disable()
-import tensorflow.compat.v1  # noqa: E402, F401  # the environment is read here
+import tensorflow.compat.v1  # noqa: E402  # the environment is read here
 
 gc.freeze()
 gc.enable()
 if _raises_interrupt and _ending is signal.SIG_DFL:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as whoever else imports this expects
+
+
+def choose_behavior() -> None:
+    """Set what this program counts on of TensorFlow, once a user's files, which may set something else, are imported."""
+    global has_dimensions
+    v1 = tensorflow.compat.v1
+    has_dimensions = not isinstance(v1.TensorShape([1])[0], int)
+    v1.disable_eager_execution()
+    v1.disable_control_flow_v2()  # inside a loop of version 2, an optimizer cannot make its state
+    v1.enable_resource_variables()
+    v1.enable_v2_tensorshape()
+    v1.enable_tensor_equality()
+
+
+has_dimensions = False  # whether the user's files take the size of a shape for a `Dimension`, with a `value`

@@ -16,15 +16,16 @@ from runtime.cluster.probes import Connection
 from runtime.cluster.roll_call import Departure
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
-from runtime.data.reader import Columns
+from runtime.data.reader import Columns, signature_of
 from runtime.data.sources import Source
+from runtime.data.streams import Batches
 from runtime.errors import UnusableError
 from runtime.evaluator import follow_checkpoints
 from runtime.folder import RunFolder
 from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.session_config import lower_priority, make_server_config, make_session_config
 from runtime.model.function import Model
-from runtime.model.variables import make_variables
+from runtime.model.variables import make_constants, make_variables
 from runtime.monitoring.evaluation import ModelTest, build_evaluation, build_placeholders
 from runtime.saving.export import check_export_dir, check_serving
 from runtime.saving.result import Goal
@@ -96,8 +97,10 @@ class Member:
         """Let tasks that start on this machine go first, now that this one works."""
         lower_priority(self.task)
 
-    def follow_checkpoints(self, model: Model, test_examples: Columns) -> None:
+    def follow_checkpoints(self, files: Files, test_examples: Columns) -> None:
         """Evaluate the checkpoints of a run that others train, as the evaluator: see `follow_checkpoints()`."""
+        tf.train.create_global_step()
+        model = self.trace(files, signature_of(test_examples))
         variables = make_variables(model.test)
         model.build_lookup_tables()
         columns = build_placeholders(test_examples)
@@ -145,13 +148,14 @@ class Member:
                 logging.info("%s: %s of the model: %s", self.task, kind, ", ".join(names))
         return model
 
-    def make_variables(self, model: Model) -> tuple[Packing, dict[str, Any]]:
-        """Make the variables of a model on the ps tasks; return those that travel, and those that never change."""
+    def make_variables(self, model: Model, batches: Batches) -> tuple[Packing, Batches]:
+        """Make the variables of a model on the ps tasks; return those that travel; a session reads the others once."""
         variables = make_variables(model.training, model.tables, len(self.task.ps_hosts))
         for name in model.tables:
             check_size(name, variables[name], self.flags.checkpoints)
-        frozen = {name: variables.pop(name) for name in model.frozen}
-        return Packing(variables, model.state), frozen
+        with tf.device(self.task.device):
+            initializers = make_constants(model, {name: variables.pop(name) for name in model.frozen})
+        return Packing(variables, model.state), batches.after(initializers)
 
     @property
     def agreed_flags(self) -> dict[str, object]:

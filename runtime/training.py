@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -46,8 +45,6 @@ class TrainingGraph(NamedTuple):
     packing: Packing  # of the parameters
     updates: Updates  # what each step runs
     model: Model
-    frozen: Mapping[str, tf.Tensor]  # what of the model never changes
-    initializers: Sequence[tf.Operation]  # of `frozen`
 
 
 class Training:
@@ -105,7 +102,7 @@ class Training:
             ]
         )
         self.hooks = [
-            InputHook(task, updates, graph.batches.after(graph.initializers)),  # before any hook that may wait
+            InputHook(task, updates, graph.batches),  # before any hook that may wait
             tf.train.NanTensorHook(updates.loss),
             *updates.hooks,
             *profile_hooks,
@@ -125,24 +122,22 @@ class Training:
         fetched = packing.fetch(model.build_test_lookups(columns))
         fed = [name for name in fetched if name not in packing.tables]
         self._readers = {name: TableReader(table) for name, table in packing.tables.items()}
-        parameters = {**self._graph.frozen, **fetched}
-        return ModelTest(build_evaluation(model, parameters, fed, columns, self._me.batch_size), examples)
+        return ModelTest(build_evaluation(model, fetched, fed, columns, self._me.batch_size), examples)
 
     def _build_summaries(self) -> None:
         """Build the chief's summaries, of one batch of each run in which they are written."""
         graph, model = self._graph, self._graph.model
         columns = graph.batches.columns(graph.batches.inputs[-1])
         fetched = graph.packing.fetch(model.build_lookups(columns))
-        parameters = {**graph.frozen, **fetched}
-        means = model.build_measures(parameters, columns).means
-        users = model.build_summaries(parameters, columns)
+        means = model.build_measures(fetched, columns).means
+        users = model.build_summaries(fetched, columns)
         schedule = self._me.mode.make_schedule(model.own)
         summaries.build(graph.updates, graph.packing, fetched, means, users, schedule)
 
     def _read_model(self, session: tf.Session, measures: Measures) -> dict[str, Any]:
         """Return the values of all variables of the model, by name."""
         tables = {name: reader.read(session) for name, reader in self._readers.items()}
-        return {**session.run(dict(self._graph.frozen)), **measures.parameters, **tables}
+        return {**session.run(self._graph.model.constants), **measures.parameters, **tables}
 
     def finish(self) -> None:
         """Test the finished model, save what came of it, and let the ps tasks go, which keep it until then.

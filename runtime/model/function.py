@@ -17,6 +17,8 @@ from runtime.model.trace import CHANGES, Trace, build_total_loss, find_ancestors
 from runtime.tables import Lookups, Parameters, Rows, add_rows, find_places
 from runtime.users_files import Files
 
+GLOBAL_STEP = tf.GraphKeys.GLOBAL_STEP  # "global_step", the name of the variable
+
 
 class Computation:
     """Some outputs of a trace as a function of examples and parameters."""
@@ -58,6 +60,8 @@ class Computation:
     ) -> tuple[list[Any], list[tuple[str, tf.Tensor]]]:
         """Build the outputs, and for each lookup its table and the places of its ids among the rows that are there."""
         values = {name: value for name, value in parameters.items() if not isinstance(value, Rows)}
+        if self._outputs.needs(GLOBAL_STEP):
+            values[GLOBAL_STEP] = build_global_step()
         lookups, rows = [], []
         if self._gathers:
             for (table, _), ids in zip(self._gathers, self._ids.copy([*columns, *samples], {}, "ids"), strict=True):
@@ -114,6 +118,7 @@ class Model:
           UnusableError: what the files say cannot be trained.
         """
         self._files, self._stream = files, stream
+        self.constants: dict[str, tf.Tensor] = {}  # the values of what is frozen, where they are no parameters
         self.training = made = trace(files, signature, is_training=True, seed=seed)
         self.test = trace(files, signature, is_training=False, seed=seed)
         if unknown := self.test.variables.keys() - made.variables.keys():
@@ -240,7 +245,9 @@ class Model:
         Returns:
           The loss; and by name, the gradients of the parameters, of the rows of tables, and the changes of state.
         """
-        (loss, *results), lookups = self._training.build(columns, parameters, "model", samples, self._stream)
+        (loss, *results), lookups = self._training.build(
+            columns, {**self.constants, **parameters}, "model", samples, self._stream
+        )
         lowers = dict(zip(self.parameters, results, strict=False))
         of_rows = results[len(self.parameters) : len(results) - len(self.state)]
         lowers |= add_rows(parameters, lookups, of_rows)
@@ -264,7 +271,7 @@ class Model:
 
     def build_measures(self, parameters: Parameters, columns: Sequence[tf.Tensor]) -> Measured:
         """Build what the model says of some examples, as in a test."""
-        results = iter(self._test.build(columns, parameters, "measures")[0])
+        results = iter(self._test.build(columns, {**self.constants, **parameters}, "measures")[0])
         loss = next(results)
         means = {name: next(results) for name in self._means}
         updates = {name: next(results) for name in self._pairs}
@@ -290,7 +297,11 @@ class Model:
 
     def build_summaries(self, parameters: Parameters, columns: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Build the user's summaries of a batch."""
-        return self._summaries.build(columns, parameters, "summaries", stream=self._stream)[0] if self.summaries else []
+        return (
+            self._summaries.build(columns, {**self.constants, **parameters}, "summaries", stream=self._stream)[0]
+            if self.summaries
+            else []
+        )
 
     def build_lookup_tables(self) -> None:
         """Build what initialises the lookup tables of the user, as `tf.tables_initializer()` runs it."""
@@ -329,6 +340,16 @@ class Model:
     def build_test_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
         """Build which rows of the tables a test of some examples needs."""
         return self._test.build_lookups(columns)
+
+
+def build_global_step() -> tf.Tensor:
+    """Build the global step, int64 [], once in a run, as a model sees it; an exported one sees 0."""
+    variable = tf.train.get_global_step()
+    with tf.control_dependencies(None):  # it is no part of any loop
+        if variable is None:
+            return tf.zeros([], tf.int64)
+        with tf.device(variable.device):
+            return variable.read_value()
 
 
 def is_random(op: tf.Operation) -> bool:

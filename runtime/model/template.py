@@ -67,6 +67,10 @@ class Template:
         if any(_functions_of(node) for node in self._definition.node):
             self._definition.library.CopyFrom(graph.as_graph_def().library)
 
+    def needs(self, name: str) -> bool:
+        """Return whether a copy needs the value of the variable of that name."""
+        return f"{name}:0" in self._names
+
     def has(self, op_types: Sequence[str]) -> bool:
         """Return whether there is an op of one of these types."""
         nodes = itertools.chain(self._definition.node, *(f.node_def for f in self._definition.library.function))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from runtime import environment
 from runtime.errors import UnusableError
 from runtime.users_files import Files
 
@@ -109,11 +110,14 @@ def traced_as_users_expect(initializers: dict[str, Any]) -> Iterator[None]:
         return next_creator(**kwargs)
 
     tf.enable_control_flow_v2()
+    if environment.has_dimensions:
+        tf.disable_v2_tensorshape()
     try:
         with tf.variable_creator_scope(create), tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
             yield
     finally:
         tf.disable_control_flow_v2()
+        tf.enable_v2_tensorshape()
 
 
 def build_total_loss(made: Trace) -> tf.Tensor:

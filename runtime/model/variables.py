@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from runtime.model.function import is_random
+from runtime.model.function import Model, is_random
 from runtime.model.template import Template
 from runtime.model.trace import Trace, find_ancestors
 from runtime.tables import TableVariable
@@ -49,12 +49,11 @@ def _make_initializer(made: Trace, value: tf.Tensor) -> Callable[..., tf.Tensor]
     return build
 
 
-def make_local_copies(variables: Mapping[str, Any], device: str) -> tuple[dict[str, tf.Tensor], list[tf.Operation]]:
-    """Make copies on a worker of variables that never change; return their values, and what reads them anew."""
-    with tf.device(device):
-        copies = {
-            name: tf.Variable(tf.convert_to_tensor(variable), trainable=False, collections=[], name=f"{name}/copy")
-            for name, variable in variables.items()
-        }
-        values = {name: copy.read_value() for name, copy in copies.items()}
-    return values, [copy.initializer for copy in copies.values()]
+def make_constants(model: Model, variables: Mapping[str, Any]) -> list[tf.Operation]:
+    """Let a model compute with copies, on this worker, of variables that never change; return what reads them."""
+    copies = {
+        name: tf.Variable(tf.convert_to_tensor(variable), trainable=False, collections=[], name=f"{name}/copy")
+        for name, variable in variables.items()
+    }
+    model.constants = {name: copy.read_value() for name, copy in copies.items()}
+    return [copy.initializer for copy in copies.values()]

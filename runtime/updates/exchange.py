@@ -5,15 +5,17 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from runtime.data.reader import Columns
+from runtime.data.streams import Batches
 from runtime.tables import Lookups, Parameters
 from runtime.updates import towers
 from runtime.updates.packing import Packing, Selection
 
 # Builds the loss of a batch, float32 [], and by how much a step of rate 1 lowers each parameter, by name: its gradient.
-# It is given the parameters, the inputs of the batch, and the samples of its lookups.
-GradientsFunction = Callable[[Parameters, tf.Tensor, Sequence[tf.Tensor]], tuple[tf.Tensor, Mapping[str, tf.Tensor]]]
-# Builds which rows a batch needs from its inputs.
-LookupsFunction = Callable[[tf.Tensor], Lookups]
+# It is given the parameters, the examples of the batch, and the samples of its lookups.
+GradientsFunction = Callable[[Parameters, Columns, Sequence[tf.Tensor]], tuple[tf.Tensor, Mapping[str, tf.Tensor]]]
+# Builds which rows some examples need.
+LookupsFunction = Callable[[Columns], Lookups]
 
 
 class Work(NamedTuple):
@@ -21,7 +23,7 @@ class Work(NamedTuple):
 
     packing: Packing  # of the parameters
     gradients: GradientsFunction
-    inputs: tf.Tensor  # of the batches of a run, [batches in a run, b, ...]
+    batches: Batches
     dtype: tf.DType  # in which gradients travel
     devices: Sequence[str]  # where they are computed
     clip_norm: float | None = None  # of the gradients of each tower, together; state is not clipped
@@ -30,7 +32,7 @@ class Work(NamedTuple):
         self, parameters: Parameters, inputs: tf.Tensor, samples: Sequence[tf.Tensor] = ()
     ) -> list[tf.Tensor]:
         """Build the loss of a batch, float32 [], and what lowers each of the parameters, in their order."""
-        loss, lowers = self.gradients(parameters, inputs, samples)
+        loss, lowers = self.gradients(parameters, self.batches.columns(inputs), samples)
         if self.clip_norm is not None:
             names = [name for name in lowers if name not in self.packing.state]
             clipped, _ = tf.clip_by_global_norm([lowers[name] for name in names], self.clip_norm)
@@ -70,7 +72,7 @@ class GradientExchangeBuilder:
     def __init__(self, work: Work):
         self._work = work
         # Unstack here, where nothing is waited for: inside an exchange it would run before the gradients are sent.
-        self._batches = tf.unstack(work.inputs)
+        self._batches = tf.unstack(work.batches.inputs)
         self._last_gradients: list[tf.Tensor] = []
 
     def build_exchange(

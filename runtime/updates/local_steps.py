@@ -84,7 +84,7 @@ class LocalStepsExchangeBuilder:
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             given = self._work.packing.by_name([copy.read_value() for copy in self._copies], selection.ids)
-            inputs = tf.gather(self._work.inputs, number * self._length.max_steps + step)
+            inputs = tf.gather(self._work.batches.inputs, number * self._length.max_steps + step)
             loss, *gradients = towers.average(self._work.devices, self._work.build_gradients, given, inputs)
             self._step = self._count(number, step)
             pairs = list(zip(gradients, self._copies, are_state, strict=True))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
+from runtime.data.streams import Batches
 from runtime.errors import UnusableError
 from runtime.model.function import Own
 from runtime.tables import Lookups
@@ -128,7 +129,7 @@ def build_updates(
     packing: Packing,
     build_gradients: GradientsFunction,
     build_lookups: LookupsFunction,
-    inputs: tf.Tensor,
+    batches: Batches,
     mode: Mode,
     task: Task,
     config: tf.ConfigProto,
@@ -139,8 +140,8 @@ def build_updates(
     Args:
       packing: of the parameters.
       build_gradients: builds the loss of a batch, and the gradients.
-      build_lookups: builds which rows a batch needs.
-      inputs: of the batches of a run, [mode.num_batches, b, ...], as `Batches` has them.
+      build_lookups: builds which rows some examples need.
+      batches: of a run, `mode.num_batches`.
       mode: how the workers update the parameters.
       task: this worker.
       config: of its sessions.
@@ -159,11 +160,11 @@ def build_updates(
     with tf.device(task.device):
         wanted = [Lookups({}, [])] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its lookups
-            of_exchanges = tf.reshape(inputs, [mode.exchanges_per_run, -1, *inputs.shape[2:]])
-            wanted = [build_lookups(of_exchange) for of_exchange in tf.unstack(of_exchanges)]
+            of_exchanges = tf.reshape(batches.inputs, [mode.exchanges_per_run, -1, *batches.inputs.shape[2:]])
+            wanted = [build_lookups(batches.columns(of_exchange)) for of_exchange in tf.unstack(of_exchanges)]
         selections = packing.select(wanted)
         dtype, devices = tf.as_dtype(mode.exchange_dtype), choose_devices(task, config)
-        work = Work(packing, build_gradients, inputs, dtype, devices, mode.clip_norm)
+        work = Work(packing, build_gradients, batches, dtype, devices, mode.clip_norm)
         if mode.local_steps == 1:
             build_exchange = GradientExchangeBuilder(work).build_exchange
         else:
