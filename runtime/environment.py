@@ -59,7 +59,7 @@ if _raises_interrupt and _ending is signal.SIG_DFL:
 
 
 def choose_behavior() -> None:
-    """Set what this program counts on of TensorFlow, once a user's files, which may set something else, are imported."""
+    """Set what this program counts on, once a user's files, which may set something else, are imported."""
     global has_dimensions
     v1 = tensorflow.compat.v1
     has_dimensions = not isinstance(v1.TensorShape([1])[0], int)

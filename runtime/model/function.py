@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.errors import UnusableError
-from runtime.model.template import Template
+from runtime.model.template import Template, control_flow_v2
 from runtime.model.trace import CHANGES, Trace, build_total_loss, find_ancestors, trace, traced_as_users_expect
 from runtime.tables import Lookups, Parameters, Rows, add_rows, find_places
 from runtime.users_files import Files
@@ -166,16 +166,12 @@ class Model:
         gathers = {name: gathers_of(made, name) for name in self.tables}
         targets = [made.variables[name] for name in dense]
         rows = [op.outputs[0] for name in self.tables for op in gathers[name]]
-        tf.enable_control_flow_v2()
-        try:
-            with made.graph.as_default():
-                gradients = [g if g is None else tf.convert_to_tensor(g) for g in tf.gradients(total, targets + rows)]
-                of_rows = iter(gradients[len(dense) :])
-                self._gradients_of_rows = {
-                    name: [_or_zeros(next(of_rows), op.outputs[0]) for op in gathers[name]] for name in self.tables
-                }
-        finally:
-            tf.disable_control_flow_v2()
+        with control_flow_v2(), made.graph.as_default():
+            gradients = [g if g is None else tf.convert_to_tensor(g) for g in tf.gradients(total, targets + rows)]
+            of_rows = iter(gradients[len(dense) :])
+            self._gradients_of_rows = {
+                name: [_or_zeros(next(of_rows), op.outputs[0]) for op in gathers[name]] for name in self.tables
+            }
         self._gradients = {n: g for n, g in zip(dense, gradients, strict=False) if g is not None}
         self.parameters = list(self._gradients)
         for name in self.parameters:

@@ -4,9 +4,10 @@ A copy has no variables. Where the traced graph reads one, the copy has whatever
 a worker's own copy, or what is fed. (`tf.compat.v1.wrap_function` keeps the variables; Haiku's `transform` is closer.)
 """
 
+import contextlib
 import itertools
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -17,6 +18,16 @@ from runtime.users_files import find_place_of, note_copy
 LOOKUP_TABLES = ("HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2")
 OF_ONE_RUN = ("TensorArrayV3", "StackV2")  # each copy has its own
 _numbers = itertools.count(1)
+
+
+@contextlib.contextmanager
+def control_flow_v2() -> Iterator[None]:
+    """Build loops and conditions of version 2; within it, TensorFlow also puts up with a colocation it cannot see."""
+    tf.enable_control_flow_v2()
+    try:
+        yield
+    finally:
+        tf.disable_control_flow_v2()
 
 
 class Template:
@@ -106,7 +117,7 @@ class Template:
             _adapt(definition.node, names, salt)
             del definition.library.gradient[:]
         copied = [output for output in self._outputs if output.name not in replaced]
-        with tf.name_scope(name) as scope:
+        with control_flow_v2(), tf.name_scope(name) as scope:
             results = tf.import_graph_def(
                 definition,
                 input_map={name: tensor for name, tensor in replaced.items() if name in self._names},

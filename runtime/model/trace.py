@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime import environment
 from runtime.errors import UnusableError
+from runtime.model.template import control_flow_v2
 from runtime.users_files import Files
 
 Metric = Any  # float32 [], a mean over the batch; or a pair of a value and an update, as of `tf.metrics`
@@ -109,14 +110,16 @@ def traced_as_users_expect(initializers: dict[str, Any]) -> Iterator[None]:
         kwargs |= {"use_resource": True, "caching_device": None if is_local else "/device:CPU:0"}
         return next_creator(**kwargs)
 
-    tf.enable_control_flow_v2()
     if environment.has_dimensions:
         tf.disable_v2_tensorshape()
     try:
-        with tf.variable_creator_scope(create), tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
+        with (
+            control_flow_v2(),
+            tf.variable_creator_scope(create),
+            tf.variable_scope(tf.get_variable_scope(), custom_getter=get),
+        ):
             yield
     finally:
-        tf.disable_control_flow_v2()
         tf.enable_v2_tensorshape()
 
 
