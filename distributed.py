@@ -67,7 +67,7 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Sourc
     setter = tf.train.replica_device_setter(worker_device=me.task.device, cluster=cluster, ps_strategy=me.ps_strategy)
     with tf.device(setter), tf.variable_scope("", partitioner=me.partitioner):
         tf.train.create_global_step()
-        packing, batches = me.make_variables(traced, batches)
+        packing = me.make_variables(traced)
 
         # The updates: gradients are built of a batch and of the parameters that the ps tasks have sent, and sent there.
         build_gradients, build_lookups = traced.build_gradients, traced.build_lookups

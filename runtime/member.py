@@ -18,7 +18,6 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data.reader import Columns, signature_of
 from runtime.data.sources import Source
-from runtime.data.streams import Batches
 from runtime.errors import UnusableError
 from runtime.evaluator import follow_checkpoints
 from runtime.folder import RunFolder
@@ -148,14 +147,14 @@ class Member:
                 logging.info("%s: %s of the model: %s", self.task, kind, ", ".join(names))
         return model
 
-    def make_variables(self, model: Model, batches: Batches) -> tuple[Packing, Batches]:
+    def make_variables(self, model: Model) -> Packing:
         """Make the variables of a model on the ps tasks; return those that travel; a session reads the others once."""
         variables = make_variables(model.training, model.tables, len(self.task.ps_hosts))
         for name in model.tables:
             check_size(name, variables[name], self.flags.checkpoints)
         with tf.device(self.task.device):
-            initializers = make_constants(model, {name: variables.pop(name) for name in model.frozen})
-        return Packing(variables, model.state), batches.after(initializers)
+            make_constants(model, {name: variables.pop(name) for name in model.frozen})
+        return Packing(variables, model.state)
 
     @property
     def agreed_flags(self) -> dict[str, object]:

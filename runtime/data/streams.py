@@ -1,7 +1,7 @@
 """From examples, wherever they lie, to an endless stream of batches, a few for each run of the graph."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -26,10 +26,6 @@ class Batches(NamedTuple):
     def signature(self) -> list[tf.TensorSpec]:
         """The columns of one example."""
         return signature_of(self.columns(self.inputs[0]))
-
-    def after(self, more: Sequence[tf.Operation]) -> "Batches":
-        """Return a stream whose initializer does `more`."""
-        return self._replace(initializer=tf.group(self.initializer, *more))
 
     def feed_dict(self, first_batch: int) -> dict[tf.Tensor, Any]:
         """Return what `initializer` is fed, so that a worker's own stream begins with batch `first_batch`."""

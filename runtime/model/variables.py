@@ -49,11 +49,9 @@ def _make_initializer(made: Trace, value: tf.Tensor) -> Callable[..., tf.Tensor]
     return build
 
 
-def make_constants(model: Model, variables: Mapping[str, Any]) -> list[tf.Operation]:
-    """Let a model compute with copies, on this worker, of variables that never change; return what reads them."""
-    copies = {
-        name: tf.Variable(tf.convert_to_tensor(variable), trainable=False, collections=[], name=f"{name}/copy")
-        for name, variable in variables.items()
-    }
-    model.constants = {name: copy.read_value() for name, copy in copies.items()}
-    return [copy.initializer for copy in copies.values()]
+def make_constants(model: Model, variables: Mapping[str, Any]) -> None:
+    """Let a model compute with copies, on this worker, of variables that never change; each session makes them anew."""
+    keys = [tf.GraphKeys.LOCAL_VARIABLES]
+    for name, variable in variables.items():
+        value = tf.convert_to_tensor(variable)
+        model.constants[name] = tf.Variable(value, trainable=False, collections=keys, name=f"{name}/copy").read_value()
