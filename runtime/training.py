@@ -31,7 +31,7 @@ from runtime.saving.result import evaluate_and_save, is_of_finished_run, keep_tr
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.scaffold import InputHook, Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
-from runtime.tables import TableReader
+from runtime.tables import Lookups, TableReader
 from runtime.updates import placement
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
@@ -119,10 +119,10 @@ class Training:
         """Build what measures the model as it is on the ps tasks, and what reads all of it."""
         model, packing = self._graph.model, self._graph.packing
         columns = build_placeholders(examples)
-        fetched = packing.fetch(model.build_test_lookups(columns))
-        fed = [name for name in fetched if name not in packing.tables]
+        dense = packing.only([name for name in packing.names if name not in packing.tables]).fetch(Lookups({}, []))
+        rows = packing.only(packing.tables).fetch(model.build_test_lookups(columns)) if packing.tables else {}
         self._readers = {name: TableReader(table) for name, table in packing.tables.items()}
-        return ModelTest(build_evaluation(model, fetched, fed, columns, self._me.batch_size), examples)
+        return ModelTest(build_evaluation(model, dense, rows, columns, self._me.batch_size), examples)
 
     def _build_summaries(self) -> None:
         """Build the chief's summaries, of one batch of each run in which they are written."""

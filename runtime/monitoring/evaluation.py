@@ -5,7 +5,7 @@ import functools
 import json
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,20 +78,19 @@ def build_placeholders(examples: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def build_evaluation(
-    model: Model, parameters: Parameters, fed: Collection[str], columns: Sequence[tf.Tensor], batch_size: int
+    model: Model, dense: Parameters, rows: Parameters, columns: Sequence[tf.Tensor], batch_size: int
 ) -> EvaluationGraph:
     """Build what measures `model`.
 
     Args:
       model: traced.
-      parameters: all of it.
-      fed: the names of those that change while they are measured.
+      dense: its parameters, without tables.
+      rows: those of its tables that the examples need.
       columns: placeholders of examples.
       batch_size: how many are measured at once, since a model may take no other number.
     """
     num_classes = model.test.logits.shape[-1] if model.test.is_of_classes else None
-    fed_parameters = {name: parameters[name] for name in fed}
-    return EvaluationGraph(fed_parameters, columns, model.build_measures(parameters, columns), num_classes, batch_size)
+    return EvaluationGraph(dense, columns, model.build_measures({**dense, **rows}, columns), num_classes, batch_size)
 
 
 class ModelTest:

@@ -7,7 +7,7 @@ place and its entry in the checkpoints. Of a table, the rows that an exchange ne
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -46,7 +46,7 @@ class Packing:
           parameters: variables by name; a partitioned one is a list of slices, and a table a `TableVariable`.
           state: the names of those that no optimizer changes: what arrives for them is subtracted.
         """
-        self.state = frozenset(state)
+        self._parameters, self.state = parameters, frozenset(state)
         self.tables = {name: table for name, table in parameters.items() if isinstance(table, TableVariable)}
         self._slices = {name: slices_of(parameter) for name, parameter in parameters.items()}
         self._parts: dict[str, list[Part]] = {}  # by the device of their ps
@@ -76,6 +76,10 @@ class Packing:
 
     def _by_device(self, belongs: Callable[[Part], bool]) -> dict[str, list[tf.Variable]]:
         return {device: [part.variable for part in parts if belongs(part)] for device, parts in self._parts.items()}
+
+    def only(self, names: Collection[str]) -> "Packing":
+        """Return a packing of some of the parameters."""
+        return Packing({name: self._parameters[name] for name in names}, self.state)
 
     def select(self, wanted: Sequence[Lookups]) -> list[Selection]:
         """Build the selections of several exchanges, and send each ps its part of all in one message."""
