@@ -104,7 +104,7 @@ class Member:
         model.build_lookup_tables()
         columns = build_placeholders(test_examples)
         parameters = {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}
-        graph = build_evaluation(model, parameters, {}, columns, self.flags.batch_size)
+        graph = build_evaluation(model, {}, parameters, columns, self.flags.batch_size)
         startup_secs, recovery_secs = self.timeouts
         timeouts = Timeouts(startup_secs, recovery_secs + self.flags.save_checkpoint_secs)
         follow_checkpoints(self.task, ModelTest(graph, test_examples), self.folder, self.goal, timeouts)

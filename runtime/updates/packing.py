@@ -39,7 +39,7 @@ class Packing:
     one of its slices. Of the slice of a table it has the selected rows; these parts come last.
     """
 
-    def __init__(self, parameters: Mapping[str, Any], state: Sequence[str] = ()):
+    def __init__(self, parameters: Mapping[str, Any], state: Collection[str] = ()):
         """Pack `parameters`, float32, by their devices.
 
         Args:
