@@ -69,6 +69,8 @@ def _define_training() -> None:
     )
     flags.DEFINE_enum("optimizer", "adam", OPTIMIZERS, "the optimizer; momentum is 0.9, Nesterov's too")
     flags.DEFINE_float("clip_norm", None, "the largest norm of all gradients of a worker together", lower_bound=0)
+    flags.DEFINE_float("ema_decay", None, "of moving averages of the parameters, which are then tested and exported", 0)
+    flags.register_validator("ema_decay", lambda decay: decay is None or decay < 1, "it must be below 1, such as 0.999")
     flags.DEFINE_boolean("sync_replicas", False, "average the gradients of the workers in synchronous updates")
     flags.DEFINE_alias("issync", "sync_replicas")
     flags.DEFINE_integer("replicas_to_aggregate", None, "gradients per synchronous update; default: all workers", 1)

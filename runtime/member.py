@@ -135,11 +135,10 @@ class Member:
         Raises:
           UnusableError: it cannot be trained, or exported, as the flags say.
         """
-        model = Model(files, signature, self.flags.seed, self.task.index, is_stepwise=self.mode.local_steps == 1)
+        mode, seed = self.mode, self.flags.seed
+        model = Model(files, signature, seed, self.task.index, mode.may_have_tables, is_stepwise=mode.local_steps == 1)
         if self.is_evaluator:
             return model
-        for name in model.tables:
-            self.mode.check_table(name, model.own)
         if self.flags.export_dir and self.task.is_chief:
             check_serving(model)
         for kind in ("tables", "state", "frozen"):

@@ -119,8 +119,8 @@ class Training:
         """Build what measures the model as it is on the ps tasks, and what reads all of it."""
         model, packing = self._graph.model, self._graph.packing
         columns = build_placeholders(examples)
-        dense = packing.only([name for name in packing.names if name not in packing.tables]).fetch(Lookups({}, []))
-        rows = packing.only(packing.tables).fetch(model.build_test_lookups(columns)) if packing.tables else {}
+        dense = packing.evaluated.fetch(Lookups({}, []))
+        rows = packing.of_tables.fetch(model.build_test_lookups(columns)) if packing.tables else {}
         self._readers = {name: TableReader(table) for name, table in packing.tables.items()}
         return ModelTest(build_evaluation(model, dense, rows, columns, self._me.batch_size), examples)
 

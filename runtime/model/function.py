@@ -104,7 +104,15 @@ class Measured(NamedTuple):
 class Model:
     """A user's model, of which any part can be built with any parameters."""
 
-    def __init__(self, files: Files, signature: Sequence[tf.TensorSpec], seed: int, stream: int, is_stepwise: bool):
+    def __init__(
+        self,
+        files: Files,
+        signature: Sequence[tf.TensorSpec],
+        seed: int,
+        stream: int,
+        may_have_tables: Callable[[Own], bool],
+        is_stepwise: bool,
+    ):
         """Trace it, for training and for tests.
 
         Args:
@@ -112,12 +120,14 @@ class Model:
           signature: the columns of one example, as they lie in memory.
           seed: of initial values, and of other random numbers.
           stream: tells this worker's random numbers from those of others.
+          may_have_tables: tells, of `own`, whether workers can train rows of tables.
           is_stepwise: whether rows are chosen for each batch, so that their ids may be random.
 
         Raises:
           UnusableError: what the files say cannot be trained.
         """
         self._files, self._stream = files, stream
+        self.own = Own(files.function("build_optimizer"), self._take_learning_rate())
         self.constants: dict[str, tf.Tensor] = {}  # the values of what is frozen, where they are no parameters
         self.training = made = trace(files, signature, is_training=True, seed=seed)
         self.test = trace(files, signature, is_training=False, seed=seed)
@@ -127,6 +137,11 @@ class Model:
         total = build_total_loss(made)
         trainable = [v.op.name for v in made.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)]
         self.tables = [name for name in trainable if self._is_table(name, total, is_stepwise)]
+        if self.tables and not may_have_tables(self.own):
+            logging.warning(
+                "%s: sent as a whole, since only plain SGD takes local steps on rows", ", ".join(self.tables)
+            )
+            self.tables = []
         self._find_gradients(total, [name for name in trainable if name in made.variables])
         self._find_changes(total)
         self.frozen = [n for n in made.variables if n not in {*self.parameters, *self.tables, *self.state}]
@@ -135,7 +150,6 @@ class Model:
         outputs = [total, *gradients, *of_rows, *self._changes]
         self._training = Computation(made, outputs, self.tables)
         self._summaries = self._take_summaries()
-        self.own = Own(files.function("build_optimizer"), self._take_learning_rate())
         self._test = self._take_test()
 
     # What the variables are

@@ -22,8 +22,8 @@ class Gradient(NamedTuple):
 class Holding:
     """The parameters on one ps, the optimizer of its own that changes them, and the steps that they have."""
 
-    def __init__(self, packing: Packing, device: str, make_optimizer: OptimizerMaker):
-        """Take what `packing` has on `device`."""
+    def __init__(self, packing: Packing, device: str, make_optimizer: OptimizerMaker, ema_decay: float | None = None):
+        """Take what `packing` has on `device`; with `ema_decay`, keep averages of the parameters, but for tables."""
         self.device = device
         self._variables, self.table_slices = packing.variables[device], packing.table_slices[device]
         self._are_state = packing.are_state[device]
@@ -37,7 +37,9 @@ class Holding:
                 step = global_step.read_value()
             name = f"steps_of_ps_{tf.DeviceSpec.from_string(device).task}"
             self.steps = self.mark = self._make_variable(name, step)  # unsaved: so the number of ps tasks may change
-        self._optimizer = make_optimizer(self.steps)
+        self._optimizer, self._ema_decay = make_optimizer(self.steps), ema_decay
+        trained = [v for v, is_state in zip(self._variables, self._are_state, strict=True) if not is_state]
+        self._averages = packing.make_averages(trained, ema_decay) if ema_decay else []
 
     def _make_variable(self, name: str, value: Any) -> tf.Variable:
         with tf.device(self.device):
@@ -84,10 +86,17 @@ class Holding:
         pairs += zip(gradient.of_slices, self.table_slices, strict=True)
         if pairs:
             changes.append(self._optimizer.apply_gradients(pairs))
-        with tf.control_dependencies([gradient.vector, *changes]):
+        with tf.control_dependencies(changes):
+            averagings = [self._average(variable, average, num_steps) for variable, average in self._averages]
+        with tf.control_dependencies([gradient.vector, *changes, *averagings]):
             count = self.steps.assign_add(num_steps, read_value=False)
         with tf.control_dependencies([count]):
             return tf.identity(num_steps)
+
+    def _average(self, variable: tf.Variable, average: tf.Variable, num_steps: tf.Tensor) -> tf.Operation:
+        """Move an average towards its variable, by as much as so many steps are worth."""
+        weight = 1 - tf.constant(self._ema_decay) ** tf.cast(num_steps, tf.float32)
+        return average.assign_sub(weight * (average.read_value() - variable.read_value()), read_value=False)
 
 
 def make_updates(holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor]], exchange: Exchange) -> Updates:

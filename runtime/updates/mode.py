@@ -40,15 +40,11 @@ class Mode(NamedTuple):
     replicas_to_aggregate: int | None  # None: as many as there are workers
     exchange_dtype: str  # one of EXCHANGE_DTYPES
     clip_norm: float | None
+    ema_decay: float | None
 
-    def check_table(self, name: str, own: Own) -> None:
-        """Raise an UnusableError if a table cannot be trained like that."""
-        if self.local_steps > 1 and (self.optimizer != "sgd" or own.build_optimizer):
-            raise UnusableError(
-                f"table {name} cannot be trained with --local_steps={self.local_steps} and"
-                f" --optimizer={self.optimizer}: no worker has"
-                " the state of rows that other exchanges need; give --optimizer=sgd"
-            )
+    def may_have_tables(self, own: Own) -> bool:
+        """Whether workers can train rows: with local steps, none has the state of rows that other exchanges need."""
+        return self.local_steps == 1 or (self.optimizer == "sgd" and not own.build_optimizer)
 
     def make_schedule(self, own: Own) -> Schedule:
         """Return the learning rate."""
@@ -156,7 +152,7 @@ def build_updates(
         rate = Rate(lambda: schedule.build(num_updates.read_value()))
         return make_optimizer(mode.optimizer, rate, own, num_updates)
 
-    holdings = [Holding(packing, device, make_optimizer_of_ps) for device in packing.variables]
+    holdings = [Holding(packing, device, make_optimizer_of_ps, mode.ema_decay) for device in packing.variables]
     with tf.device(task.device):
         wanted = [Lookups({}, [])] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its lookups

@@ -46,7 +46,8 @@ class Packing:
           parameters: variables by name; a partitioned one is a list of slices, and a table a `TableVariable`.
           state: the names of those that no optimizer changes: what arrives for them is subtracted.
         """
-        self._parameters, self.state = parameters, frozenset(state)
+        self.state = frozenset(state)
+        self._averages: dict[str, tf.Variable] = {}  # by the name of the variable
         self.tables = {name: table for name, table in parameters.items() if isinstance(table, TableVariable)}
         self._slices = {name: slices_of(parameter) for name, parameter in parameters.items()}
         self._parts: dict[str, list[Part]] = {}  # by the device of their ps
@@ -77,9 +78,24 @@ class Packing:
     def _by_device(self, belongs: Callable[[Part], bool]) -> dict[str, list[tf.Variable]]:
         return {device: [part.variable for part in parts if belongs(part)] for device, parts in self._parts.items()}
 
-    def only(self, names: Collection[str]) -> "Packing":
-        """Return a packing of some of the parameters."""
-        return Packing({name: self._parameters[name] for name in names}, self.state)
+    @property
+    def evaluated(self) -> "Packing":
+        """What a test measures, without the tables: the averages of the parameters, where there are some."""
+        dense = {name: slices for name, slices in self._slices.items() if name not in self.tables}
+        return Packing({name: [self._averages.get(v.op.name, v) for v in slices] for name, slices in dense.items()})
+
+    @property
+    def of_tables(self) -> "Packing":
+        """The tables alone."""
+        return Packing(self.tables)
+
+    def make_averages(self, variables: Sequence[tf.Variable], decay: float) -> list[tuple[tf.Variable, tf.Variable]]:
+        """Make moving averages of variables, where they lie; return each variable with its average."""
+        averages = tf.train.ExponentialMovingAverage(decay)
+        averages.apply(variables)  # makes them; how they move depends on the number of steps
+        pairs = [(variable, averages.average(variable)) for variable in variables]
+        self._averages |= {variable.op.name: average for variable, average in pairs}
+        return pairs
 
     def select(self, wanted: Sequence[Lookups]) -> list[Selection]:
         """Build the selections of several exchanges, and send each ps its part of all in one message."""
