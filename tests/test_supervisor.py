@@ -181,6 +181,16 @@ def test_a_train_dir_that_cannot_be_made_is_told_as_a_task_tells_it(launch):
     assert run.output().endswith("error: --train_dir /dev/null/run cannot be written: Not a directory\n")
 
 
+def test_a_log_that_cannot_be_opened_is_told_in_one_line(launch):
+    launch.log.mkdir(parents=True)
+    run = launch("echo never")
+    assert run.wait(DEADLINE_SECS) == 2
+    assert run.output().endswith(
+        f"error: worker-0 cannot be started: {launch.log}: Is a directory; all tasks were ended\n"
+    )
+    assert "starting it again" not in run.output()
+
+
 def test_tasks_that_lose_their_launcher_stop_in_order_and_their_logs_go_on(launch):
     """As kill -9 does it."""
     run = launch("trap 'echo worker 0: saved; exit 143' TERM; echo worker 0: begins; while :; do sleep 0.05; done")
