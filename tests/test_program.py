@@ -166,3 +166,10 @@ time.sleep(600)
         poll_for(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie", "end of the child")
     with socket.create_server(("127.0.0.1", port)):
         pass
+
+
+@pytest.mark.parametrize("arguments", [["distributed.py", "--version"], ["mnist_input.py", "-h"], ["predict.py", "-h"]])
+def test_a_script_finds_its_modules_where_python_does_not_look_for_them(arguments):
+    """As with -P or PYTHONSAFEPATH, too."""
+    done = subprocess.run([sys.executable, "-I", *arguments], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
