@@ -48,6 +48,12 @@ exec >>"$2/tensorboard.log" 2>&1
 while kill -0 "$0"; do sleep 0.5; done
 kill $!
 """
+# Settings of Linux with the values that forbid users other than root a private network, and that allow it.
+NAMESPACES = {
+    "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),  # Ubuntu, from 24.04 on
+    "kernel/unprivileged_userns_clone": ("0", "1"),  # Debian
+    "user/max_user_namespaces": ("0", "10000"),
+}
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 
 
@@ -106,11 +112,17 @@ def isolate(command: list[str]) -> list[str]:
     A server of TensorFlow listens on every interface and runs whatever it is sent.
     """
     os.environ["PATH"] += ":/usr/sbin:/sbin"  # where ip is, for users other than root
+    why = "it takes unshare and ip"
     with contextlib.suppress(FileNotFoundError):
-        if not subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
+        done = subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
+        if not done.returncode:
             return [*UNSHARE, "sh", "-c", 'ip link set lo up && exec "$0" "$@"', *command]
-    why = "no private network here (it takes unshare and ip)"
-    say(f"{why}: whoever reaches this machine's ports can use the cluster")
+        why = " ".join(done.stderr.split())
+    for name, (forbids, allows) in NAMESPACES.items():
+        with contextlib.suppress(OSError), open(f"/proc/sys/{name}") as file:
+            if file.read().strip() == forbids:
+                why += f"; sudo sysctl {name.replace('/', '.')}={allows} allows it"
+    say(f"no private network here ({why}): other accounts, and who reaches this machine's ports, can use the cluster")
     return command
 
 
@@ -167,7 +179,7 @@ def try_script(arguments: Sequence[str]) -> str:
     process.join()
     if code := process.exitcode:
         if code < 0:
-            say(f"the import of the user's files was ended by {signal.Signals(-code).name}")
+            print(f"error: {signal.Signals(-code).name} ended the import of {SCRIPT}.py", file=sys.stderr)
         sys.exit(code if code > 0 else 128 - code)
     return str(reader.recv()) if reader.poll() else sys.exit()  # it has shown the version
 
