@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import resource
 import signal
@@ -41,4 +42,6 @@ def end_process(status: int, message: str = "", tell: Callable[[str], None] | No
         tell(message)
     was_recorded.wait(events.WRITING_SECS)
     output.wait_until_written()
+    for child in multiprocessing.active_children():  # as at the end of any Python program
+        child.terminate()
     os._exit(status)

@@ -189,7 +189,9 @@ def test_a_system_that_forbids_a_private_network_is_told_with_the_remedy(launch)
     run = launch("", "--no_isolation=false", before=before)
     assert run.wait(DEADLINE_SECS) == 0
     (line,) = [line for line in run.output().splitlines() if "no private network here" in line]
-    assert "; sudo sysctl user.max_user_namespaces=10000 allows it): other accounts, and who reaches" in line
+    assert (
+        "; sudo sysctl user.max_user_namespaces=10000 allows it): whoever reaches this machine's ports, other" in line
+    )
 
 
 def test_a_log_that_cannot_be_opened_is_told_in_one_line(launch):

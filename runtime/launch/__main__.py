@@ -32,7 +32,7 @@ from runtime.folder import RunFolder
 from runtime.launch.options import HELP, PROJECT, Options, parse, refuse, say
 from runtime.launch.supervisor import Supervisor
 from runtime.launch.tasks import fork
-from runtime.process import end_with_parent
+from runtime.process import end_process, end_with_parent
 
 SCRIPT = "distributed"  # the module that each task runs
 SHARED = ("environment", "flags", "member", "training")  # what the tasks get of `runtime/`, already imported
@@ -122,7 +122,8 @@ def isolate(command: list[str]) -> list[str]:
         with contextlib.suppress(OSError), open(f"/proc/sys/{name}") as file:
             if file.read().strip() == forbids:
                 why += f"; sudo sysctl {name.replace('/', '.')}={allows} allows it"
-    say(f"no private network here ({why}): other accounts, and who reaches this machine's ports, can use the cluster")
+    whoever = "whoever reaches this machine's ports, other accounts too, can use the cluster"
+    say(f"no private network here ({why}): {whoever}")
     return command
 
 
@@ -173,6 +174,8 @@ def try_script(arguments: Sequence[str]) -> str:
         script = import_script()
         script.program.parse_flags(sys.argv)
         writer.send(getattr(script.mnist_input, "PREDICTS", ""))
+        print(end="", flush=True)
+        end_process(0)  # whatever threads the user's files have started
 
     process = fork.Process(target=try_it)
     process.start()

@@ -224,11 +224,14 @@ with tf.Graph().as_default(), tf.Session() as session:
     session.run(tf.constant(PRIOR))
 np.random.permutation(4)
 GENERATOR = np.random.default_rng()
+import multiprocessing, threading
+threading.Thread(target=threading.Event().wait).start()
+POOL = multiprocessing.Pool(1)
 """
 IN_LOAD = """
-    import concurrent.futures, multiprocessing
+    import concurrent.futures
     with multiprocessing.Pool(2) as pool, concurrent.futures.ProcessPoolExecutor(2) as executor:
-        assert pool.map(abs, [-1]) == list(executor.map(abs, [-1])) == [1]
+        assert POOL.map(abs, [-1]) == pool.map(abs, [-1]) == list(executor.map(abs, [-1])) == [1]
     print("drawn", split, np.random.random(), GENERATOR.random(), flush=True)
 """
 
