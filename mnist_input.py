@@ -8,10 +8,12 @@ Shapes: n examples, b examples in a batch, 784 = 28 * 28 pixels of an image, row
 import gzip
 import math
 import os
+import sys
 import zlib
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python does, but for -P and -I
     from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 import numpy as np

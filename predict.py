@@ -13,6 +13,8 @@ import os
 import sys
 from collections.abc import Callable
 
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python does, but for -P and -I
+
 from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split

@@ -6,11 +6,12 @@
 #                          [--tensorboard] [any flag of distributed.py]
 #
 # Sets up .venv if needed, fetches MNIST, runs 1 ps and 2 workers by default, and shows the chief's output. PYTHON names
-# the interpreter for .venv; --locked installs exactly the versions in requirements.lock. The output of each task is kept
-# in TRAIN_DIR/logs; TRAIN_DIR is a new folder under runs/ by default. A task that dies is started again, 3 times at most
-# by default. The exit status is 0 only if every task's was in the end. Ctrl-C stops them all in order, and the chief saves
-# first; Ctrl-\ ends them at once. A terminal shows how far each task is, unless NO_COLOR is set. Where the system allows
-# it, the cluster runs in a network of its own, which nothing outside can reach; --no_isolation turns that off.
+# the interpreter for .venv, and VENV_DIR another folder in its place; --locked installs exactly the versions in
+# requirements.lock. The output of each task is kept in TRAIN_DIR/logs; TRAIN_DIR is a new folder under runs/ by default.
+# A task that dies is started again, 3 times at most by default. The exit status is 0 only if every task's was in the
+# end. Ctrl-C stops them all in order, and the chief saves first; Ctrl-\ ends them at once. A terminal shows how far each
+# task is, unless NO_COLOR is set. Where the system allows it, the cluster runs in a network of its own, which nothing
+# outside can reach; --no_isolation turns that off.
 # --tensorboard installs TensorBoard and shows the run with it, on localhost, for as long as this script runs.
 
 if [ -z "${BASH_VERSION:-}" ]; then exec bash "$0" "$@"; fi # it was given to another shell

@@ -1,11 +1,17 @@
 """The flags of `distributed.py`, in groups, and which values are refused. `member.py` and the script read them."""
 
+import pathlib
+import re
+import sys
+
 from absl import flags
 
 from runtime.data import download
 from runtime.data.streams import SHARDINGS
+from runtime.errors import UNUSABLE_STATUS
 from runtime.machine.session_config import are_gpus
 from runtime.monitoring import profiling
+from runtime.process import end_process
 from runtime.updates import placement
 from runtime.updates.mode import EXCHANGE_DTYPES, OPTIMIZERS
 from runtime.updates.schedule import LR_SCHEDULES
@@ -21,11 +27,19 @@ def define_flags() -> flags.FlagValues:
     Call it once the user's files are imported, whose flags are shown and compared like these.
     """
     note_flags()
-    _define_cluster()
-    _define_folders()
-    _define_training()
-    _define_periods()
-    _define_evaluation()
+    try:
+        _define_cluster()
+        _define_folders()
+        _define_training()
+        _define_periods()
+        _define_evaluation()
+    except flags.DuplicateFlagError as error:
+        (name,) = re.findall("The flag '(.*?)' is defined twice", str(error))
+        module = flags.FLAGS.find_module_defining_flag(name) or ""
+        file = pathlib.Path(str(getattr(sys.modules.get(module), "__file__", module))).name
+        end_process(
+            UNUSABLE_STATUS, f"{file} defines --{name}, which is a flag of distributed.py: give it another name"
+        )
     return flags.FLAGS
 
 

@@ -17,7 +17,7 @@ MAX_LINES = 1000  # that wait until they can be written
 WRITING_SECS = 1.0  # how long the end of the process waits for them
 STDERR = 2  # its file number
 
-_writer: "_Writer | None" = None  # None: who says something writes it
+_writer: "_Writer | None" = None  # None: who says something writes it, as in a child that this process forks
 reader_of_lost: Connection | None = None  # is sent the lines that cannot be written, since a disk is full
 
 
@@ -31,13 +31,22 @@ def write_in_background() -> None:
     _writer = _Writer()
     for name in ("stdout", "stderr"):
         if stream := getattr(sys, name):  # there is none if its file is closed
-            lines = _Lines(stream.fileno(), _writer)
+            lines = _Lines(stream.fileno())
             setattr(sys, name, io.TextIOWrapper(lines, stream.encoding, "backslashreplace", line_buffering=True))
     handler = logging.get_absl_handler().python_handler
     handler.setStream(sys.stderr)
     do_people_look = bool(sys.stderr and sys.stderr.isatty())  # then they want no date, thread and source file
     brief = python_logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
     handler.setFormatter(brief if do_people_look else logging.PythonFormatter())  # a fork may be told to change it
+
+
+def _write_directly() -> None:
+    """Let a child that was forked write by itself what it says: it has no thread that does."""
+    global _writer
+    _writer = None
+
+
+os.register_at_fork(after_in_child=_write_directly)
 
 
 def wait_until_written() -> None:
@@ -118,12 +127,14 @@ class _Writer:
 
 
 class _Lines(io.FileIO):
-    """A standard stream that leaves each line to the writer."""
+    """A standard stream that leaves each line to the writer, if there is one."""
 
-    def __init__(self, file: int, writer: _Writer):
+    def __init__(self, file: int):
         super().__init__(file, "w", closefd=False)
-        self._writer = writer
 
     def write(self, data: Any) -> int:
-        self._writer.add(self.fileno(), bytes(data))
+        if _writer:
+            _writer.add(self.fileno(), bytes(data))
+        else:
+            super().write(data)
         return len(data)

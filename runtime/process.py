@@ -1,13 +1,19 @@
 """This process: how many files it may open, and its end."""
 
 import contextlib
+import ctypes
+import multiprocessing
 import os
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
 
 from runtime import events, output
+
+_PR_SET_PDEATHSIG = 1  # as Linux numbers it
+_libc = ctypes.CDLL(None)
 
 
 def allow_many_files() -> None:
@@ -15,6 +21,12 @@ def allow_many_files() -> None:
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # some systems name no limit, and have one
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+
+def end_with_parent() -> None:
+    """Let SIGTERM end this process when its parent ends, in whatever way: strictly, the thread that forked it."""
+    with contextlib.suppress(AttributeError):  # only Linux tells
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_process(status: int, message: str = "", tell: Callable[[str], None] | None = None) -> NoReturn:
@@ -30,4 +42,6 @@ def end_process(status: int, message: str = "", tell: Callable[[str], None] | No
         tell(message)
     was_recorded.wait(events.WRITING_SECS)
     output.wait_until_written()
+    for child in multiprocessing.active_children():  # as at the end of any Python program
+        child.terminate()
     os._exit(status)

@@ -33,7 +33,12 @@ WAIT = "while ! [ -e go-on ]; do tell waiting; sleep 0.05; done\n"  # a display 
 def make_command(folder, worker, *options):
     """Return what launches a cluster of one ps and one worker, which runs `worker`, in `folder`."""
     if not (folder / "runtime").exists():
-        (folder / "runtime").symlink_to(PROJECT / "runtime")
+        (folder / "runtime").mkdir()
+        for path in (PROJECT / "runtime").iterdir():
+            (folder / "runtime" / path.name).symlink_to(path)
+        for name in ("environment", "flags", "member", "training"):  # these import TensorFlow, and no task needs it
+            (folder / "runtime" / f"{name}.py").unlink()
+            (folder / "runtime" / f"{name}.py").touch()
     (folder / "distributed.py").write_text(SCRIPT)
     (folder / "worker.sh").write_text(TELL + worker)
     own = ["--no_isolation", "--workers=1", "--train_dir=train", f"--data_dir={folder}"]

@@ -9,17 +9,18 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 
-from benchmarks.testbed.processes import PROJECT, can_run
+from benchmarks.testbed.processes import can_run
 from tests import browser
 
 VERSION = "11.12.0"
 INTEGRITY = (
     "sha512-ZudVx73BwrMJfCFmSSJT84y6u5brEoV8DOItdHomNLz32uBjNrelm7mg95X7g+C6UoQH/W6mBLGDEDv73JdxBg=="  # of the package
 )
-LIBRARY = PROJECT / ".venv" / f"mermaid-{VERSION}.min.js"
+LIBRARY = pathlib.Path(sys.prefix) / f"mermaid-{VERSION}.min.js"
 NPM = shutil.which("npm") or "npm"
 IS_MISSING = browser.IS_MISSING or not (LIBRARY.exists() or can_run([NPM, "--version"]))
 

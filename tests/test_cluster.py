@@ -9,6 +9,7 @@ import pytest
 from runtime.cluster import probes, waiting
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch, wait_until_nothing_is_missing
+from runtime.errors import UnusableError
 from runtime.launch.ports import choose_ports
 
 PS = ("a:1", "b:2")
@@ -21,6 +22,29 @@ def test_a_task_knows_its_place():
     assert [task.address for task in (chief, worker, ps)] == ["c:3", "e:5", "b:2"]
     assert [str(task) for task in (chief, worker, ps)] == ["worker 0", "worker 2", "ps 1"]
     assert ps.device == "/job:ps/task:1"
+
+
+@pytest.mark.parametrize(
+    "address", ["[::1]:2", "[fe80::1%eth0]:2", "ps_0:2", "10.0.0.1:02", "münchen.example:2", "a-b.c:65535"]
+)
+def test_an_address_that_a_server_can_have_is_taken(address):
+    assert Task("ps", 0, (address,), ("b:1",)).address == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("grpc://a:1", "http://a:1", "a/b:1", "user@a:1", "my host:1", "localhost :2", "x:2222:2", "::1:2", "fd00::5"),
+        *("[localhost]:2", "[::1:2", "::1]:2", "[[::1]]:2", "[]:2", "a\t:1", "a:1:", "a:²"),
+    ],
+)
+def test_an_address_that_no_server_can_have_is_refused_with_what_one_is(address):
+    with pytest.raises(UnusableError) as error:
+        Task("ps", 0, (address,), ("b:1",))
+    assert str(error.value) == (
+        f"ps address {address!r} is not host:port, such as 10.0.0.5:2222, my_host:2222 or, for IPv6, [fd00::5]:2222:"
+        " correct the host lists"
+    )
 
 
 def test_a_probe_tells_a_tensorflow_server_from_anything_else(monkeypatch, local_servers):

@@ -1,6 +1,7 @@
 """The files of `deploy/` are valid and careful; `clusters/test_containers.py` runs what they say."""
 
 import copy
+import os
 import re
 import socket
 import subprocess
@@ -152,6 +153,33 @@ def test_under_slurm_a_task_that_always_fails_is_started_again_five_times(tmp_pa
     expected = [line for pair in zip([started] * 5, again, strict=True) for line in pair]
     last = [started, "worker 1 ended with status 1: ending the job", "told --signal=TERM 7.0"]
     assert (done.stderr.splitlines(), done.returncode) == (expected + last, 200)
+
+
+# Starts twelve tasks with labels as older versions of Slurm write them, of which 08 and 09 are no octal numbers.
+SRUN = f"""#!{sys.executable}
+import os, subprocess, sys
+pipes = {{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}}
+command = sys.argv[4:]
+tasks = [subprocess.Popen(command, env={{**os.environ, "SLURM_PROCID": str(i)}}, **pipes) for i in range(12)]
+print("00: what the node says: 1")
+for index in reversed(range(12)):
+    print(f"{{index:02}}: {{tasks[index].stdout.readline()}}", end="", flush=True)
+hosts = sys.stdin.readline()
+for task in tasks:
+    task.communicate(hosts)
+"""
+
+
+def test_under_slurm_each_of_twelve_tasks_is_told_where_all_of_them_are(tmp_path):
+    project = deployed.make_project_of_tasks_that_say_what_they_are_told(tmp_path)
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_NTASKS": "12"}
+    command = ["bash", str(deployed.DEPLOY / "slurm.sbatch")]
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    deployed.assert_all_know_of_each_other(done.stderr, num_workers=11)
+    assert "00: what the node says: 1" in done.stderr
 
 
 def test_under_slurm_a_task_keeps_others_from_its_port_until_it_ends():

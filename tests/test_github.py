@@ -41,3 +41,15 @@ def test_the_version_is_the_same_everywhere():
     assert VERSION.startswith(f"{latest}.")
     printed = forked.run("distributed.py", "--version")
     assert (printed.returncode, printed.stdout.partition(",")[0]) == (0, f"distributed-mnist {VERSION}")
+
+
+def test_what_is_no_python_keeps_its_line_ends_on_every_system():
+    """A shell takes no carriage return, as git on Windows adds it."""
+    git = ["git", "-c", "core.autocrlf=true"]
+    listed = subprocess.run([*git, "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    scripts = [name for name in listed.splitlines() if (PROJECT / name).read_bytes()[:2] == b"#!"]
+    assert {"run_local_cluster.sh", "tests/run", ".ci/run", "deploy/slurm.sbatch"} <= {*scripts}
+    done = subprocess.run(
+        [*git, "check-attr", "eol", *scripts], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [f"{name}: eol: lf" for name in scripts]

@@ -1,4 +1,6 @@
+import fcntl
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -92,6 +94,64 @@ def test_a_python_that_is_killed_while_it_is_asked_costs_no_environment(install)
     assert done.returncode == 128 + 9
     assert "was ended by signal 9 before it told its version: try again" in done.stderr
     assert python.exists()
+
+
+def run_venv(install, **variables):
+    """Run `venv.sh`, to install nothing, in an environment that it has to make."""
+    (install.project / "requirements.txt").write_text("")
+    script = install.project / "runtime" / "launch" / "venv.sh"
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    return subprocess.Popen(
+        [script, "requirements.txt"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_an_environment_that_somebody_else_has_made_is_not_removed(install):
+    venv = install.project / ".venv"
+    (venv / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    (venv / "work.py").touch()
+    (venv / "installed").mkdir()  # it fitted once, and this program has used it
+    with run_venv(install) as run:
+        said, error = run.communicate()
+    assert (run.returncode, said) == (2, "")
+    remedy = "remove it, or set VENV_DIR=/a/new/folder"
+    assert error == f"error: {venv} lacks a Python that fits, and is not of this program's making: {remedy}\n"
+    assert (venv / "work.py").exists()
+
+
+def test_an_environment_of_this_program_may_lie_elsewhere_and_is_made_anew_for_another_python(install):
+    venv = install.project / "other" / "env"
+    venv.mkdir(parents=True)
+    for name in ("made-by-venv.sh", "of-another-python"):
+        (venv / name).touch()
+    with run_venv(install, VENV_DIR=venv) as run:
+        said, error = run.communicate()
+    assert (run.returncode, said) == (0, f"{venv}/bin/python\n"), error
+    assert not (venv / "of-another-python").exists()
+    assert (install.project / ".venv" / "bin" / "python").read_text() == FAKE_PYTHON
+
+
+def test_an_environment_that_another_process_makes_is_waited_for(install):
+    folder = os.open(install.project, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with run_venv(install) as run:
+        assert run.stderr.readline() == f"waiting for another process that sets up {install.project}/.venv\n"
+        os.close(folder)
+        said, error = run.communicate()
+    assert (run.returncode, said) == (0, f"{install.project}/.venv/bin/python\n"), error
+
+
+def test_a_python_that_makes_no_environments_is_told_with_the_remedy(install):
+    (install.project / "stdlib").mkdir()
+    (install.project / "stdlib" / "ensurepip.py").write_text("raise ImportError")  # as Debian leaves it out
+    with run_venv(install, VENV_DIR=install.project / "env", PYTHONPATH=install.project / "stdlib") as run:
+        said, error = run.communicate()
+    assert (run.returncode, said) == (2, "")
+    assert re.fullmatch(r"error: \S+ lacks what makes an environment: apt install python3-venv .*\n", error)
 
 
 def test_an_environment_that_is_half_made_is_made_anew(install):

@@ -1,19 +1,24 @@
 import ctypes
 import os
+import pathlib
 import platform
 import shlex
 import socket
+import subprocess
+import sys
 
 import psutil
 import pytest
 
+from benchmarks.testbed.processes import PROJECT
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 from runtime.launch.ports import choose_ports
 from runtime.machine import session_config
 from runtime.machine.port import check_address
-from runtime.machine.session_config import choose_gpus, lower_priority, make_session_config
+from runtime.machine.session_config import choose_gpus, count_cores, lower_priority, make_session_config
 from runtime.session.stopping import release_free_memory
+from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
 PS = ("a:1", "b:2")
 WORKERS = ("c:3", "d:4", "e:5")
@@ -77,13 +82,79 @@ def test_a_port_in_use_is_named_and_so_is_the_process():
 
 @pytest.mark.parametrize(
     ("host", "warns"),
-    [("localhost", False), ("127.0.0.1", False), ("[::1]", False), ("10.1.2.3", True), ("no.such.host.invalid", True)],
+    [
+        ("localhost", False),
+        ("127.0.0.1", False),
+        ("[::1]", False),
+        ("ps.localhost", False),
+        ("10.1.2.3", True),
+        ("no.such.host.invalid", True),
+    ],
 )
 def test_a_task_that_others_can_reach_says_so(caplog, host, warns):
     (port,) = choose_ports(1)
     check_address(Task("ps", 0, (f"{host}:{port}",), WORKERS))
     line = f"ps 0: whoever can reach {host}:{port}, by any interface, can read and change everything"
     assert (line in caplog.text) == warns
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_a_task_whose_name_leads_to_loopback_says_that_others_can_reach_it(tmp_path):
+    """As Debian has it: the name of a machine is that of 127.0.1.1."""
+    (tmp_path / "hosts").write_text("127.0.1.1 my-machine\n")
+    (port,) = choose_ports(1)
+    check = "import sys; from runtime.cluster.task import Task; from runtime.machine.port import check_address;"
+    check += f"check_address(Task('ps', 0, ('my-machine:{port}',), ('b:1',)))"
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts; exec "$@"']
+    done = subprocess.run(
+        [*command, str(tmp_path / "hosts"), sys.executable, "-c", check], cwd=PROJECT, capture_output=True, text=True
+    )
+    assert f"ps 0: whoever can reach my-machine:{port}, by any interface, can" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("of_process", "files", "num_cores"),
+    [
+        ("0::/", {"cpu.max": "100000 100000"}, 1),
+        ("0::/pod/task", {"cpu.max": "max 100000", "pod/cpu.max": "50000 100000"}, 1),
+        ("0::/on/the/host", {"cpu.max": "150000 100000"}, 2),
+        ("0::/", {"cpu.max": "max 100000"}, 3),
+        ("0::/", {}, 3),
+        (
+            "4:cpu,cpuacct:/docker/1",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "200000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            2,
+        ),
+        ("1:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ("1:cpuset:/\n0::/", {"cpu.max": "9900000 100000"}, 3),
+    ],
+)
+def test_a_quota_of_processor_time_counts_as_cores(monkeypatch, tmp_path, of_process, files, num_cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    files = {"proc/self/cgroup": of_process, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert count_cores(tmp_path) == num_cores
+
+
+def test_a_real_quota_counts_as_cores():
+    version1 = pathlib.Path("/sys/fs/cgroup/cpu")
+    group = (version1 if version1.exists() else version1.parent) / f"test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    try:
+        name, quota = ("cpu.cfs_quota_us", "100000") if version1.exists() else ("cpu.max", "100000 100000")
+        (group / name).write_text(quota)
+        script = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
+        count = "from runtime.machine.session_config import count_cores; print(count_cores())"
+        command = ["sh", "-c", script, str(group), sys.executable, "-c", count]
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+        assert done.stdout == "1\n", done.stderr
+    finally:
+        group.rmdir()
 
 
 def test_a_task_that_is_alone_on_its_host_keeps_its_priority(monkeypatch):

@@ -143,3 +143,15 @@ end_process(0)
     assert process.wait(60) == 0
     assert (tmp_path / "done").read_text() == "full"
     process.stderr.close()
+
+
+def test_what_a_child_says_that_was_forked_is_not_lost():
+    script = """
+import multiprocessing
+child = multiprocessing.get_context("fork").Process(target=print, args=("of the child",))
+child.start()
+child.join()
+end_process(child.exitcode)
+"""
+    with start(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.communicate()[0] == "of the child\n"

@@ -1,15 +1,17 @@
 """How the program ends: a status, and one line for whatever went wrong."""
 
+import contextlib
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 
 import psutil
 import pytest
 
-from benchmarks.testbed.processes import PROJECT, poll_for
+from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, poll_for
 from tests import forked
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
@@ -113,3 +115,61 @@ signals.start_listening()
 time.sleep(60)
 """
     assert forked.run("-c", script).returncode == 128 + signal.SIGTERM
+
+
+@contextlib.contextmanager
+def start_task(body):
+    """Start a process that listens to signals as a task does, and end it and its children after that."""
+    begin = "import multiprocessing, os, signal, time; from runtime.cluster import signals; signals.start_listening()\n"
+    command, options = [sys.executable, "-c", begin + body], {"cwd": PROJECT, "start_new_session": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as task:
+        try:
+            yield task
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(task.pid, signal.SIGKILL)
+
+
+def test_a_signal_to_a_child_that_a_task_has_forked_ends_the_child_and_not_the_task():
+    """As the end of each `multiprocessing.Pool`; in its first moment, too."""
+    body = """
+with multiprocessing.Pool(2) as pool:
+    pool.map(abs, range(9))
+children = [multiprocessing.Process(target=time.sleep, args=(600,)) for _ in range(20)]
+for child in children:
+    child.start()
+    child.terminate()
+for child in children:
+    child.join(60)
+print({child.exitcode for child in children})
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(600)
+"""
+    with start_task(body) as task:
+        assert task.stdout.readline() == "{-15}\n"
+        assert task.wait(DEADLINE_SECS) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_child_that_a_task_has_forked_ends_with_it_and_leaves_its_port(number):
+    body = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+child = multiprocessing.Process(target=time.sleep, args=(600,))
+child.start()
+print(child.pid, server.getsockname()[1], flush=True)
+time.sleep(600)
+"""
+    with start_task(body) as task:
+        child, port = map(int, task.stdout.readline().split())
+        task.send_signal(number)
+        poll_for(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie", "end of the child")
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+@pytest.mark.parametrize("arguments", [["distributed.py", "--version"], ["mnist_input.py", "-h"], ["predict.py", "-h"]])
+def test_a_script_finds_its_modules_where_python_does_not_look_for_them(arguments):
+    """As with -P or PYTHONSAFEPATH, too."""
+    done = subprocess.run([sys.executable, "-I", *arguments], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Process, poll_for, running_with
 from tests.fake_tasks import make_command
+from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
 
 @pytest.fixture
@@ -179,6 +180,28 @@ def test_a_train_dir_that_cannot_be_made_is_told_as_a_task_tells_it(launch):
     run = launch("", "--train_dir=/dev/null/run")
     assert run.wait(DEADLINE_SECS) == 2
     assert run.output().endswith("error: --train_dir /dev/null/run cannot be written: Not a directory\n")
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_a_system_that_forbids_a_private_network_is_told_with_the_remedy(launch):
+    forbid = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"'  # which counts inside of this namespace
+    before = ["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh"]
+    run = launch("", "--no_isolation=false", before=before)
+    assert run.wait(DEADLINE_SECS) == 0
+    (line,) = [line for line in run.output().splitlines() if "no private network here" in line]
+    assert (
+        "; sudo sysctl user.max_user_namespaces=10000 allows it): whoever reaches this machine's ports, other" in line
+    )
+
+
+def test_a_log_that_cannot_be_opened_is_told_in_one_line(launch):
+    launch.log.mkdir(parents=True)
+    run = launch("echo never")
+    assert run.wait(DEADLINE_SECS) == 2
+    assert run.output().endswith(
+        f"error: worker-0 cannot be started: {launch.log}: Is a directory; all tasks were ended\n"
+    )
+    assert "starting it again" not in run.output()
 
 
 def test_tasks_that_lose_their_launcher_stop_in_order_and_their_logs_go_on(launch):

@@ -106,6 +106,12 @@ def test_an_error_of_another_module_of_the_user_is_told_with_the_place_there():
     [
         ("model.py", "def build(:", 2, "model.py, line 1: SyntaxError: .*; correct model.py"),
         ("mnist_input.py", "\nimport nowhere", 2, "mnist_input.py, line 2: ModuleNotFoundError: .*; correct mnist_.*"),
+        (
+            "model.py",
+            "from absl import flags\nMODELS = ['a']\nflags.DEFINE_integer('batch_size', 1, '')",
+            2,
+            "model.py defines --batch_size, which is a flag of distributed.py: give it another name",
+        ),
         ("model.py", "raise SystemExit(0)", 2, "model.py, line 1: SystemExit: 0; correct model.py"),
         ("model.py", "raise OSError(5, 'away')", 1, "model.py, line 1: OSError: .* away; start this task again"),
     ],

@@ -4,13 +4,14 @@ import contextlib
 import os
 import select
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
 from runtime.environment import STOP_SIGNALS
-from runtime.process import end_process
+from runtime.process import end_process, end_with_parent
 from runtime.threads import start_guard
 
 ECHO_SECS = 1.0  # who signals a whole group, and its leader passes that on, means it once
@@ -29,9 +30,11 @@ def start_listening() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)  # as set_wakeup_fd demands
     signal.set_wakeup_fd(writer)  # first: from a handler alone, nobody would hear of a signal
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell has SIGINT for background jobs
-            signal.signal(number, lambda *_: None)
+    # A shell lets background jobs ignore SIGINT.
+    numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    _keep_from_forks(numbers)
 
     def wait_for_signals() -> None:
         number = signal.Signals(os.read(reader, 1)[0])
@@ -47,6 +50,35 @@ def start_listening() -> None:
         end_process(128 + number)
 
     start_guard("signals", wait_for_signals)
+
+
+def _keep_from_forks(numbers: Sequence[int]) -> None:
+    """Let a child that this process forks, such as one of a `multiprocessing.Pool`, end at a signal, and with it.
+
+    It inherits the pipe and the handlers: a signal to the child would end its parent, and not the child. One that
+    outlived its parent would keep the port, and the locks in the train directory. What is started by exec, such as a
+    `subprocess`, inherits none of these.
+    """
+    at_fork, task = threading.local(), os.getpid()  # threads may fork at the same time
+
+    def prepare() -> None:
+        at_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the child is an ordinary one
+        at_fork.is_of_task = os.getpid() == task  # not of a child
+        at_fork.is_of_main_thread = threading.current_thread() is threading.main_thread()
+
+    def go_on() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, at_fork.mask)
+
+    def become_ordinary() -> None:
+        if at_fork.is_of_task:
+            signal.set_wakeup_fd(-1)
+            for number in numbers:
+                signal.signal(number, signal.SIG_DFL)
+            if at_fork.is_of_main_thread:  # another one may end long before the process
+                end_with_parent()
+        go_on()
+
+    os.register_at_fork(before=prepare, after_in_parent=go_on, after_in_child=become_ordinary)
 
 
 def listen(on_signal: Callable[[signal.Signals], float]) -> None:

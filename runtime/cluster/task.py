@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import ipaddress
+import re
 
 from runtime.errors import UnusableError
 
@@ -134,8 +136,15 @@ def port_of(address: str) -> int:
 def _check_address(job_name: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
-        host.encode("idna")  # as a socket will encode it
-    except UnicodeError:
-        host = ""
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UnusableError(f"{job_name} address {address!r} is not host:port, such as 10.0.0.5:2222")
+        if host.startswith("["):
+            ipaddress.IPv6Address(host.removeprefix("[").removesuffix("]"))
+        else:
+            host.encode("idna")  # as a socket will encode it
+        is_host = bool(re.fullmatch(r"[^][\s:/@]+|\[[^][]*\]", host))
+    except ValueError:
+        is_host = False
+    if not is_host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        examples = "10.0.0.5:2222, my_host:2222 or, for IPv6, [fd00::5]:2222"
+        raise UnusableError(
+            f"{job_name} address {address!r} is not host:port, such as {examples}: correct the host lists"
+        )

@@ -52,9 +52,14 @@ class DownloadError(Exception):
 
 
 def default_data_dir() -> str:
-    """Return the folder in this user's cache where MNIST is kept unless `--data_dir` names another."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(cache, "distributed-mnist")
+    """Return the folder in this user's cache where MNIST is kept unless `--data_dir` names another.
+
+    A user whom the system does not know, as some containers have it, has no home: then it lies in the project's folder.
+    """
+    home = os.path.expanduser("~")
+    if home == "~":
+        home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "distributed-mnist")
 
 
 def has_shards(data_dir: str) -> bool:

@@ -1,7 +1,8 @@
 """`python runtime/launch ARGUMENT...`, as `run_local_cluster.sh` calls it, runs a cluster on this machine.
 
 It gets the machine ready, and starts itself again in a private network. There it imports TensorFlow once, and forks a
-process for each task: so twenty start as soon as one.
+process for each task: so twenty start as soon as one. Only the tasks import the user's files, each for itself, since
+what these make meanwhile, such as random numbers, threads or the runtime of TensorFlow, cannot be forked.
 """
 
 import signal
@@ -13,13 +14,13 @@ if is_interruptible:
 
 import contextlib
 import datetime
-import functools
 import importlib
 import logging
 import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -30,8 +31,11 @@ from runtime.data import download
 from runtime.folder import RunFolder
 from runtime.launch.options import HELP, PROJECT, Options, parse, refuse, say
 from runtime.launch.supervisor import Supervisor
+from runtime.launch.tasks import fork
+from runtime.process import end_process, end_with_parent
 
 SCRIPT = "distributed"  # the module that each task runs
+SHARED = ("environment", "flags", "member", "training")  # what the tasks get of `runtime/`, already imported
 READY = "--ready"  # the first argument of the second half
 # Shows the run in folder $1 until process $0 has ended, which makes the folder $2 when it has checked its flags.
 SHOW_TENSORBOARD = """
@@ -44,6 +48,12 @@ exec >>"$2/tensorboard.log" 2>&1
 while kill -0 "$0"; do sleep 0.5; done
 kill $!
 """
+# Settings of Linux with the values that forbid users other than root a private network, and that allow it.
+NAMESPACES = {
+    "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),  # Ubuntu, from 24.04 on
+    "kernel/unprivileged_userns_clone": ("0", "1"),  # Debian
+    "user/max_user_namespaces": ("0", "10000"),
+}
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 
 
@@ -102,47 +112,96 @@ def isolate(command: list[str]) -> list[str]:
     A server of TensorFlow listens on every interface and runs whatever it is sent.
     """
     os.environ["PATH"] += ":/usr/sbin:/sbin"  # where ip is, for users other than root
+    why = "it takes unshare and ip"
     with contextlib.suppress(FileNotFoundError):
-        if not subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
+        done = subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
+        if not done.returncode:
             return [*UNSHARE, "sh", "-c", 'ip link set lo up && exec "$0" "$@"', *command]
-    why = "no private network here (it takes unshare and ip)"
-    say(f"{why}: whoever reaches this machine's ports can use the cluster")
+        why = " ".join(done.stderr.split())
+    for name, (forbids, allows) in NAMESPACES.items():
+        with contextlib.suppress(OSError), open(f"/proc/sys/{name}") as file:
+            if file.read().strip() == forbids:
+                why += f"; sudo sysctl {name.replace('/', '.')}={allows} allows it"
+    whoever = "whoever reaches this machine's ports, other accounts too, can use the cluster"
+    say(f"no private network here ({why}): {whoever}")
     return command
 
 
 def run_cluster(options: Options) -> NoReturn:
     """Check the flags, make the folder, run the cluster in it, and end this process when all tasks have ended."""
     say("loading TensorFlow")
-    script = import_quietly(SCRIPT)
-    script.program.parse_flags([SCRIPT, *options.task_flags])  # each task parses its own, too
+    with silence():
+        for module in SHARED:
+            importlib.import_module(f"runtime.{module}")
+    predicts = try_script(options.task_flags)
     options = options._replace(train_dir=os.path.abspath(options.train_dir))
     try:
         os.makedirs(options.folder.logs, exist_ok=True)
     except OSError as error:
         refuse(f"--train_dir {options.train_dir} cannot be written: {error.strerror}")
-    run_task = functools.partial(script.program.start, script.main, script.mnist_input.DataError)
     try:
-        supervisor = Supervisor(options, run_task, getattr(script.mnist_input, "PREDICTS", ""))
+        supervisor = Supervisor(options, run_script, predicts)
     except BlockingIOError:
         remedy = "wait until all its processes have ended, or give another folder"
         refuse(f"--train_dir {options.train_dir} is in use by another run: {remedy}")
     sys.exit(supervisor.run())
 
 
-def import_quietly(name: str) -> ModuleType:
-    """Import a module, without the lines that TensorFlow's libraries write to standard error while they are loaded."""
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Leave out what TensorFlow's libraries write to standard error while they are loaded."""
     standard_error = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     try:
-        return importlib.import_module(name)
-    except SystemExit as error:  # a user's file ends the program while it is imported: nobody else would say so
-        os.dup2(standard_error, 2)
-        sys.excepthook(SystemExit, error, error.__traceback__)
-        raise
+        yield
     finally:
         os.dup2(standard_error, 2)
         os.close(standard_error)
+
+
+def try_script(arguments: Sequence[str]) -> str:
+    """Import the script and parse its flags, in a process that ends after that, so that a mistake is told once.
+
+    Returns:
+      What predict.py takes, such as "PICTURE...", or "".
+    """
+    reader, writer = fork.Pipe(duplex=False)
+
+    def try_it() -> None:
+        end_with_parent()
+        sys.argv = [f"{SCRIPT}.py", *arguments]
+        script = import_script()
+        script.program.parse_flags(sys.argv)
+        writer.send(getattr(script.mnist_input, "PREDICTS", ""))
+        print(end="", flush=True)
+        end_process(0)  # whatever threads the user's files have started
+
+    process = fork.Process(target=try_it)
+    process.start()
+    process.join()
+    if code := process.exitcode:
+        if code < 0:
+            print(f"error: {signal.Signals(-code).name} ended the import of {SCRIPT}.py", file=sys.stderr)
+        sys.exit(code if code > 0 else 128 - code)
+    return str(reader.recv()) if reader.poll() else sys.exit()  # it has shown the version
+
+
+def import_script() -> ModuleType:
+    """Import the script, and with it the user's files, as a process of its own does."""
+    if numbers := sys.modules.get("numpy.random"):
+        numbers.seed()  # all tasks have a copy of one state
+    try:
+        return importlib.import_module(SCRIPT)
+    except (Exception, SystemExit):
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+
+
+def run_script() -> None:
+    """Do what the script does when Python runs it."""
+    script = import_script()
+    script.program.start(script.main, script.mnist_input.DataError)
 
 
 if __name__ == "__main__":

@@ -73,8 +73,8 @@ class Supervisor:
             if repeated := REPEATED.match("".join(last_lines[-1:])):
                 task = self._tasks["-".join(repeated.groups())]
                 last_lines = self._read_last_lines(task)
-            message = f"error: {task.name} {why}; all tasks were ended. The end of {task.log}:"
-            lines = [message, *last_lines]
+            where = f". The end of {task.log}:" if last_lines else ""
+            lines = [f"error: {task.name} {why}; all tasks were ended{where}", *last_lines]
             if self._chief.status == 0:
                 lines.append("the chief had ended with 0: the result is saved")
             elif self._has_saved():
@@ -93,7 +93,11 @@ class Supervisor:
 
         job_name, _, index = task.name.partition("-")
         role = [f"--job_name={job_name}", f"--task_index={index}"]
-        task.start(["distributed.py", *role, *self._hosts, *self._options.task_flags], run)
+        try:
+            task.start(["distributed.py", *role, *self._hosts, *self._options.task_flags], run)
+        except OSError as error:
+            why = f"cannot be started: {error.filename or 'a new process'}: {error.strerror}"
+            raise GivenUpError(task, why, UNUSABLE_STATUS if error.filename else 1) from error
 
     def _running(self) -> list[Task]:
         return [task for task in self._tasks.values() if task.status is None]

@@ -1,7 +1,5 @@
 """The tasks of a cluster: each is a process that is forked from one which has imported TensorFlow."""
 
-import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -9,11 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from runtime.files import Tail
+from runtime.process import end_with_parent
 
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # a terminal sends them to all: the launcher decides
 DEFAULT = (signal.SIGTERM, signal.SIGCHLD)
 NUM_LAST_LINES = 15  # of a log, that tell why a task could not go on
-PR_SET_PDEATHSIG = 1  # as Linux numbers it
 
 fork = multiprocessing.get_context("fork")
 
@@ -24,33 +22,39 @@ class Task:
     def __init__(self, name: str, log: str):
         """Make the task of a name such as "worker-0", which logs into the file at the path `log`."""
         self.name, self.log = name, log
-        self.status: int | None = None  # None while it runs
+        self.status: int | None = 1  # None while it runs; before that, as if it had failed
         self.num_restarts = 0
         self._tail = Tail(log)  # without what earlier runs have left
         self.process: multiprocessing.context.ForkProcess  # once it is started
 
     def start(self, arguments: Sequence[str], run: Callable[[], None]) -> None:
-        """Start a process: `arguments` are its command line, and `run` does what the script does."""
+        """Start a process: `arguments` are its command line, and `run` does what the script does.
+
+        Raises:
+          OSError: its log cannot be written, or the system allows no further process.
+        """
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
         def become_task() -> None:
             for number in (*IGNORED, *DEFAULT):
                 signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            with contextlib.suppress(AttributeError):  # only Linux tells when the launcher has been killed
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            end_with_parent()
+            multiprocessing.current_process().daemon = False  # it may have children of its own
             for source, descriptor in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
                 os.dup2(source, descriptor)
-            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # the launcher's have a thread, which is not here
             sys.argv = list(arguments)
             run()
 
-        self.status = None
         self.process = fork.Process(target=become_task, daemon=True)  # it is ended when a defect ends the launcher
         # A signal that comes too early would be taken for one of this process.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*IGNORED, *DEFAULT))
-        self.process.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            self.process.start()
+            self.status = None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(log)
 
     def has_just_ended(self) -> bool:
         """Return whether it has ended since this was asked last, and keep its status."""

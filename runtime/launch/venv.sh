@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 #
-# Make sure that .venv has what the given requirements files ask for, and print the path of its Python:
+# Make sure that an environment has what the given requirements files ask for, and print the path of its Python:
 #
 #   runtime/launch/venv.sh [--locked] requirements.txt [more/requirements.txt ...]
 #
 # With --locked, install exactly the versions in the lock file beside each requirements file, such as requirements.lock.
-# PYTHON names the interpreter to make .venv with; by default the first suitable one of python3, python3.13 ...
-# python3.10.
+# VENV_DIR names the environment's folder, by default .venv. PYTHON names the interpreter to make it with; by default it
+# is the first suitable one of python3, python3.13 ... python3.10.
 
 set -eu
 
 project="$(CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 readonly project
-readonly venv="$project/.venv"
+venv="${VENV_DIR:-$project/.venv}"
+if [[ "$venv" != /* ]]; then venv="$PWD/$venv"; fi
+readonly venv
 locked=""
 if [[ "${1:-}" == --locked ]]; then
   locked=1
@@ -22,6 +24,11 @@ fi
 # Ctrl-C and Ctrl-\ end this script, and not only the command that it has just started.
 trap 'exit 130' INT
 trap 'exit 131' QUIT
+
+fail() {
+  echo "error: $*" >&2
+  exit 2
+}
 
 # Return whether a Python is of the right version. One that is killed before it answers costs no environment.
 is_suitable() {
@@ -50,8 +57,7 @@ find_python() {
     problem="$PYTHON is not Python 3.10 to 3.13"
     command -v "$PYTHON" >/dev/null || problem="$PYTHON cannot be run"
   fi
-  echo "error: $problem; set PYTHON=/path/to/python3" >&2
-  exit 2
+  fail "$problem; set PYTHON=/path/to/python3"
 }
 
 # install FILE: install what a requirements file or a lock file lists.
@@ -63,15 +69,33 @@ install() {
   "${pip[@]}" -r "$project/$1" >&2
 }
 
-# PYTHON asks for a certain version; another one's .venv is of no use then.
+# Two that make or fill one environment at the same time would break it for each other. Some file systems know no locks.
+mkdir -p "$(dirname "$venv")" || fail "$venv cannot be made: set VENV_DIR=/another/folder"
+exec 9<"$(dirname "$venv")"
+if command -v flock >/dev/null; then
+  status=0
+  flock --nonblock 9 2>/dev/null || status="$?"
+  if ((status == 1)); then
+    echo "waiting for another process that sets up $venv" >&2
+    flock 9
+  fi
+fi
+
+# PYTHON asks for a certain version; another one's environment is of no use then.
 if [[ -e "$venv/unfinished" ]] || ! is_suitable "$venv/bin/python" ||
   [[ -n "${PYTHON:-}" && "$(version_of "$PYTHON")" != "$(version_of "$venv/bin/python")" ]]; then
   python="$(find_python)"
+  if [[ ! -e "$venv/unfinished" && ! -e "$venv/made-by-venv.sh" ]] && ! rmdir "$venv" 2>/dev/null &&
+    [[ -e "$venv" || -L "$venv" ]]; then
+    fail "$venv lacks a Python that fits, and is not of this program's making: remove it, or set VENV_DIR=/a/new/folder"
+  fi
+  "$python" -c "import ensurepip, venv" 2>/dev/null ||
+    fail "$python lacks what makes an environment: apt install python3-venv (Debian, Ubuntu), or set PYTHON"
   rm -rf "$venv"
-  mkdir "$venv"
+  mkdir "$venv" || fail "$venv cannot be made: set VENV_DIR=/another/folder"
   touch "$venv/unfinished"
   "$python" -m venv "$venv" >&2 || exit 2
-  rm "$venv/unfinished"
+  mv "$venv/unfinished" "$venv/made-by-venv.sh"
 fi
 for requirements in "$@"; do
   file="$requirements"

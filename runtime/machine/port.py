@@ -16,7 +16,8 @@ from runtime.errors import UnusableError
 def check_address(task: Task) -> None:
     """Check that the server of `task` can listen at its port, which TensorFlow's own message does not name.
 
-    If its address is not on the loopback interface, a warning says that others can reach it.
+    Unless its host is written as one of the loopback interface, a warning says that others can reach it: some systems
+    give this address to the name of the machine, too.
 
     Raises:
       UnusableError: the port is in use, or this user may not use it.
@@ -31,11 +32,12 @@ def check_address(task: Task) -> None:
                 f"{task} cannot listen on port {port} of {task.address}: {error.strerror}{_describe_listeners(port)};"
                 " end the process that does, or change the port in the host lists of every task"
             ) from error
+    host = host_of(task.address)
     try:
-        resolved = socket.getaddrinfo(host_of(task.address), None)
-    except socket.gaierror:
-        resolved = []
-    if not resolved or not all(ipaddress.ip_address(info[4][0]).is_loopback for info in resolved):
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = "localhost" in host.split(".")
+    if not is_loopback:
         logging.warning(
             "%s: whoever can reach %s, by any interface, can read and change everything: see docs/security.md",
             task,

@@ -1,7 +1,9 @@
 """How many threads, which GPUs and which peers a task's server and sessions use, and with which priority."""
 
 import contextlib
+import math
 import os
+import pathlib
 import re
 import sys
 
@@ -56,14 +58,32 @@ def choose_gpus(task: Task, gpus: str) -> list[int]:
     return share
 
 
+def count_cores(root: pathlib.Path = pathlib.Path("/")) -> int:
+    """Return how many cores this process may use, by its affinity and by the quotas of its cgroups, below `root`.
+
+    With more threads than that, a container's quota would be used up early in each period of 0.1 s.
+    """
+    cores: list[float] = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    with contextlib.suppress(OSError):  # macOS has neither
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)  # version 2 names no controllers
+            files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"] if controllers else ["cpu.max"]
+            top = root / "sys/fs/cgroup" / controllers
+            own = top / path.strip("/")  # in a container, it may be a path of the host: only the top is there
+            for folder in filter(lambda folder: folder.is_relative_to(top), (own, *own.parents)):
+                with contextlib.suppress(OSError, ValueError):  # there is no quota, or it is "max"
+                    quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
+                    cores += [quota / period] * (quota > 0)
+    return max(1, math.ceil(min(cores)))
+
+
 def make_session_config(task: Task, gpus: str = "none") -> tf.ConfigProto:
     """Return the settings that the sessions of a task and its server share; `gpus` is the flag of that name."""
     own_gpus = choose_gpus(task, gpus)
     # A worker talks only to its servers, so its sessions need not wait for other workers.
     jobs = [] if task.only_serves else sorted({f"/job:{server.job_name}" for server in task.servers})
     # By default each process takes as many threads as there are cores, and lets them spin while they wait for work.
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
-    num_threads = max(1, num_cores // task.num_tasks_on_host)
+    num_threads = max(1, count_cores() // task.num_tasks_on_host)
     # Rewriting the graph would double the time of the first run, and make no later run faster.
     graph_options = tf.GraphOptions()
     graph_options.rewrite_options.disable_meta_optimizer = True

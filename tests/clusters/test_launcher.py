@@ -218,6 +218,43 @@ def test_tensorboard_shows_the_run_and_ends_with_the_launcher(launcher, black_an
     poll_for(lambda: not running_with(str(launcher.train_dir)), "end of TensorBoard")
 
 
+AT_IMPORT = """
+PRIOR = tf.constant(1.0).numpy()
+with tf.Graph().as_default(), tf.Session() as session:
+    session.run(tf.constant(PRIOR))
+np.random.permutation(4)
+GENERATOR = np.random.default_rng()
+import multiprocessing, threading
+threading.Thread(target=threading.Event().wait).start()
+POOL = multiprocessing.Pool(1)
+"""
+IN_LOAD = """
+    import concurrent.futures
+    with multiprocessing.Pool(2) as pool, concurrent.futures.ProcessPoolExecutor(2) as executor:
+        assert POOL.map(abs, [-1]) == pool.map(abs, [-1]) == list(executor.map(abs, [-1])) == [1]
+    print("drawn", split, np.random.random(), GENERATOR.random(), flush=True)
+"""
+
+
+def test_a_users_file_may_start_tensorflow_and_processes_and_draws_its_own_numbers(launcher, black_and_white_dir):
+    """As by hand: what is made while the file is imported cannot be forked."""
+    project = launcher.train_dir.parent / "project"
+    project.mkdir()
+    (project / "runtime").symlink_to(PROJECT / "runtime")
+    for name in ("distributed.py", "model.py", "mnist_input.py"):
+        (project / name).write_text((PROJECT / name).read_text())
+    text = (project / "mnist_input.py").read_text()
+    text = text.replace("\nIMAGE_SHAPE", AT_IMPORT + "IMAGE_SHAPE", 1)
+    load = re.search(r"def load.*?(?=\n    images_path)", text, re.DOTALL)[0]
+    (project / "mnist_input.py").write_text(text.replace(load, load + IN_LOAD))
+    command = [sys.executable, "runtime/launch", "--train_steps=100", "--max_restarts=0"]
+    command += [f"--train_dir={launcher.train_dir}", f"--data_dir={black_and_white_dir}"]
+    run = Process(command, project / "output", cwd=project)
+    assert run.wait() == 0, run.output()
+    drawn = [re.findall(r"drawn train (.*) (.*)", launcher.log(f"worker-{index}")) for index in (0, 1)]
+    assert len({number for ((*numbers,),) in drawn for number in numbers}) == 4
+
+
 @pytest.mark.parametrize("command", [["bash", "run_local_cluster.sh"], ["sh", "run_local_cluster.sh"], ["LINK"]])
 def test_the_script_may_be_given_to_a_shell_or_be_a_link(tmp_path, command):
     (tmp_path / "link").symlink_to(PROJECT / "run_local_cluster.sh")

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.testbed.processes import PROJECT, Process, poll_for, running_with
 from runtime.launch.ports import choose_ports
+from tests import deployed
 
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}  # where the daemons are
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch")
@@ -34,8 +35,8 @@ SlurmUser={user}
 StateSaveLocation={folder}/state
 SwitchType=switch/none
 TaskPlugin=task/none
-NodeName=node0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
-NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
+NodeName=node0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8
 PartitionName=all Nodes=ALL Default=YES
 """
 
@@ -164,6 +165,13 @@ def test_jobs_on_the_same_nodes_have_ports_of_their_own_and_one_that_is_cancelle
     assert "worker 0 stopped and saved global step " in log.read_text()
     _, log = submit(slurm, *flags, *cancelled, options=["--ntasks=2"])
     poll_for(lambda: re.search(r"restored \S+model\.ckpt-[1-9]", log.read_text()), "restored checkpoint")
+
+
+def test_each_of_twelve_tasks_is_told_where_all_of_them_are(slurm):
+    project = deployed.make_project_of_tasks_that_say_what_they_are_told(slurm.folder)
+    job, log = submit(slurm, options=["--ntasks=12"], folder=project)
+    assert wait_for_end(slurm, job) == "COMPLETED", log.read_text()
+    deployed.assert_all_know_of_each_other(log.read_text(), num_workers=11)
 
 
 def test_a_job_that_cannot_go_on_fails(slurm, tmp_path):
