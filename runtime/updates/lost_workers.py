@@ -74,8 +74,8 @@ class LostWorkersHook(tf.train.SessionRunHook):
         num_required = int(np.clip(is_live.sum(), 1, self._rule.num_gradients))
         if is_moving and num_required == self._last_num_required:
             return
-        last_added = session.run(self._last_added)
-        is_waiting = np.any([of_ps == count for of_ps, count in zip(last_added, counts, strict=True)], axis=0)
+        on_each_ps = zip(self.aggregations, session.run(self._last_added), counts, strict=True)
+        is_waiting = np.any([added == count for a, added, count in on_each_ps if a.is_waited_for], axis=0)
         is_release = not is_moving and bool(is_waiting[is_live].all())
         session.run(self._require, {self._num_required: num_required, self._is_release: is_release})
         if num_required != (self._last_num_required or self._rule.num_gradients):
