@@ -1,7 +1,7 @@
 """Kill, stop and restart random tasks of real clusters, and check that nothing hangs and nothing is lost.
 
-    .venv/bin/python tests/chaos.py [--mode asynchronous synchronous local_steps] [--seed 1 2 3] [--minutes 2]
-                                    [--ps 2] [--workers 2] [--write] [any flag of distributed.py]
+    .venv/bin/python tests/chaos.py [--mode asynchronous synchronous backup_workers local_steps] [--seed 1 2 3]
+                                    [--minutes 2] [--ps 2] [--workers 2] [--write] [any flag of distributed.py]
 
 A cluster trains MNIST while faults hit it, one after the other: kill -9 and restart of a worker, of the chief, of a ps
 or of two tasks at once, or SIGSTOP for some seconds. After each fault every worker must train again. In the end all
@@ -43,6 +43,7 @@ class Mode(NamedTuple):
 MODES = {
     "asynchronous": Mode((), 10000),
     "synchronous": Mode(("--sync_replicas",), 5000),
+    "backup_workers": Mode(("--sync_replicas", "--replicas_to_aggregate=1"), 10000),
     "local_steps": Mode(("--local_steps=16",), 200000),  # so that a fault of some seconds is a small part of them
 }
 

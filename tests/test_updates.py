@@ -6,6 +6,7 @@ Worker i's loss is (i + 1) * w: its gradient is the constant i + 1.
 import contextlib
 import functools
 import itertools
+import re
 import threading
 import time
 from typing import ClassVar
@@ -16,10 +17,9 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
 from runtime.cluster import probes
-from runtime.cluster.notes import Notes
 from runtime.cluster.task import Task
 from runtime.errors import UnusableError
-from runtime.updates import lost_shares
+from runtime.updates import lost_workers
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder, Work
@@ -128,6 +128,8 @@ class Worker:
         for hook in self.hooks:
             hook.before_run(None)
         self.session.run(self.train_op)
+        for hook in self.hooks:
+            hook.after_run(None, None)
 
     def start_step(self):
         thread = threading.Thread(target=self.step, daemon=True)
@@ -141,7 +143,7 @@ class Worker:
 def step_together(*workers):
     for thread in [worker.start_step() for worker in workers]:
         thread.join(60)
-        assert not thread.is_alive(), "a worker got no token"
+        assert not thread.is_alive(), "nobody has woken a worker"
 
 
 def test_asynchronous_updates_are_applied_one_by_one(local_servers):
@@ -181,7 +183,7 @@ def test_no_synchronous_update_happens_before_every_gradient_is_there(local_serv
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     early = workers[0].start_step()
     early.join(0.5)
-    assert early.is_alive(), "there must be no spare token"
+    assert early.is_alive(), "it must wait"
     assert workers[1].read() == [0, 0]
     workers[1].step()
     early.join(60)
@@ -287,24 +289,6 @@ def test_a_fast_worker_waits_for_a_slow_one_in_each_update_of_a_run(local_server
         assert workers[0].read() == [0 - 0.5 * (1 + 2) / 2 * N * run, N * run]
 
 
-def test_no_update_has_two_gradients_of_one_worker(local_servers):
-    servers = local_servers(2, 2)
-    chief, other = (Worker(servers, index, 2) for index in range(2))
-    early = start_step_without_update(servers, chief)
-    with tf.Graph().as_default() as graph:
-        tokens = []  # such as a dead worker leaves behind
-        for ps, name in itertools.product(range(2), ("even", "odd")):
-            with tf.device(f"/job:ps/task:{ps}"):
-                tokens.append(tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_tokens").enqueue(True))
-    with servers.worker_session(1, graph) as session:
-        session.run(tokens)
-    early.join(0.5)
-    assert early.is_alive()
-    other.step()
-    early.join(60)
-    assert chief.read() == [0 - 0.5 * (1 + 2) / 2, 1]
-
-
 def test_a_ps_without_parameters_counts_no_step_before_it_is_computed(graph):
     cluster = tf.train.ClusterSpec({"ps": ["ps:1", "ps:2"], "worker": ["worker:1"]})
     with tf.device(tf.train.replica_device_setter(cluster=cluster)):
@@ -384,104 +368,162 @@ def test_synchronous_training_ends_at_the_last_step_and_nobody_waits_after_it(lo
     assert workers[0].read() == [0 - 0.5 * (1 + 2) / 2 * (N + 3), N + 3]
 
 
-def test_training_goes_on_when_a_worker_is_lost_with_its_token(local_servers, monkeypatch, caplog):
-    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.1)
-    servers = local_servers(1, 2)
-    workers = [Worker(servers, index, replicas=2) for index in range(2)]
+@pytest.fixture
+def away(monkeypatch):
+    """The addresses of workers that do not answer the chief, which looks often; no server of this process can end."""
+    addresses = set()
+    monkeypatch.setattr(lost_workers, "LOOK_SECS", 0.05)
+    monkeypatch.setattr(probes.Line, "ask", lambda line: "connection refused" if line._address in addresses else None)
+    return addresses
+
+
+def poll_for_required(chief, expected):
+    (hook,) = chief.hooks
+    required = [aggregation.num_required for aggregation in hook.aggregations]
+    poll_for(lambda: set(chief.session.run(required)) == {expected}, f"{expected} gradients in each update")
+
+
+def step_on_ps(worker, ps):
+    """Take the part of a step that is on one ps, as a worker that dies may do."""
+    worker.session.run([op for op in worker.train_op if op.device.startswith(f"/job:ps/task:{ps}")])
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_an_update_averages_the_gradients_of_the_workers_that_answer(local_servers, away, caplog, num_ps):
+    servers = local_servers(num_ps, 3)
+    workers = [Worker(servers, index, replicas=3) for index in range(3)]
     step_together(*workers)
-    # The servers of this process cannot be stopped.
-    monkeypatch.setattr(probes.Line, "ask", lambda line: "connection refused")
-    for step in range(2, 5):  # from here on worker 0 takes both shares
-        while workers[0].read()[1] < step:
-            step_together(workers[0])
-        assert workers[0].read() == [0 - 0.5 * ((1 + 2) / 2 + (step - 1) * 1), step]
-    workers[0].coord.request_stop()
-    gone = f"without worker 1 at {servers.worker_hosts[1]} (connection refused)"
-    # How many updates the chief has counted depends on whether it looked before or after the first one.
-    assert f" of them, {gone}: going on with the average of 2 gradients of 1 live workers" in caplog.text
+    away.add(servers.worker_hosts[1])
+    step_together(workers[0], workers[2])
+    step_together(workers[0], workers[2])
+    assert workers[0].read() == [0 - 0.5 * ((1 + 2 + 3) / 3 + 2 * (1 + 3) / 2), 3]
+    assert re.search(
+        r"worker 0: from synchronous update \d on: the average of 2 of 3 gradients, without worker 1 at"
+        rf" {servers.worker_hosts[1]} \(connection refused\)\n",
+        caplog.text,
+    )
+    away.clear()
+    poll_for_required(workers[0], 3)
+    step_together(*workers)
+    assert workers[0].read() == [0 - 0.5 * (2 * (1 + 2 + 3) / 3 + 2 * (1 + 3) / 2), 4]
+    poll_for(lambda: re.search(r"update \d on: the average of 3 of 3 gradients\n", caplog.text), "news of the return")
 
 
-def test_after_the_end_nobody_is_lost(local_servers, monkeypatch, caplog):
-    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.05)
-    monkeypatch.setattr(lost_shares, "PATIENCE_SECS", 0.1)
-    servers = local_servers(1, 2)
-    chief, other = (Worker(servers, index, replicas=1, train_steps=1) for index in range(2))
-    other.step()
-    monkeypatch.setattr(probes.Line, "ask", lambda line: "connection refused")  # the other has ended
-    chief.step()  # none is left for it
-    chief.coord.wait_for_stop(1)
-    assert chief.read()[1] == 1
-    assert "no synchronous update" not in caplog.text
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_no_worker_takes_over_after_others_were_lost_and_are_back(local_servers, away, num_ps):
+    servers = local_servers(num_ps, 4)
+    workers = [Worker(servers, index, replicas=3) for index in range(4)]
+    step_together(*workers[:3])
+    for lost in [servers.worker_hosts[2:], servers.worker_hosts[1:]]:
+        away.update(lost)
+        step_together(*workers[: 4 - len(lost)])
+        away.clear()
+        poll_for_required(workers[0], 3)
+    before = workers[0].read()
+    early = workers[0].start_step()
+    early.join(1)
+    assert early.is_alive(), "it must wait, however often it is woken"
+    assert workers[0].read() == before
+    step_together(*workers[1:3])
+    early.join(60)
+    assert workers[0].read() == [before[0] - 0.5 * (1 + 2 + 3) / 3, before[1] + 1]
 
 
-def test_training_goes_on_when_a_ps_has_lost_a_gradient_and_every_worker_waits(local_servers, monkeypatch):
-    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.1)
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_restarted_worker_has_one_gradient_in_an_update(local_servers, away, replicas):
+    servers = local_servers(2, 3)
+    workers = [Worker(servers, index, replicas) for index in range(3)]
+
+    def step(worker):
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a session that is closed
+            worker.step()
+
+    threading.Thread(target=step, args=(workers[1],), daemon=True).start()
+    poll_for(lambda: num_gradients(servers) == [1, 1], "gradient on each ps")
+    workers[1].session.close()
+    threads = [workers[0].start_step()] if replicas == 3 else []
+    poll_for(lambda: num_gradients(servers) == 2 * [replicas - 1], "gradients on each ps")
+    restarted = Worker(servers, 1, replicas).start_step()
+    restarted.join(1)
+    assert restarted.is_alive(), "it must wait for the update that has its gradient"
+    assert num_gradients(servers) == 2 * [replicas - 1]
+    threads.append(workers[2].start_step())
+    for thread in [restarted, *threads]:
+        thread.join(60)
+        assert not thread.is_alive()
+    gradients = [1, 2, 3][3 - replicas :]
+    assert workers[0].read() == [0 - 0.5 * sum(gradients) / replicas, 1]
+
+
+def test_an_update_lacks_what_a_lost_worker_has_not_sent_to_each_ps(local_servers, away):
     servers = local_servers(2, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     waiting = start_step_without_update(servers, workers[0])
-    with tf.Graph().as_default() as graph, tf.device("/job:ps/task:1"):
-        lose = tf.ConditionalAccumulator(tf.float32, [1], "gradients").take_grad(1)
-    with servers.worker_session(0, graph) as session:
-        session.run(lose)
-    step_together(workers[1])
+    step_on_ps(workers[1], 0)
+    waiting.join(1)
+    assert waiting.is_alive(), "the other may still send it"
+    assert workers[0].read() == [0, 1]
+    away.add(servers.worker_hosts[1])
     waiting.join(60)
-    while workers[0].read()[0] == 0:
-        step_together(*workers)
+    assert workers[0].read() == [0 - 0.5 * 1, 1]
 
 
-@pytest.mark.parametrize("num_workers", [2, 4])
-@pytest.mark.parametrize("num_ps_with_update", [1, 2])
-def test_training_goes_on_when_a_worker_is_back_that_has_died_while_it_made_an_update(
-    local_servers, monkeypatch, caplog, num_workers, num_ps_with_update
-):
-    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.05)
-    servers = local_servers(2, num_workers)
-    replicas = min(num_workers, 3)  # of two workers both, of four all but a backup worker
-    workers = [Worker(servers, index, replicas) for index in range(replicas - 1)]
-    (hook,) = workers[0].hooks
-    with tf.Graph().as_default() as graph:
-        life = tf.placeholder(tf.string, [])
-        say = [Notes(f"/job:ps/task:{ps}", "roll_call").write(replicas - 1, life) for ps in range(2)]
-    with workers[0].session.graph.as_default():
-        update = [num_updates.assign_add(1) for num_updates in hook._num_updates[:num_ps_with_update]]
-    with servers.worker_session(0, graph) as session:
-        session.run(say, {life: "training first"})
-        waiting = [worker.start_step() for worker in workers]
-        poll_for(lambda: num_gradients(servers) == 2 * [replicas - 1], "the gradients of the others")
-        workers[0].session.run(update)
-        poll_for(lambda: hook._last_counts[0] == 1, "the chief to see the update")
-        session.run(say, {life: "training second"})
+def test_a_worker_that_comes_back_sends_what_a_ps_has_not_got(local_servers, away):
+    servers = local_servers(2, 2)
+    workers = [Worker(servers, index, replicas=2) for index in range(2)]
+    waiting = start_step_without_update(servers, workers[0])
+    step_on_ps(workers[1], 0)
+    back = Worker(servers, 1, replicas=2).start_step()
+    waiting.join(60)
+    assert workers[0].read() == [0 - 0.5 * (1 + 2) / 2, 1]
+    assert back.is_alive(), "it is ahead on the other ps"
+    step_on_ps(workers[0], 0)
+    back.join(60)
+    assert workers[0].read() == [0 - 0.5 * (1 + 2) / 2, 2]
+
+
+def test_workers_that_wait_for_each_other_on_different_ps_tasks_go_on(local_servers, away):
+    """So it may be when a worker that was taken for lost trains on."""
+    servers = local_servers(2, 2)
+    workers = [Worker(servers, index, replicas=2) for index in range(2)]
+    workers[0].hooks[0].before_run(None)
+    waiting = [threading.Thread(target=step_on_ps, args=(worker, ps), daemon=True) for ps, worker in enumerate(workers)]
+    for thread in waiting:
+        thread.start()
     for thread in waiting:
         thread.join(60)
-        assert not thread.is_alive(), "a worker got no token"
-    step_together(*workers, Worker(servers, replicas - 1, replicas))
-    assert workers[0].read() == [0 - 0.5 * sum(range(1, replicas + 1)) / replicas, 1]
-    assert "no synchronous update" not in caplog.text, "there is no spare token"
+        assert not thread.is_alive()
+    assert workers[0].read() == [0, 0]
+    step_together(*workers)
+    assert workers[0].read() == [0 - 0.5 * (1 + 2) / 2, 1]
 
 
-def test_a_worker_that_waits_for_another_ps_after_the_last_step_goes_on_when_its_peer_is_lost(
-    local_servers, monkeypatch
+@pytest.mark.parametrize(("num_workers", "replicas"), [(2, 2), (4, 3)])
+@pytest.mark.parametrize("ps_with_update", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_training_goes_on_after_a_worker_has_died_while_it_made_an_update(
+    local_servers, away, num_workers, replicas, ps_with_update, is_counted
 ):
-    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.05)
-    monkeypatch.setattr(lost_shares, "PATIENCE_SECS", 0.1)
-    servers = local_servers(2, 2)
-    worker = Worker(servers, 0, replicas=2, train_steps=1)
-    waiting = start_step_without_update(servers, worker)
-    (aggregation,) = [a for a in worker.hooks[0]._aggregations if a.holding.steps is worker.global_step]
-    with worker.session.graph.as_default():  # the other's gradient has reached ps 0 alone
-        change = [worker.global_step.assign_add(1), aggregation.num_updates.assign_add(1)]
-        hand_out = aggregation._hand_out(aggregation._tokens[1], tf.constant(2))
-    worker.session.run([change, hand_out])
-    monkeypatch.setattr(probes.Line, "ask", lambda line: "connection refused")
-    waiting.join(60)
-    assert not waiting.is_alive(), "nobody hands out a token"
+    servers = local_servers(2, num_workers)
+    workers = [Worker(servers, index, replicas) for index in range(replicas)]
+    waiting = [worker.start_step() for worker in workers[:-1]]
+    poll_for(lambda: num_gradients(servers) == 2 * [replicas - 1], "the gradients of the others")
+    with workers[0].session.graph.as_default():
+        aggregations = [workers[0].hooks[0].aggregations[ps] for ps in ps_with_update]
+        taken = [aggregation._drop_gradients() for aggregation in aggregations]
+        counted = [aggregation.num_updates.assign_add(1) for aggregation in aggregations] if is_counted else []
+    workers[0].session.run(taken)
+    workers[0].session.run(counted)
+    threads, deadline = [*waiting, workers[-1].start_step()], time.monotonic() + 60
+    while workers[0].read()[1] < 3:
+        assert time.monotonic() < deadline, "nobody goes on"
+        threads = [t if t.is_alive() else worker.start_step() for t, worker in zip(threads, workers, strict=True)]
+        time.sleep(0.01)
+    num_updates = workers[0].read()[0] / (-0.5 * sum(range(1, replicas + 1)) / replicas)
+    assert num_updates == int(num_updates) > 0, "each has averaged all"
 
 
-def test_no_token_is_added_while_every_worker_is_there_however_long_an_exchange_takes(
-    local_servers, monkeypatch, caplog
-):
-    monkeypatch.setattr(lost_shares, "LOOK_SECS", 0.05)
-    monkeypatch.setattr(lost_shares, "PATIENCE_SECS", 0.1)
+def test_nobody_is_released_while_another_worker_computes_however_long_that_takes(local_servers, away, caplog):
     servers = local_servers(1, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     step_together(*workers)
@@ -491,51 +533,63 @@ def test_no_token_is_added_while_every_worker_is_there_however_long_an_exchange_
     step_together(workers[1])
     waiting.join(60)
     assert workers[0].read() == [0 - 0.5 * 2 * (1 + 2) / 2, 2]
-    assert "no synchronous update" not in caplog.text
+    assert "from synchronous update" not in caplog.text
 
 
-def test_backup_workers_whose_gradients_are_dropped_go_on(local_servers):
-    servers = local_servers(2, 4)
-    workers = [Worker(servers, index, replicas=3) for index in range(4)]
-    (hook,) = workers[0].hooks
-    waiting = [worker.start_step() for worker in workers[:2]]
-    poll_for(lambda: num_gradients(servers) == [2, 2], "two gradients on each ps")
-    hook._replace(workers[0].session, 0)
-    for thread in waiting:
-        thread.join(60)
-        assert not thread.is_alive(), "a worker got no token"
-    assert workers[0].read() == [0, 0]
-    step_together(*workers[:3])
-    assert workers[0].read() == [0 - 0.5 * (1 + 2 + 3) / 3, 1]
+def test_after_the_end_nobody_is_lost(local_servers, away, caplog):
+    servers = local_servers(1, 2)
+    chief, other = (Worker(servers, index, replicas=1, train_steps=1) for index in range(2))
+    other.step()
+    away.add(servers.worker_hosts[1])  # the other has ended
+    chief.step()  # none is left for it
+    chief.coord.wait_for_stop(1)
+    assert chief.read()[1] == 1
+    assert "from synchronous update" not in caplog.text
 
 
-def test_backup_workers_go_on_though_the_tokens_of_an_update_are_lost(local_servers):
-    """They are lost with a worker that dies while it makes the update."""
-    servers = local_servers(2, 4)
-    workers = [Worker(servers, index, replicas=3) for index in range(4)]
-    (hook,) = workers[0].hooks
-    waiting = [worker.start_step() for worker in workers[1:3]]
-    poll_for(lambda: num_gradients(servers) == [2, 2], "two gradients on each ps")
-    with tf.Graph().as_default() as graph, tf.device("/job:ps/task:0"):
-        lose = tf.ConditionalAccumulator(tf.float32, [0], "gradients").take_grad(2)
-    with servers.worker_session(0, graph) as session:
-        session.run(lose)
-    hook._replace(workers[0].session, 1)
-    for thread in waiting:
-        thread.join(60)
-        assert not thread.is_alive(), "a worker got no token"
-
-
-def test_a_ps_that_nobody_waits_for_hands_out_no_tokens(local_servers):
+def test_nobody_waits_on_another_ps_for_a_chief_that_has_taken_its_last_step(local_servers, away):
     servers = local_servers(2, 2)
-    workers = [Worker(servers, index, replicas=1) for index in range(2)]
-    for worker in workers:
-        worker.step()
-    with tf.Graph().as_default() as graph, tf.device("/job:ps/task:1"):
-        queues = [tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_tokens") for name in ("even", "odd")]
-        sizes = [queue.size() for queue in queues]
+    workers = [Worker(servers, index, replicas=2, train_steps=1) for index in range(2)]
+    waiting = start_step_without_update(servers, workers[1])
+    (hook,) = workers[0].hooks
+    hook.before_run(None)
+    step_on_ps(workers[0], 0)
+    waiting.join(1)
+    assert waiting.is_alive(), "the chief has not ended its step"
+    hook.after_run(None, None)
+    waiting.join(60)
+    assert workers[0].read() == [0 - 0.5 * 2, 1]
+
+
+def test_what_wakes_workers_does_not_pile_up_for_those_that_are_away(local_servers, away):
+    servers = local_servers(2, 3)
+    workers = [Worker(servers, index, replicas=2, exchanges=N) for index in range(3)]
+    for _ in range(2):
+        step_together(*workers[:2])
+    with tf.Graph().as_default() as graph:
+        sizes = []
+        for ps, name in itertools.product(range(2), ("even", "odd")):
+            with tf.device(f"/job:ps/task:{ps}"):
+                sizes.append(tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_bell").size())
     with servers.worker_session(0, graph) as session:
-        assert session.run(sizes) == [0, 0]
+        *of_ps_0, even_of_ps_1, odd_of_ps_1 = session.run(sizes)
+    assert 0 < max(of_ps_0) <= 3
+    assert even_of_ps_1 == odd_of_ps_1 == 0, "nobody waits for it"
+
+
+def test_the_next_chief_tells_how_many_gradients_an_update_needs(local_servers, away):
+    servers = local_servers(1, 2)
+    chief, other = (Worker(servers, index, replicas=2) for index in range(2))
+    away.add(servers.worker_hosts[1])
+    step_together(chief)
+    chief.coord.request_stop()
+    chief.coord.join(stop_grace_period_secs=60)
+    away.clear()
+    next_chief = Worker(servers, 0, replicas=2, initialize=False)
+    step_together(next_chief)
+    poll_for_required(next_chief, 2)
+    step_together(next_chief, other)
+    assert other.read() == [0 - 0.5 * (1 + 1 + (1 + 2) / 2), 3]
 
 
 @pytest.mark.parametrize("replicas", [None, 2])
@@ -544,7 +598,7 @@ def test_every_ps_has_something_that_is_initialised_after_the_whole_model(local_
     assert {variable.device for variable in updates.unsaved_variables} == {"/job:ps/task:0", "/job:ps/task:1"}
 
 
-def test_the_token_queue_serves_the_next_chief(local_servers):
+def test_what_wakes_the_workers_serves_the_next_chief(local_servers):
     servers = local_servers(1, 2)
     chief, other = (Worker(servers, index, replicas=2) for index in range(2))
     step_together(chief, other)

@@ -18,7 +18,7 @@ from runtime.errors import UNUSABLE_STATUS
 from runtime.process import end_process
 from runtime.threads import start_guard
 
-PROTOCOL = 5  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
+PROTOCOL = 6  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
 TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 
 

@@ -72,8 +72,8 @@ class _Sighting:
 class Watch:
     """Ends this process with status 1 when a task that it needs, such as a ps or the chief, stays away for too long.
 
-    Code that waits for a task does not always find out that the task is gone. `server.join()`, a step that waits for a
-    token of another ps, a session in the making, and whatever is behind a cut link would wait for ever.
+    Code that waits for a task does not always find out that the task is gone. `server.join()`, a step that waits for an
+    update on another ps, a session in the making, and whatever is behind a cut link would wait for ever.
     """
 
     def __init__(self, task: Task, timeouts: Timeouts):

@@ -73,7 +73,7 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
     """Lets the chief end after every worker that trains has taken its last step.
 
     So the last checkpoint and the evaluation see parameters that nobody changes any more. In synchronous mode the chief
-    replaces the shares of lost workers, so it must go last. For the chief only, and first in `chief_only_hooks`.
+    tells the ps tasks who is lost, so it must go last. For the chief only, and first in `chief_only_hooks`.
     """
 
     def __init__(self, roll_call: RollCall, task: Task, recovery_timeout_secs: float):

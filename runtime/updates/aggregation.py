@@ -1,6 +1,5 @@
 """Where the gradients of a synchronous update come together: on one ps, which needs no other for that."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ class Rule(NamedTuple):
     """When an update happens."""
 
     num_workers: int
-    num_gradients: int  # that an update averages
+    num_gradients: int  # that an update averages while enough workers are there
     max_steps: int  # that each of them stands for
     train_steps: int  # after which there are no updates
 
@@ -26,13 +25,12 @@ class Rule(NamedTuple):
 class Aggregation:
     """Averages the gradients of several workers on a ps; whoever brings the last of them applies the average.
 
-    A worker whose gradient is accepted waits for the update. The update hands out one token for each gradient in it,
-    through a queue. Odd updates have a queue of their own: so no fast worker, which waits for the next update already,
-    can take the token of a slow one.
+    The updates are numbered. A gradient is for the one after those that its worker has read, and is dropped if that was
+    made without it. It is dropped, too, if the update has one of this worker, from before a restart: it never has two.
+    Unless it was made without it, a worker waits until the number has changed.
 
-    A gradient is dropped if an update was made since its worker read the parameters. So is a worker's second one for
-    the same update, unless an update has fewer gradients than there are workers, or a worker is lost: then there are
-    spare tokens, with which the others take its share.
+    Whatever wakes a worker, it looks at the number, and waits on if that is still the same. So it does no harm to wake
+    somebody for nothing, and what nobody has heard need not be taken back.
     """
 
     def __init__(self, holding: Holding, rule: Rule):
@@ -51,13 +49,17 @@ class Aggregation:
                 for variable in holding.table_slices
             ]
             self._accumulators = [*self._sums_of_slices, self._gradients]
-            self._tokens = [tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_tokens") for name in ("even", "odd")]
+            # Who waits for an even update hears the first, and for an odd one the second: so nobody who waits for the
+            # next update already takes what shall wake a slower worker.
+            bells = [tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_bell") for name in ("even", "odd")]
+            self._bells = tf.stack([bell.queue_ref for bell in bells])
             self._mutex = tf.raw_ops.MutexV2(container="", shared_name="aggregation")
             self.num_updates = self._make_variable("num_updates", self._start_anew)
-            self.num_spares = self._make_variable("num_spares", lambda: tf.zeros([], tf.int64))
+            self.num_required = self._make_variable("num_required", lambda: tf.constant(rule.num_gradients))
+            self.num_releases = self._make_variable("num_releases", lambda: tf.zeros([], tf.int64))
             # For each worker: how many updates there were before the one that its last gradient is a part of.
-            self.last_added = self._make_variable("last_added", self._build_nothing_added)
-        self.variables = [self.num_updates, self.num_spares, self.last_added]
+            self.last_added = self._make_variable("last_added", lambda: -tf.ones([rule.num_workers], tf.int64))
+        self.variables = [self.num_updates, self.num_required, self.num_releases, self.last_added]
 
     def _make_variable(self, name: str, build_value: Callable[[], tf.Tensor]) -> tf.Variable:
         name = f"{name}_of_ps_{tf.DeviceSpec.from_string(self.holding.device).task}"
@@ -81,26 +83,27 @@ class Aggregation:
         with tf.device(self.holding.device), tf.control_dependencies(after):
             return self.num_updates.read_value()
 
-    def build_set_num_spares(self, num_spares: tf.Tensor) -> tf.Operation:
-        """Build what lets each update have `num_spares`, int64 [], second gradients; the next one begins anew.
+    def build_require(self, num_required: tf.Tensor, is_release: tf.Tensor) -> tf.Operation:
+        """Build what lets each update have `num_required` gradients, int32 [], and wakes who waits.
 
-        So every worker adds its gradient to the next update of every ps, whatever it has missed.
+        An update that has as many is made. With `is_release`, bool [], who waits for another goes on: it computes once
+        more what the update has of it already, but another ps may lack that.
         """
         with tf.device(self.holding.device):
-            num_spares = tf.identity(num_spares)
-            with tf.control_dependencies([num_spares]):
+            num_required, num_releases = tf.identity(num_required), tf.cast(is_release, tf.int64)
+            with tf.control_dependencies([num_required, num_releases]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                change = self.num_spares.assign(num_spares, read_value=False)
-                with tf.control_dependencies([self._drop_gradients()]):
-                    restart = self.last_added.assign(self._build_nothing_added(), read_value=False)
-            with tf.control_dependencies([change, restart]):
-                wake = [self._hand_out(queue, self._rule.num_workers) for queue in self._tokens]
-            with tf.control_dependencies(wake):
+                changes = [
+                    self.num_required.assign(num_required, read_value=False),
+                    self.num_releases.assign_add(num_releases, read_value=False),
+                ]
+            with tf.control_dependencies(changes):
+                update = self._update_if_complete()
+            with tf.control_dependencies([update]):
+                rings = [self._ring(number) for number in range(2)]
+            with tf.control_dependencies(rings):
                 return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-
-    def _build_nothing_added(self) -> tf.Tensor:
-        return -tf.ones([self._rule.num_workers], tf.int64)
 
     def add(self, vector: tf.Tensor, places: Sequence[tf.Tensor], num_updates: tf.Tensor, worker: int) -> tf.Tensor:
         """Add the gradient of a worker, and wait for its update, on the ps.
@@ -121,75 +124,76 @@ class Aggregation:
             with tf.control_dependencies([vector, *places, num_updates]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                num_steps = self._count_steps()
+                num_steps, num_releases = self._count_steps(), self.num_releases.read_value()
                 is_fresh = tf.equal(self.num_updates.read_value(), num_updates)
-                is_complete = self._add(gradient, num_updates, is_fresh & self._is_welcome(num_updates, worker), worker)
-            update = tf.cond(is_complete & (num_steps > 0), lambda: self._update(num_updates + 1, num_steps), tf.no_op)
+                is_first = self.last_added.sparse_read(worker) < num_updates
+            addition = tf.cond(is_fresh & is_first, lambda: self._add(gradient, num_updates, worker), tf.no_op)
+            with tf.control_dependencies([addition, num_steps, num_releases]):
+                update = self._update_if_complete()
             with tf.control_dependencies([update]):
-                is_awaited = is_fresh & (self._count_steps() > 0)
                 unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             with tf.control_dependencies([unlock]):
-                tokens = [
-                    tf.cond(
-                        is_awaited & tf.equal((num_updates + 1) % 2, parity),
-                        functools.partial(self._wait, queue, num_updates, worker),
-                        lambda: False,
-                    )
-                    for parity, queue in enumerate(self._tokens)
-                ]
-            with tf.control_dependencies(tokens if self.is_waited_for else [unlock]):
+                wait = self._wait(num_updates, num_releases) if self.is_waited_for else unlock
+            with tf.control_dependencies([wait]):
                 return tf.identity(num_steps)
 
-    def _wait(self, queue: tf.FIFOQueue, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
-        """Take tokens until the worker may go on: a dead worker may have left some behind."""
+    def _wait(self, num_updates: tf.Tensor, num_releases: tf.Tensor) -> tf.Tensor:
+        """Wait while there are as many updates, unless training has ended or the worker is released."""
+        bell = tf.gather(self._bells, (num_updates + 1) % 2)
 
-        def take_token(_: tf.Tensor) -> tf.Tensor:
-            with tf.control_dependencies([queue.dequeue()]):
-                return tf.equal(self.num_updates.read_value(), num_updates) & ~self._is_welcome(num_updates, worker)
+        def must_wait() -> tf.Tensor:
+            is_to_come = tf.equal(self.num_updates.read_value(), num_updates) & (self._count_steps() > 0)
+            return is_to_come & tf.equal(self.num_releases.read_value(), num_releases)
 
-        return tf.while_loop(tf.identity, take_token, [tf.constant(True)], parallel_iterations=1, back_prop=False)
+        def hear(_: tf.Tensor) -> tf.Tensor:
+            with tf.control_dependencies(tf.raw_ops.QueueDequeueV2(handle=bell, component_types=[tf.bool])):
+                return must_wait()
+
+        return tf.while_loop(tf.identity, hear, [must_wait()], parallel_iterations=1, back_prop=False)
+
+    def _ring(self, number: tf.Tensor | int) -> tf.Operation:
+        """Wake who waits for the update of a number: as many as there are workers, with what nobody has heard yet."""
+        if not self.is_waited_for:
+            return tf.no_op()
+        bell = tf.gather(self._bells, number % 2)
+        num_rings = self._rule.num_workers - tf.raw_ops.QueueSizeV2(handle=bell)
+        return tf.raw_ops.QueueEnqueueManyV2(handle=bell, components=[tf.fill([num_rings], True)])
 
     def _count_steps(self) -> tf.Tensor:
         """Build the number of steps, int64 [], that the next update adds."""
         steps_left = self._rule.train_steps - self.holding.steps.read_value()
         return tf.clip_by_value(steps_left, 0, self._rule.max_steps)
 
-    def _is_welcome(self, num_updates: tf.Tensor, worker: int) -> tf.Tensor:
-        """Build whether the next update takes a gradient of a worker, bool []."""
-        if not self._rule.is_strict:
-            return tf.constant(True)
-        return (self.last_added.sparse_read(worker) < num_updates) | (self.num_spares.read_value() > 0)
+    def _add(self, gradient: Gradient, num_updates: tf.Tensor, worker: int) -> tf.Operation:
+        # Note it first: of a worker that dies here, an update may lack the gradient, but it never has two.
+        local_step = tf.int64.max  # or the accumulators, too, would drop what they take for stale
+        with tf.control_dependencies([tf.scatter_update(self.last_added, worker, num_updates)]):
+            additions = [
+                accumulator.apply_indexed_slices_grad(rows, local_step)
+                for accumulator, rows in zip(self._sums_of_slices, gradient.of_slices, strict=True)
+            ]
+            return tf.group(*additions, self._gradients.apply_grad(gradient.vector, local_step))
 
-    def _add(self, gradient: Gradient, num_updates: tf.Tensor, is_accepted: tf.Tensor, worker: int) -> tf.Tensor:
-        """Add a gradient if it is accepted; return whether the update has all that it needs, bool []."""
-        local_step = tf.where(is_accepted, num_updates, tf.constant(-1, tf.int64))  # -1: the accumulator drops it
-        num_updates = self.num_updates.read_value()
-        additions = [accumulator.set_global_step(num_updates) for accumulator in self._accumulators]
-        with tf.control_dependencies(additions):
-            for accumulator, rows in zip(self._sums_of_slices, gradient.of_slices, strict=True):
-                additions.append(accumulator.apply_indexed_slices_grad(rows, local_step))
-        with tf.control_dependencies(additions):  # last, since it is the one that is counted
-            addition = self._gradients.apply_grad(gradient.vector, local_step)
-        with tf.control_dependencies([addition, tf.scatter_max(self.last_added, worker, local_step)]):
-            return self._gradients.num_accumulated() >= self._rule.num_gradients
+    def _update_if_complete(self) -> tf.Operation:
+        """Make the next update if it has all that it needs, and wake who waits for it."""
+        num_updates, num_steps = self.num_updates.read_value(), self._count_steps()
+        num_added = tf.math.count_nonzero(tf.equal(self.last_added.read_value(), num_updates), dtype=tf.int32)
+        is_complete = (num_added >= self.num_required.read_value()) & (num_steps > 0)
+        return tf.cond(is_complete, lambda: self._update(num_updates + 1, num_added, num_steps), tf.no_op)
 
-    def _update(self, number: tf.Tensor, num_steps: tf.Tensor) -> tf.Operation:
-        """Apply the average, and hand out a token for each gradient in it; this is the update of that `number`."""
-        num_gradients = tf.cast(self._gradients.num_accumulated(), tf.float32)
-        with tf.control_dependencies([num_gradients]):
-            sums = [accumulator.take_grad(1) for accumulator in self._sums_of_slices]  # of all that are there
-            vector = self._gradients.take_grad(1)
-        means = [tf.IndexedSlices(of_slice.values / num_gradients, of_slice.indices) for of_slice in sums]
-        change = self.holding.apply(Gradient(vector, means), num_steps)
+    def _update(self, number: tf.Tensor, num_added: tf.Tensor, num_steps: tf.Tensor) -> tf.Operation:
+        # A worker that dies while it makes an update takes gradients with it: then this one applies none.
+        are_there = [tf.equal(accumulator.num_accumulated(), num_added) for accumulator in self._accumulators]
+        is_whole = tf.reduce_all(tf.stack(are_there))
+        change = tf.cond(is_whole, lambda: self._apply(num_added, num_steps), self._drop_gradients)
         with tf.control_dependencies([change]):
             count = self.num_updates.assign(number, read_value=False)
         with tf.control_dependencies([count]):
-            num_spares = self.num_spares.read_value()
-            num_own = self._rule.num_gradients - num_spares
-            nums_tokens = [tf.where(tf.equal(number % 2, parity), num_own, num_spares) for parity in range(2)]
-            return tf.group(*map(self._hand_out, self._tokens, nums_tokens))
+            return self._ring(number)
 
-    def _hand_out(self, queue: tf.FIFOQueue, num_tokens: tf.Tensor) -> tf.Operation:
-        if not self.is_waited_for:  # nobody would ever take them
-            return tf.no_op()
-        return queue.enqueue_many([tf.fill([num_tokens], True)])
+    def _apply(self, num_gradients: tf.Tensor, num_steps: tf.Tensor) -> tf.Operation:
+        """Apply the average of the gradients that are there."""
+        sums = [accumulator.take_grad(1) for accumulator in self._sums_of_slices]  # of all that are there
+        num_gradients = tf.cast(num_gradients, tf.float32)
+        means = [tf.IndexedSlices(of_slice.values / num_gradients, of_slice.indices) for of_slice in sums]
+        return tf.group(self.holding.apply(Gradient(self._gradients.take_grad(1), means), num_steps))

@@ -8,7 +8,7 @@ from runtime.cluster.task import Task
 from runtime.updates.aggregation import Aggregation, Rule
 from runtime.updates.exchange import Exchange, ExchangeFunction, Updates
 from runtime.updates.holding import Holding, make_updates
-from runtime.updates.lost_shares import ReplaceLostSharesHook
+from runtime.updates.lost_workers import LostWorkersHook
 from runtime.updates.packing import Packing, Selection
 
 
@@ -45,6 +45,6 @@ def build_sync_updates(
             updates = updates._replace(global_step=tf.reduce_min(tf.stack(steps)))
     return updates._replace(
         num_replicas=rule.num_gradients,
-        hooks=[ReplaceLostSharesHook(aggregations, rule, task)] if task.is_chief else [],
+        hooks=[LostWorkersHook(aggregations, rule, task)] if task.is_chief else [],
         unsaved_variables=[*updates.unsaved_variables, *(v for a in aggregations for v in a.variables)],
     )

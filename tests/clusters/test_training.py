@@ -184,7 +184,7 @@ def test_synchronous_training_takes_no_step_before_all_workers_are_there(tmp_pat
         time, secs = re.search(r"I(\S+ \S+) \d+ \S+ worker 0: finished at .* in (\d+\.\d) s", chief.output()).groups()
         finished_at = datetime.datetime.strptime(f"{started_at.year}{time}", "%Y%m%d %H:%M:%S.%f")
         assert finished_at - datetime.timedelta(seconds=float(secs)) > started_at
-        assert "no synchronous update" not in chief.output(), "it hands out no tokens while it waits"
+        assert "from synchronous update" not in chief.output(), "it takes nobody for lost while it waits"
 
 
 def test_the_cnn_trains(tmp_path, black_and_white_dir):
