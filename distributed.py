@@ -106,7 +106,7 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
         while not session.should_stop():
             with training.scaffold.repeating_cancelled_steps():
                 session.run(graph.updates.train_op)
-    training.finish(build_serving)
+    training.finish(build_serving, INPUT)
 
 
 def build_logits(parameters: tables.Parameters, images: tf.Tensor, is_training: bool = False) -> tf.Tensor:

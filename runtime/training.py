@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -96,10 +96,10 @@ class Training:
             RollCallHook(roll_call, task, flags.sync_replicas, flags.startup_timeout_secs),  # last: it says the end
         ]
 
-    def finish(self, build_serving: Callable[[], Serving]) -> None:
+    def finish(self, build_serving: Callable[[], Serving], spec: Any) -> None:
         """Test the finished model, save what came of it, and let the ps tasks go, which keep it until then.
 
-        Only the chief does so; `build_serving` builds what an exported model computes.
+        Only the chief does so; `build_serving` builds what an exported model computes, of inputs as `spec` says.
         """
         me = self._me
         if not me.task.is_chief:
@@ -118,5 +118,5 @@ class Training:
         with contextlib.suppress(tf.errors.OpError):  # a ps does not answer: then this waits for it below
             session.close()
         dismiss_servers(me.task, me.watch)
-        record_test(measures, me.folder)
+        record_test(measures, me.folder, spec)
         report.write(me.folder)

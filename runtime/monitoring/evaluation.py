@@ -4,8 +4,8 @@ import collections
 import functools
 import json
 import math
+import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,15 +17,16 @@ from absl import logging
 from runtime import events
 from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError
+from runtime.data.reader import compute_checksum
+from runtime.errors import UnusableError, reason
 from runtime.files import append_lines
 from runtime.folder import RunFolder
 from runtime.monitoring import event_files
-from runtime.monitoring.mistakes import find_mistakes
+from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.tables import MISTAKE, Ids, Parameters
-from runtime.threads import repeat_in_session, start_guard
+from runtime.threads import make_guard, repeat_in_session
 from runtime.updates.packing import Choice
-from runtime.users_files import check_result
+from runtime.users_files import check_result, describe_mistake
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 PIECE_BYTES = 2**28  # of a table that are read at once
@@ -39,7 +40,7 @@ class Measures(NamedTuple):
     accuracy: float  # in [0, 1]
     global_step: int  # that the parameters had
     parameters: dict[str, Any]  # their values, arrays by name; of tables the `Rows` that the examples need
-    find_mistakes: Callable[[], dict[str, Any]]  # looks for them only when it is called
+    find_mistakes: Callable[[Any], dict[str, Any]]  # looks for them only when it is called, with what an input is
 
     @property
     def figures(self) -> dict[str, float]:
@@ -95,7 +96,7 @@ class ModelTest:
     @functools.cached_property
     def checksum(self) -> int:
         """The CRC-32 of the examples, which tells them from others."""
-        return functools.reduce(lambda checksum, part: zlib.crc32(part.tobytes(), checksum), self._examples, 0)
+        return compute_checksum(self._examples)
 
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""
@@ -103,16 +104,16 @@ class ModelTest:
         fetches = [dict(graph.parameters), tf.train.get_global_step(session.graph)]
         values, global_step = session.run(fetches, self.find_rows(session))
         feed_dict = dict(zip(tf.nest.flatten(fetches[0]), tf.nest.flatten(values), strict=True))
-        sums, logits = np.zeros(2), []
+        sums, guesses = np.zeros(2), []
         for images, labels in self._batches():
             feed_dict |= {graph.images: images, graph.labels: labels}
             measured, of_batch = session.run([[graph.loss, graph.accuracy], graph.logits], feed_dict)
             sums += len(labels) * np.array(measured)
-            logits.append(of_batch)
+            guesses.append(guess(of_batch))
         loss, accuracy = sums / num_examples
         if not 0 <= accuracy <= 1:
             raise UnusableError(f"model.py: build_accuracy() must return a fraction, 0 to 1, found {accuracy:g}")
-        mistakes = functools.partial(find_mistakes, np.concatenate(logits), self._examples)
+        mistakes = functools.partial(find_mistakes, guesses, self._examples, of_batch.shape[1])
         return Measures(float(loss), float(accuracy), int(global_step), values, mistakes)
 
     def find_rows(self, session: tf.Session) -> dict[tf.Tensor, Any]:
@@ -178,16 +179,18 @@ class EvaluationLog:
         measures.write_summary(self._folder.summaries_of(self._task))
 
 
-def record_test(measures: Measures, folder: RunFolder) -> None:
+def record_test(measures: Measures, folder: RunFolder, spec: Any) -> None:
     """Record the last evaluation of a run: for the report, with the worst mistakes, and for TensorBoard.
+
+    The `spec`, the user's INPUT, says what an example is.
 
     The result is saved by then. So mistakes that cannot be shown, as `show()` is the user's, are only said.
     """
     values: dict[str, Any] = measures.figures
     try:
-        values |= measures.find_mistakes()
+        values |= measures.find_mistakes(spec)
     except Exception as error:  # whatever it is
-        logging.warning("the report goes without the model's mistakes: mnist_input.py cannot show them: %r", error)
+        logging.warning("the report goes without the model's mistakes: %s", describe_mistake(error) or reason(error))
     events.record("tested", **values).wait(events.WRITING_SECS)
     measures.write_summary(folder.path)
 
@@ -196,8 +199,9 @@ class EvaluationHook(tf.train.SessionRunHook):
     """Evaluates the model while the workers train, and ends training when it is good enough. For the chief.
 
     The first evaluation is at the start, since a model that was found may be good enough already. A thread evaluates;
-    it ends with its session. First in `chief_only_hooks`: the others must hear that they shall stop before the chief
-    waits for them. And before any work can be lost, it finds out whether the tables have the rows that a test needs.
+    it ends with its session. A failure that would be the same at the end of training ends it now. First in
+    `chief_only_hooks`: the others must hear that they shall stop before the chief waits for them. And before any work
+    can be lost, it finds out whether the tables have the rows that a test needs.
     """
 
     def __init__(
@@ -223,6 +227,7 @@ class EvaluationHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._test.find_rows(session)
+        self._thread: threading.Thread | None = None
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
         if self._stop_at_accuracy is not None:
             last_word = self._roll_call.listen(session)[0].text  # of this task in its last life
@@ -231,7 +236,11 @@ class EvaluationHook(tf.train.SessionRunHook):
         if self._has_reached:
             coord.request_stop()  # as the others have, or will
         elif self._every_secs is not None:
-            start_guard("evaluate", self._keep_evaluating, session, coord, self._every_secs)
+            self._thread = make_guard("evaluate", self._keep_evaluating, session, coord, self._every_secs)
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> None:
+        if self._thread and self._thread.ident is None:
+            self._thread.start()
 
     def _keep_evaluating(self, session: tf.Session, coord: tf.train.Coordinator, every_secs: float) -> None:
         last_step = -1
