@@ -257,7 +257,7 @@ class NothingIsLost:
 
 
 class FailOnce(tf.train.SessionRunHook):
-    """Fails in the first session, as one that saves or listens when a ps ends."""
+    """Fails in the first session that it sees, as a hook that saves or listens when a ps ends."""
 
     has_failed = False
 
@@ -273,15 +273,16 @@ def test_a_session_whose_hooks_failed_leaves_no_thread_behind(local_servers, ind
     chief, worker = Worker(servers, 0), Worker(servers, index)
     with worker.graph.as_default():
         roll_call, folder = RollCall(worker.task), RunFolder("")
-        hooks = [StopWithChiefHook(worker.task, roll_call, 0.9), AbandonSessionHook(worker.task, NothingIsLost(), None)]
+        hooks = [StopWithChiefHook(worker.task, roll_call, 0.9)]
         if index == 0:
             hooks.append(EvaluationHook(worker.task, FixedTest(), folder, roll_call, 0.05, None, lambda _: False))
+        hooks += [FailOnce(), AbandonSessionHook(worker.task, NothingIsLost(), None), FailOnce()]
     before = set(threading.enumerate())
 
     def count():
         return collections.Counter(thread.name for thread in set(threading.enumerate()) - before)
 
-    with chief.session(), worker.session([*hooks, FailOnce()]) as session:
+    with chief.session(), worker.session(hooks) as session:
         session.run(worker.step)
         expected = {"abandon_session": 1, "evaluate": int(index == 0), "stop_with_chief": int(index == 1)}
         poll_for(lambda: all(count()[name] == num for name, num in expected.items()), f"{expected}", timeout_secs=30)

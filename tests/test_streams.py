@@ -89,11 +89,9 @@ def test_the_description_tells_other_labels_too():
 
 
 def test_the_description_of_strings_is_the_same_in_every_process():
-    def describe(*words):
+    def make_source(*words):
         numbered = [f"{word}{number}" for number, word in enumerate(words)]  # objects of their own
-        return MemorySource(
-            mnist_input.Examples(np.array(numbered, object)[:, None], np.arange(len(words)))
-        ).description
+        return MemorySource(mnist_input.Examples(np.array(numbered, object)[:, None], np.arange(len(words))))
 
-    assert describe("a", "b") == describe("a", "b")
-    assert describe("a", "b") != describe("b", "a")
+    one, same, other = make_source("a", "b"), make_source("a", "b"), make_source("b", "a")
+    assert one.description == same.description != other.description
