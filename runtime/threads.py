@@ -1,4 +1,4 @@
-"""The threads that guard a promise: none of them ends because of an error without a word."""
+"""The threads that guard a promise: an error in one ends the process as one of the main thread does."""
 
 import threading
 import time

@@ -182,9 +182,8 @@ class EvaluationLog:
 def record_test(measures: Measures, folder: RunFolder, spec: Any) -> None:
     """Record the last evaluation of a run: for the report, with the worst mistakes, and for TensorBoard.
 
-    The `spec`, the user's INPUT, says what an example is.
-
-    The result is saved by then. So mistakes that cannot be shown, as `show()` is the user's, are only said.
+    The result is saved by then. So mistakes that cannot be shown, as `show()` is the user's, are only said. The `spec`,
+    the user's INPUT, tells whether an input is a picture.
     """
     values: dict[str, Any] = measures.figures
     try:
