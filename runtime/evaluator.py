@@ -46,7 +46,9 @@ def follow_checkpoints(task: Task, test: ModelTest, folder: RunFolder, goal: Goa
         after = f" after global step {max(evaluated).checkpoint_step}" if evaluated else ""
         return "" if is_there else f"a checkpoint{after} in {folder.path}"
 
+    local_init_op = tf.train.Scaffold.default_local_init_op()  # of lookup tables, as a MonitoredSession does it
     with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:  # the GPUs are for the workers
+        session.run(local_init_op)
         while True:
             wait_until_nothing_is_missing(
                 task,

@@ -4,11 +4,12 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
 
-from runtime import VERSION, output
+from runtime import VERSION, output, threads
 from runtime.cluster import host_lists, signals
 from runtime.data.download import DownloadError
 from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
@@ -46,15 +47,19 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> None:
+    def end_by(error: BaseException) -> NoReturn:
+        status, message = describe_end(error, unusable)
+        end_process(status, message, host_lists.tell_others if status == UNUSABLE_STATUS else None)
+
     output.write_in_background()
     allow_many_files()
+    threads.end_on_errors_by(end_by)
     signals.start_listening()
-    status, message = 0, ""
     try:
         main()
     except (Exception, SystemExit) as error:  # the program itself raises no SystemExit from here on
-        status, message = describe_end(error, unusable)
-    end_process(status, message, host_lists.tell_others if status == UNUSABLE_STATUS else None)
+        end_by(error)
+    end_process(0)
 
 
 def describe_end(error: BaseException, unusable: tuple[type[Exception], ...]) -> tuple[int, str]:

@@ -1,9 +1,9 @@
-"""The threads that guard a promise: none of them ends because of an error without a word."""
+"""The threads that guard a promise: an error in one ends the process as one of the main thread does."""
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -11,25 +11,55 @@ from absl import logging
 from runtime.errors import reason
 from runtime.process import end_process
 
+# What another attempt may not meet: a network that fails, a ps that ends, and memory that was short.
+PASSING = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.ResourceExhaustedError,
+)
 
-def start_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> None:
-    """Run `guard(*arguments)` in a daemon thread; an error that it does not handle ends this process with status 1."""
+
+def _end_unstarted(error: Exception) -> NoReturn:
+    end_process(1, f"{reason(error)}; start this task again")
+
+
+_end_by: Callable[[Exception], NoReturn] = _end_unstarted
+
+
+def end_on_errors_by(end_by: Callable[[Exception], NoReturn]) -> None:
+    """Let an error of a thread end this process as one of the main thread does, which `end_by(error)` ends."""
+    global _end_by
+    _end_by = end_by
+
+
+def make_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> threading.Thread:
+    """Return a daemon thread for `guard(*arguments)`; an error that it does not handle ends this process.
+
+    A hook that guards a session makes it in `after_create_session()`, and starts it before the first step: TensorFlow
+    drops a session of which a later hook fails, and stops no coordinator then.
+    """
 
     def run() -> None:
         try:
             guard(*arguments)
         except Exception as error:  # what it guards would not be guarded any more, and nobody would know
-            logging.debug("unexpected error", exc_info=True)
-            end_process(1, f"the thread {name} cannot go on ({reason(error)}); start this task again")
+            _end_by(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    return threading.Thread(target=run, name=name, daemon=True)
+
+
+def start_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> None:
+    """Start what `make_guard()` makes."""
+    make_guard(name, guard, *arguments).start()
 
 
 def repeat_in_session(coord: tf.train.Coordinator, act: Callable[[], bool], period_secs: float, failure: str) -> None:
     """Call `act()` once in a period until it returns True, or the session of `coord` has an end.
 
-    An error of TensorFlow while the session goes on is logged after `failure`, such as "worker 0 could not save", once
-    for as long as it lasts; then `act()` has another try.
+    An error that may pass while the session goes on is logged after `failure`, such as "worker 0 could not save", once
+    for as long as it lasts; then `act()` has another try. Any other error would be the same next time.
     """
     is_failing = False
     while not coord.should_stop():
@@ -41,6 +71,8 @@ def repeat_in_session(coord: tf.train.Coordinator, act: Callable[[], bool], peri
         except (tf.errors.OpError, RuntimeError) as error:  # a RuntimeError is that of a session which is closed
             if coord.should_stop():
                 return
+            if not isinstance(error, PASSING):
+                raise
             if not is_failing:
                 logging.warning("%s (%s): trying again", failure, reason(error))
             is_failing = True

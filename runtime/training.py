@@ -161,5 +161,5 @@ class Training:
         with contextlib.suppress(tf.errors.OpError):  # a ps does not answer: then this waits for it below
             session.close()
         dismiss_servers(me.task, me.watch)
-        record_test(measures, me.folder)
+        record_test(measures, me.folder, self._graph.model.input_spec)
         report.write(me.folder)

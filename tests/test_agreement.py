@@ -40,3 +40,10 @@ def test_a_chief_that_differs_from_the_living_model_is_refused(local_servers):
     check(servers, "worker", 0, SETTINGS)
     with pytest.raises(UnusableError, match=r"the model on the ps tasks is trained with --learning_rate=0\.001"):
         check(servers, "worker", 0, {**SETTINGS, "learning_rate": 0.01})
+
+
+def test_other_data_may_be_the_same_in_another_order(local_servers):
+    servers = local_servers(1, 2)
+    check(servers, "worker", 0, {"data_dir": "(9 examples, CRC-32 00000001)"})
+    with pytest.raises(UnusableError, match=r"all workers the same examples in the same order \(sort the files, seed"):
+        check(servers, "worker", 1, {"data_dir": "(9 examples, CRC-32 00000002)"})

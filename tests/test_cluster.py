@@ -163,6 +163,33 @@ def test_waiting_has_an_end():
         wait_until_nothing_is_missing(task, lambda: "Godot", 0.1, "write to Beckett")
 
 
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self):
+        self.now, self.pauses = 0.0, []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, secs):
+        self.now += secs
+        self.pauses.append(secs)
+
+
+def test_a_long_wait_looks_less_often_and_a_short_one_ends_soon(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(waiting, "time", clock)
+    with pytest.raises(TimeoutError):
+        wait_until_nothing_is_missing(Task("worker", 1, PS, WORKERS), lambda: "Godot", 60, "", poll_secs=2.0)
+    at = 0.0
+    for pause in clock.pauses:
+        assert pause <= max(0.2, at / 10) + 1e-9, "late by a tenth of the wait"
+        at += pause
+    assert clock.pauses[-1] == 2.0
+    assert len(clock.pauses) < 70, "looks"
+
+
 def test_waiting_ends_when_nothing_is_missing_any_more(caplog):
     answers = iter(["a, b", "a, b", "b", ""])
     task = Task("worker", 1, PS, WORKERS)

@@ -21,7 +21,7 @@ from runtime.evaluator import Checkpoint, follow_checkpoints
 from runtime.folder import RunFolder
 from runtime.monitoring import evaluation
 from runtime.monitoring.evaluation import EXAMPLES, EvaluationGraph, EvaluationHook, EvaluationLog, Measures, ModelTest
-from runtime.monitoring.mistakes import find_mistakes
+from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.result import Goal, Result, evaluate_and_save, is_finished, keep_trying
 from runtime.session.stopping import StopWithChiefHook
@@ -166,6 +166,7 @@ def test_any_accuracy_reaches_the_goal_of_0(local_servers):
         )
         hook.after_create_session(session, tf.train.Coordinator())
         context = tf.train.SessionRunContext(None, session)
+        hook.before_run(context)
 
         def is_stopped():
             hook.after_run(context, None)
@@ -247,6 +248,21 @@ def test_an_evaluator_leaves_out_a_broken_checkpoint_when_the_user_has_named_an_
     assert f"leaving out {paths[1]}: OutOfRangeError: " in caplog.text
 
 
+def test_an_evaluator_initialises_what_a_monitored_session_does(finished_run):
+    values = []
+    with tf.Graph().as_default():
+        tf.get_variable("weights", [])
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["seven"], [7]), 0)
+        fetches = [table.lookup(tf.constant("seven")), tf.get_local_variable("count", initializer=8)]
+
+        def evaluate(session):
+            values.append(session.run(fetches))
+            return MEASURES
+
+        follow_checkpoints(EVALUATOR, evaluate, RunFolder(finished_run.folder), Goal(40, None), Timeouts(0, 0))
+    assert values == 2 * [[7, 8]]
+
+
 def make_evaluate(labels):
     """Return what measures logits that are the images themselves."""
     images, placeholder = tf.placeholder(tf.float32, [None, 2]), tf.placeholder(tf.int32, [None])
@@ -306,11 +322,18 @@ def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(tmp_path,
             return self.texts[index]
 
     examples = Examples(np.zeros([1, 2], np.float32), np.array([1]))
-    find = functools.partial(find_mistakes, np.array([[1.0, 0.0]], np.float32), examples)
-    evaluation.record_test(MEASURES._replace(find_mistakes=find), RunFolder(tmp_path))
+    find = functools.partial(find_mistakes, [guess(np.array([[1.0, 0.0]], np.float32))], examples, 2)
+
+    def run_out_of_memory(_):
+        raise MemoryError("Unable to allocate 3 GiB")
+
+    for failing in (find, run_out_of_memory):
+        evaluation.record_test(MEASURES._replace(find_mistakes=failing), RunFolder(tmp_path), None)
     assert recorded == {"global_step": 40, "test_accuracy": 0.9375, "test_loss": 0.25}
-    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert "mnist_input.py cannot show them: AttributeError(" in warning.getMessage()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "the report goes without the model's mistakes: AttributeError: 'Examples' object has no attribute 'texts'",
+        "the report goes without the model's mistakes: MemoryError: Unable to allocate 3 GiB",
+    ]
 
 
 def test_what_show_and_name_return_is_recorded_as_text():
@@ -324,7 +347,8 @@ def test_what_show_and_name_return_is_recorded_as_text():
         def name(self, label):
             return np.int64(label)
 
-    found = find_mistakes(np.array([[1.0, 0.0]], np.float32), Examples(np.array([[7]]), np.array([1])))
+    batches = [guess(np.array([[1.0, 0.0]], np.float32))]
+    found = find_mistakes(batches, Examples(np.array([[7]]), np.array([1])), 2, None)
     assert json.loads(json.dumps(found))["mistakes"] == [
         {"index": 0, "label": "1", "guess": "0", "probability": 0.7311, "text": "[7]"}
     ]
@@ -400,6 +424,7 @@ def test_an_evaluation_that_fails_is_said_and_the_next_one_counts(local_servers,
         session.run(initializer)
         coord = tf.train.Coordinator()
         hook.after_create_session(session, coord)
+        hook.before_run(None)
         poll_for(lambda: hook._has_reached, "second evaluation")
         coord.request_stop()
     assert re.search(r"worker 0 could not evaluate the model \(ResourceExhaustedError: .*\): trying again", caplog.text)
@@ -424,6 +449,7 @@ def test_a_worker_that_did_not_hear_the_chief_once_listens_on(local_servers, cap
         coord = tf.train.Coordinator()
         hook.after_create_session(other_session, coord)
         worker.listen = fail_once
+        hook.before_run(None)
         failure = "worker 1 could not hear the chief (DeadlineExceededError: too slow): trying again"
         poll_for(lambda: failure in caplog.text, "slow answer")
         chief.say(session, REACHED)

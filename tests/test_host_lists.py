@@ -199,3 +199,25 @@ def test_a_task_whose_own_server_is_slow_asks_again(ends, monkeypatch):
     start("ps 0", [ps], [worker])
     lists, _ = on_board(ps)
     assert lists.task == "ps 0"
+
+
+def test_a_task_that_misses_another_looks_less_often_as_time_goes_by(monkeypatch):
+    class Clock:
+        now, num_pauses = 0.0, 0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, secs):
+            self.now, self.num_pauses = self.now + secs, self.num_pauses + 1
+            if self.now > 60:
+                raise InterruptedError
+
+    clock = Clock()
+    monkeypatch.setattr(host_lists, "start_guard", lambda *_: None)
+    monkeypatch.setattr(host_lists, "read_board", lambda _: None)
+    monkeypatch.setattr(host_lists, "put_given", lambda *_: None)
+    monkeypatch.setattr(host_lists, "time", clock)
+    with pytest.raises(InterruptedError):
+        host_lists.HostListsWatch(Task("worker", 1, ("a:1",), ("b:2", "c:3")))._watch()
+    assert clock.num_pauses < 80, "looks in a minute"

@@ -1,6 +1,7 @@
 """The report of a run: what the tasks record, what the report makes of it, and that a browser shows it."""
 
 import base64
+import io
 import json
 import os
 import re
@@ -8,10 +9,12 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
+from PIL import Image
 
 from runtime import events, report
 from runtime.folder import RunFolder
-from runtime.monitoring.mistakes import find_mistakes
+from runtime.monitoring.mistakes import Guesses, find_mistakes, guess
 from runtime.report import charts, history
 from runtime.report.history import Entry
 from tests import browser, forked
@@ -23,11 +26,12 @@ RESULT = {
     "num_workers": 2, "tensorflow_version": "2.21.0",
 }  # fmt: skip
 MISTAKE = {"index": 7, "label": 1, "guess": 0, "probability": 0.9}
+TESTED_FIGURES = {"global_step": 300, "test_accuracy": 0.75, "test_loss": 0.5}
 TESTED = {
-    "global_step": 300, "test_accuracy": 0.75, "test_loss": 0.5,
+    **TESTED_FIGURES,
     "confusion": [[2, 0], [1, 1]],
-    "mistakes": [{**MISTAKE, "pixels": base64.b64encode(bytes(range(196)) * 4).decode()}],
-}  # fmt: skip
+    "mistakes": [{**MISTAKE, "shape": [28, 28], "pixels": base64.b64encode(bytes(range(196)) * 4).decode()}],
+}
 
 
 def progress(step, local_step):
@@ -208,8 +212,8 @@ def test_a_model_whose_mistakes_could_not_be_shown_is_not_called_perfect(train_d
     assert "The model made no mistake." not in (train_dir / "report.html").read_text()
 
 
-@pytest.mark.parametrize("mistakes", [[], [{**MISTAKE, "pixels": base64.b64encode(bytes(4 * 4 * 3)).decode()}]])
-def test_a_perfect_model_and_images_that_are_no_grey_squares_have_a_report(train_dir, mistakes):
+@pytest.mark.parametrize("mistakes", [[], [{**MISTAKE, "pixels": "of a run before pictures had a shape"}]])
+def test_a_perfect_model_and_an_old_run_have_a_report(train_dir, mistakes):
     write(train_dir, {"worker-0": [(27, "tested", {**TESTED, "mistakes": mistakes})]})
     assert report.write(RunFolder(train_dir))
     assert ("The model made no mistake." in (train_dir / "report.html").read_text()) == (not mistakes)
@@ -305,7 +309,8 @@ for number in range(100):
 def test_the_confusion_matrix_and_the_worst_mistakes():
     logits = np.log(np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]], np.float32))
     images = np.arange(8, dtype=np.uint8).reshape(4, 2)
-    found = find_mistakes(logits, (images, np.array([0, 1, 1, 1], np.uint8)))
+    spec = tf.TensorSpec([1, 2], tf.uint8)
+    found = find_mistakes([guess(logits[:3]), guess(logits[3:])], (images, np.array([0, 1, 1, 1], np.uint8)), 2, spec)
     assert found["confusion"] == [[1, 0], [2, 1]]
     assert [(m["index"], m["label"], m["guess"], m["probability"]) for m in found["mistakes"]] == [
         (2, "1", "0", 0.8),
@@ -313,6 +318,59 @@ def test_the_confusion_matrix_and_the_worst_mistakes():
     ]
     assert base64.b64decode(found["mistakes"][0]["pixels"]) == bytes([4, 5])
     json.dumps(found)
+
+
+def test_many_classes_are_told_by_the_pairs_that_are_most_often_confused(train_dir):
+    """A matrix of them would have more cells than anybody reads, and 100000 classes have memory for none."""
+    labels = np.repeat(np.arange(100, dtype=np.int32), 3)
+    classes = np.where(labels % 2, labels, 99_999)
+    classes[labels == 98] = [99_998, 99_998, 98]
+    batches = [Guesses(classes, np.full(300, 0.5, np.float32))]
+    found = find_mistakes(batches, (np.zeros([300, 2], np.uint8), labels), 100_000, None)
+    assert len(found["confused"]) == 20
+    assert found["confused"][0] == ["0", "99999", 3]
+    assert len(json.dumps(found)) < 5000
+    write(train_dir, {"worker-0": [(27, "tested", {**TESTED_FIGURES, **found})]})
+    assert report.write(RunFolder(train_dir))
+    page = (train_dir / "report.html").read_text()
+    assert "It would have 100000 rows and columns, too many to read." in page
+    assert '<th scope="row">0</th><td>99999</td><td>3</td>' in page
+    assert "Test examples by their label" not in page
+
+
+@pytest.mark.parametrize("num_classes", [50, 51])
+def test_a_confusion_matrix_has_a_size_that_can_be_read(num_classes):
+    found = find_mistakes([Guesses(np.array([1]), np.ones(1))], (np.zeros([1, 2]), np.array([0])), num_classes, None)
+    assert ("confusion" in found, "confused" in found) == (num_classes == 50, num_classes == 51)
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode"),
+    [
+        (tf.TensorSpec([4, 6], tf.uint8), "L"),
+        (tf.TensorSpec([4, 6, 1], tf.uint8), "L"),
+        (tf.TensorSpec([4, 6, 3], tf.uint8), "RGB"),
+        (tf.TensorSpec([4, 6, 2], tf.uint8), None),
+        (tf.TensorSpec([4, 6], tf.float32), None),
+        (tf.TensorSpec([24], tf.uint8), None),
+        ({"a": tf.TensorSpec([4, 6], tf.uint8)}, None),
+    ],
+)
+def test_only_what_input_calls_a_picture_is_drawn(train_dir, spec, mode):
+    size = 24 if isinstance(spec, dict) else spec.shape.num_elements()
+    dtype = np.uint8 if isinstance(spec, dict) else spec.dtype.as_numpy_dtype
+    inputs = np.arange(size).astype(dtype)[None]
+    found = find_mistakes([Guesses(np.array([1]), np.ones(1))], (inputs, np.array([0])), 2, spec)
+    write(train_dir, {"worker-0": [(27, "tested", {**TESTED_FIGURES, **found})]})
+    assert report.write(RunFolder(train_dir))
+    page = (train_dir / "report.html").read_text()
+    if not mode:
+        assert "<img" not in page
+        assert re.search(r"<b>\[ ?0\.?  ?1\.?  ?2\.? ", page)
+        return
+    image = Image.open(io.BytesIO(base64.b64decode(re.search(r'base64,([^"]*)" width="6" height="4"', page)[1])))
+    assert (image.mode, image.size) == (mode, (6, 4))
+    assert image.getpixel((1, 0)) == (254 if mode == "L" else (3, 4, 5))
 
 
 def labels(chart):

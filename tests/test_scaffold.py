@@ -1,23 +1,27 @@
 import collections
 import logging
 import math
+import os
 import queue
 import threading
 
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster import probes
+from benchmarks.testbed.processes import poll_for
+from runtime.cluster import probes, waiting
 from runtime.cluster.host_lists import HostLists, put_given
 from runtime.cluster.notes import Agreement
+from runtime.cluster.roll_call import RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
-from runtime.errors import FinishedError
+from runtime.errors import FinishedError, UnusableError
 from runtime.folder import RunFolder
+from runtime.monitoring.evaluation import EvaluationHook, Measures
 from runtime.saving.result import Goal
 from runtime.session import scaffold, stopping
 from runtime.session.scaffold import Job, TrainingScaffold
-from runtime.session.stopping import AbandonSessionHook, StopAtStepHook
+from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopWithChiefHook
 
 
 class Worker:
@@ -231,3 +235,100 @@ def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch):
     )
     message = "the last session cannot be closed after UnavailableError: ps 0 is gone: start this task again"
     assert stuck.ends == [(1, message)]
+
+
+class FixedTest:
+    """A test of no examples."""
+
+    checksum = 0
+
+    def find_rows(self, session):
+        return {}
+
+    def __call__(self, session):
+        return Measures(0.5, 0.5, int(session.run(tf.train.get_global_step(session.graph))), {}, dict)
+
+
+class NothingIsLost:
+    """A watch."""
+
+    def ended_servers(self, since, lives):
+        return ""
+
+
+class FailOnce(tf.train.SessionRunHook):
+    """Fails in the first session that it sees, as a hook that saves or listens when a ps ends."""
+
+    has_failed = False
+
+    def after_create_session(self, session, coord):
+        if not self.has_failed:
+            self.has_failed = True
+            raise tf.errors.UnavailableError(None, None, "a ps has ended")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_session_whose_hooks_failed_leaves_no_thread_behind(local_servers, index):
+    servers = local_servers(1, 2)
+    chief, worker = Worker(servers, 0), Worker(servers, index)
+    with worker.graph.as_default():
+        roll_call, folder = RollCall(worker.task), RunFolder("")
+        hooks = [StopWithChiefHook(worker.task, roll_call, 0.9)]
+        if index == 0:
+            hooks.append(EvaluationHook(worker.task, FixedTest(), folder, roll_call, 0.05, None, lambda _: False))
+        hooks += [FailOnce(), AbandonSessionHook(worker.task, NothingIsLost(), None), FailOnce()]
+    before = set(threading.enumerate())
+
+    def count():
+        return collections.Counter(thread.name for thread in set(threading.enumerate()) - before)
+
+    with chief.session(), worker.session(hooks) as session:
+        session.run(worker.step)
+        expected = {"abandon_session": 1, "evaluate": int(index == 0), "stop_with_chief": int(index == 1)}
+        poll_for(lambda: all(count()[name] == num for name, num in expected.items()), f"{expected}", timeout_secs=30)
+
+
+def test_no_worker_trains_with_flags_that_nobody_compared(local_servers):
+    """The chief publishes its flags and makes the model between two looks of a worker."""
+    servers = local_servers(1, 2)
+    chief, worker = Worker(servers, 0), Worker(servers, 1)
+    with chief.graph.as_default():
+        chief.scaffold._job = chief.scaffold._job._replace(agreement=Agreement(chief.task, {"optimizer": "adam"}))
+    with worker.graph.as_default():
+        agreement = Agreement(worker.task, {"optimizer": "sgd"})
+    check, sessions = agreement.check, []
+
+    def check_before_the_chief_starts(session):
+        check(session)
+        if not sessions:
+            sessions.append(chief.session())
+
+    agreement.check = check_before_the_chief_starts
+    worker.scaffold._job = worker.scaffold._job._replace(agreement=agreement)
+    with pytest.raises(UnusableError, match=r"worker 1 has --optimizer=sgd, but .* trained with --optimizer=adam"):
+        worker.session()
+    sessions[0].close()
+
+
+def test_a_train_directory_that_does_not_answer_is_said(local_servers, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(waiting, "REMINDER_SECS", 0.05)
+    servers = local_servers(1, 1)
+    worker = Worker(servers, 0, tmp_path)
+    lock = tmp_path / "chief.lock"
+    lock.unlink()
+    os.mkfifo(lock)  # whoever reads it waits for a writer, as for a file server that is away
+    ready = threading.Event()
+
+    def start():
+        with worker.session():
+            ready.set()
+
+    threading.Thread(target=start, daemon=True).start()
+    line = (
+        f"worker 0: still looking whether every ps sees --train_dir: see that {tmp_path} answers, here and on each ps"
+    )
+    poll_for(lambda: line in caplog.text, "line")
+    with open(lock, "wb"):
+        lock.rename(tmp_path / "fifo")
+        lock.touch()
+    assert ready.wait(60)

@@ -86,3 +86,12 @@ def test_the_description_tells_other_labels_too():
     assert re.fullmatch(r"\(2 examples, CRC-32 [0-9a-f]{8}\)", description)
     assert MemorySource(examples._replace(images=examples.images.copy())).description == description
     assert MemorySource(examples._replace(labels=np.array([2, 1], np.uint8))).description != description
+
+
+def test_the_description_of_strings_is_the_same_in_every_process():
+    def make_source(*words):
+        numbered = [f"{word}{number}" for number, word in enumerate(words)]  # objects of their own
+        return MemorySource(mnist_input.Examples(np.array(numbered, object)[:, None], np.arange(len(words))))
+
+    one, same, other = make_source("a", "b"), make_source("a", "b"), make_source("b", "a")
+    assert one.description == same.description != other.description

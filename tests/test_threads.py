@@ -1,36 +1,89 @@
-"""A thread that guards a promise ends its process if it cannot go on."""
+"""An error in a thread ends its process, as it would in the main thread; what may pass has another try."""
 
 import subprocess
 import sys
 
 import pytest
+import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import PROJECT
+from runtime import threads
+from tests import forked
 
 RUN = """
-from runtime import environment, threads
+from runtime import environment, program, threads
+from runtime.errors import FinishedError, UnusableError
 import tensorflow.compat.v1 as tf
 import time
 
-def guard(what):
-    raise {error}
+def act():
+    {statement}
 
-threads.start_guard("watch", guard, "the promise")
-time.sleep(300)
+def main():
+    {start}
+    time.sleep(300)
+
+{run}
 """
+START = 'threads.start_guard("watch", act)'
+REPEAT = 'threads.start_guard("watch", threads.repeat_in_session, tf.train.Coordinator(), act, 0.01, "it failed")'
+PROGRAM = "program.start(main, KeyError)"
 
 
+@pytest.mark.parametrize("start", [START, REPEAT])
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("statement", "status", "message"),
     [
-        ("ValueError(what)", "ValueError: the promise"),
-        ('tf.errors.AbortedError(None, None, "no " + what)', "AbortedError: no the promise"),
+        ("raise UnusableError('an accuracy of 2')", 2, "error: an accuracy of 2\n"),
+        ("raise KeyError('a bad file')", 2, "error: 'a bad file'\n"),
+        ("raise TimeoutError('waited')", 1, "error: waited\n"),
+        ("raise FinishedError('nothing is left')", 0, ""),
+        ("raise ValueError('no', 'way')", 1, "error: ValueError: ('no', 'way'); start this task again\n"),
+        (
+            "raise tf.errors.InvalidArgumentError(None, None, 'a shape')",
+            1,
+            "error: InvalidArgumentError: a shape; start this task again\n",
+        ),
+        (
+            "import model; model.build_nothing",
+            2,
+            "error: AttributeError: module 'model' has no attribute 'build_nothing'; correct model.py\n",
+        ),
     ],
 )
-def test_a_guard_that_fails_ends_its_process_with_one_line(error, line):
-    command = [sys.executable, "-c", RUN.format(error=error)]
-    process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=240)
-    assert process.returncode == 1
-    last = process.stderr.splitlines()[-1]
-    assert last == f"error: the thread watch cannot go on ({line}); start this task again"
+def test_a_thread_ends_its_process_as_the_main_thread_does(start, statement, status, message):
+    process = forked.run("-c", RUN.format(statement=statement, start=start, run=PROGRAM))
+    assert process.returncode == status
+    assert [line for line in process.stderr.splitlines(keepends=True) if line.startswith("error: ")] == (
+        [message] if message else []
+    )
     assert "Traceback" not in process.stderr
+
+
+def test_a_thread_of_another_program_ends_it_too():
+    script = RUN.format(statement="raise tf.errors.AbortedError(None, None, 'no')", start=START, run="main()")
+    process = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, timeout=240)
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1] == "error: AbortedError: no; start this task again"
+
+
+def test_only_what_may_pass_has_another_try(caplog):
+    coord, errors = tf.train.Coordinator(), iter([*threads.PASSING, tf.errors.UnimplementedError, None])
+
+    def act():
+        raise next(errors)(None, None, "sorry")
+
+    with pytest.raises(tf.errors.UnimplementedError):
+        threads.repeat_in_session(coord, act, 0.01, "worker 0 could not act")
+    assert caplog.text.count("worker 0 could not act (UnavailableError: sorry): trying again") == 1
+    assert next(errors) is None, "each had its turn"
+
+
+def test_no_error_counts_once_the_session_has_ended():
+    coord = tf.train.Coordinator()
+
+    def act():
+        coord.request_stop()
+        raise RuntimeError("Attempted to use a closed Session.")
+
+    threads.repeat_in_session(coord, act, 0.01, "worker 0 could not act")

@@ -136,7 +136,7 @@ class HostListsWatch:
 
     def _watch(self) -> None:
         """Look at one board after the other until the cluster trains."""
-        unseen = set(self._boards)
+        unseen, start = set(self._boards), time.monotonic()
         for board in itertools.cycle(self._boards):
             if found := read_board(board):
                 unseen.discard(board)
@@ -145,7 +145,7 @@ class HostListsWatch:
                 put_given(self.task, self._given)
             if self._is_settled:
                 return put_given(self.task, self._given._replace(is_settled=True))
-            time.sleep(POLL_SECS if unseen else LOOK_SECS)
+            time.sleep(max(POLL_SECS, min(LOOK_SECS, (time.monotonic() - start) / 10)) if unseen else LOOK_SECS)
 
     def _heed(self, board: Peer | Task, theirs: HostLists, verdict: str) -> None:
         if difference := self._given.describe_difference(board, theirs):

@@ -61,9 +61,12 @@ class Agreement:
         published = json.loads(text or "{}")
         for name, value in self._settings.items():
             if (theirs := published.get(name, value)) != value:
+                remedy = "give all workers the same"
+                if name == "data_dir":  # the CRC-32 is of the examples in their order
+                    remedy += " examples in the same order (sort the files, seed the shuffle)"
                 raise UnusableError(
                     f"{self._task} has --{name}={value}, but the model on the ps tasks is trained with"
-                    f" --{name}={theirs}: give all workers the same, or end the ps tasks and start them again"
+                    f" --{name}={theirs}: {remedy}, or end the ps tasks and start them again"
                 )
         if self._task.is_chief:
             session.run(self._publish)

@@ -1,10 +1,11 @@
 """How a task waits for others: it says for whom it waits, and it does not wait for ever."""
 
+import contextlib
 import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from absl import logging
@@ -38,6 +39,8 @@ def wait_until_nothing_is_missing(
 ) -> None:
     """Poll until `describe_missing()` returns an empty text, and log what it returns whenever that changes.
 
+    Most waits are over soon. So the pauses grow to `POLL_SECS` at once, and then with the wait, to `poll_secs` at most.
+
     Raises:
       TimeoutError, or another `error`: something was still missing after `timeout_secs`. It ends with `remedy`.
     """
@@ -51,9 +54,27 @@ def wait_until_nothing_is_missing(
             logging.info("%s: waiting for %s", task, missing)
             events.record("waiting", missing=missing)
             last_logged, logged_at = missing, now
-        time.sleep(min(poll_secs, max(MIN_POLL_SECS, (now - start) / 4)))  # most waits are over soon
+        waited_secs = now - start
+        pause_secs = max(MIN_POLL_SECS, min(POLL_SECS, waited_secs / 4), waited_secs / 10)
+        time.sleep(min(poll_secs, pause_secs))
     if last_logged:
         events.record("waited")
+
+
+@contextlib.contextmanager
+def reminding(task: Task, what: str, folder: str) -> Iterator[None]:
+    """Log, as long as it goes on, `what` this task does with a folder: a file server that is away may never answer."""
+    is_done = threading.Event()
+
+    def remind() -> None:
+        while not is_done.wait(REMINDER_SECS):
+            logging.warning("%s: still %s: see that %s answers, here and on each ps", task, what, folder)
+
+    start_guard("remind", remind)
+    try:
+        yield
+    finally:
+        is_done.set()
 
 
 @dataclasses.dataclass

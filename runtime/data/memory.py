@@ -1,14 +1,13 @@
 """Examples that lie in memory: a run carries their numbers, and gathers only what it uses."""
 
 import sys
-import zlib
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from runtime.data.order import build_numbers
-from runtime.data.reader import Access, Columns
+from runtime.data.reader import Access, Columns, compute_checksum
 from runtime.errors import UnusableError
 
 
@@ -27,11 +26,8 @@ class MemorySource:
 
     @property
     def description(self) -> str:
-        """What tells these examples from others: their number, and the CRC-32 of all bytes."""
-        checksum = 0
-        for column in self._columns:
-            checksum = zlib.crc32(np.ascontiguousarray(column).data, checksum)
-        return f"({self.num_examples} examples, CRC-32 {checksum:08x})"
+        """What tells these examples from others: their number, and the CRC-32 of all of them."""
+        return f"({self.num_examples} examples, CRC-32 {compute_checksum(self._columns):08x})"
 
     def share(self, index: int, num_workers: int) -> "MemorySource":
         """Return every `num_workers`-th example from `index` on: shares are disjoint and complete.

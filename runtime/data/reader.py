@@ -1,8 +1,11 @@
 """What reads a data set, and how a graph gets at its examples."""
 
+import functools
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
@@ -33,3 +36,14 @@ class Access(NamedTuple):
 def signature_of(examples: Columns) -> list[tf.TensorSpec]:
     """Return the columns of one example."""
     return [tf.TensorSpec(column.shape[1:], tf.as_dtype(column.dtype)) for column in examples]
+
+
+def compute_checksum(columns: Columns) -> int:
+    """Return the CRC-32 of examples in their order, which tells them from others, in any process."""
+
+    def add(checksum: int, column: npt.NDArray[Any]) -> int:
+        if column.dtype.hasobject:  # such as strings: what lies in the array are their addresses
+            return zlib.crc32(repr(column.tolist()).encode(errors="surrogatepass"), checksum)
+        return zlib.crc32(np.ascontiguousarray(column).data, checksum)
+
+    return functools.reduce(add, columns, 0)

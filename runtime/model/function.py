@@ -152,6 +152,12 @@ class Model:
         self._summaries = self._take_summaries()
         self._test = self._take_test()
 
+    @property
+    def input_spec(self) -> tf.TensorSpec | None:
+        """What an input is, where a model has one."""
+        specs = list(self._files.inputs.values())
+        return specs[0] if len(specs) == 1 else None
+
     # What the variables are
 
     def _is_table(self, name: str, total: tf.Tensor, is_stepwise: bool) -> bool:

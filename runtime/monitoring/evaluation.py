@@ -3,8 +3,8 @@
 import collections
 import functools
 import json
+import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,14 +16,16 @@ from absl import logging
 from runtime import events
 from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError
+from runtime.data.reader import compute_checksum
+from runtime.errors import UnusableError, reason
 from runtime.files import append_lines
 from runtime.folder import RunFolder
 from runtime.model.function import Measured, Model
 from runtime.monitoring import event_files
-from runtime.monitoring.mistakes import find_mistakes
+from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.tables import Parameters
-from runtime.threads import repeat_in_session, start_guard
+from runtime.threads import make_guard, repeat_in_session
+from runtime.users_files import describe_mistake
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 
@@ -34,8 +36,8 @@ class Measures(NamedTuple):
     loss: float
     metrics: dict[str, float]  # by name, the most important one first
     global_step: int  # that the parameters had
-    parameters: dict[str, Any]  # their values, arrays by name, without tables
-    find_mistakes: Callable[[], dict[str, Any]]  # looks for them only when it is called
+    parameters: dict[str, Any]  # their values, arrays by name; of tables the `Rows` that the examples need
+    find_mistakes: Callable[[Any], dict[str, Any]]  # looks for them only when it is called, with what an input is
 
     @property
     def scalars(self) -> dict[str, float]:
@@ -112,7 +114,7 @@ class ModelTest:
     @functools.cached_property
     def checksum(self) -> int:
         """The CRC-32 of the examples, which tells them from others."""
-        return functools.reduce(lambda checksum, part: zlib.crc32(part.tobytes(), checksum), self._examples, 0)
+        return compute_checksum(self._examples)
 
     def check(self, session: tf.Session) -> None:
         """Try a last batch, which may be short, before any work can be lost."""
@@ -122,35 +124,32 @@ class ModelTest:
 
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""
-        measured, num_examples = self._graph.measured, len(self._examples[0])
-        fetches = [dict(self._graph.parameters), tf.train.get_global_step(session.graph), measured.reset]
+        graph, measured = self._graph, self._graph.measured
+        fetches = [dict(graph.parameters), tf.train.get_global_step(session.graph), measured.reset]
         values, global_step, _ = session.run(fetches)
-        feed_dict = {tensor: values[name] for name, tensor in self._graph.parameters.items()}
-        sums = np.zeros(1 + len(measured.means))
-        of_classes: list[list[Any]] = []
+        feed_dict = {tensor: values[name] for name, tensor in graph.parameters.items()}
+        of_classes = [measured.logits, measured.labels] if graph.num_classes else []
+        sums, guesses, labels = np.zeros(1 + len(measured.means)), [], []
         for batch in self._batches():
-            wanted = [measured.logits, measured.labels] if self._graph.num_classes else []
-            (loss, means, _), found = session.run(
-                [[measured.loss, measured.means, measured.updates], wanted], {**feed_dict, **self._feed(batch)}
-            )
+            found = [measured.loss, measured.means, measured.updates, of_classes]
+            loss, means, _, of_batch = session.run(found, {**feed_dict, **self._feed(batch)})
             sums += len(batch[0]) * np.array([loss, *means.values()])
-            of_classes.append(found)
-        loss, *averages = sums / num_examples
-        metrics = dict(zip(measured.means, map(float, averages), strict=True))
-        metrics |= {name: float(value) for name, value in session.run(measured.values).items()}
+            if of_batch:
+                guesses.append(guess(of_batch[0]))
+                labels.append(of_batch[1])
+        loss, *averages = sums / len(self._examples[0])
+        metrics = dict(zip(measured.means, averages, strict=True)) | session.run(measured.values)
         if not 0 <= metrics.get("accuracy", 0) <= 1:
             raise UnusableError(
                 f"model.py: build_metrics() must return a fraction, 0 to 1, as accuracy, found {metrics['accuracy']:g}"
             )
-        in_order = {name: metrics[name] for name in self._graph.measured.names}
-
-        def look_for_mistakes() -> dict[str, Any]:
-            if not self._graph.num_classes:
-                return {}
-            logits, _ = map(np.concatenate, zip(*of_classes, strict=True))
-            return find_mistakes(logits, self._examples)
-
-        return Measures(float(loss), in_order, int(global_step), values, look_for_mistakes)
+        mistakes: Callable[[Any], dict[str, Any]] = lambda spec: {}  # noqa: E731
+        if graph.num_classes:
+            mistakes = functools.partial(
+                find_mistakes, guesses, np.concatenate(labels), self._examples, graph.num_classes
+            )
+        in_order = {name: float(metrics[name]) for name in measured.names}
+        return Measures(float(loss), in_order, int(global_step), values, mistakes)
 
     def _batches(self) -> Iterator[list[npt.NDArray[Any]]]:
         size = self._graph.batch_size
@@ -188,16 +187,17 @@ class EvaluationLog:
         measures.write_summary(self._folder.summaries_of(self._task))
 
 
-def record_test(measures: Measures, folder: RunFolder) -> None:
+def record_test(measures: Measures, folder: RunFolder, spec: Any) -> None:
     """Record the last evaluation of a run: for the report, with the worst mistakes, and for TensorBoard.
 
-    The result is saved by then. So mistakes that cannot be shown, as `show()` is the user's, are only said.
+    The result is saved by then. So mistakes that cannot be shown, as `show()` is the user's, are only said. The `spec`,
+    the user's INPUT, tells whether an input is a picture.
     """
     values: dict[str, Any] = measures.figures
     try:
-        values |= measures.find_mistakes()
+        values |= measures.find_mistakes(spec)
     except Exception as error:  # whatever it is
-        logging.warning("the report goes without the model's mistakes: mnist_input.py cannot show them: %r", error)
+        logging.warning("the report goes without the model's mistakes: %s", describe_mistake(error) or reason(error))
     events.record("tested", **values).wait(events.WRITING_SECS)
     measures.write_summary(folder.path)
 
@@ -233,6 +233,7 @@ class EvaluationHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._test.check(session)
+        self._thread: threading.Thread | None = None
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
         if self._stop_at_accuracy is not None:
             last_word = self._roll_call.listen(session)[0].text  # of this task in its last life
@@ -241,7 +242,11 @@ class EvaluationHook(tf.train.SessionRunHook):
         if self._has_reached:
             coord.request_stop()  # as the others have, or will
         elif self._every_secs is not None:
-            start_guard("evaluate", self._keep_evaluating, session, coord, self._every_secs)
+            self._thread = make_guard("evaluate", self._keep_evaluating, session, coord, self._every_secs)
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> None:
+        if self._thread and self._thread.ident is None:
+            self._thread.start()
 
     def _keep_evaluating(self, session: tf.Session, coord: tf.train.Coordinator, every_secs: float) -> None:
         last_step = -1

@@ -62,7 +62,7 @@ class History(NamedTuple):
 
     @property
     def tested(self) -> Event:
-        """The last test, with what was taken for what; empty if there was none."""
+        """The last test, with what the model confused; empty if there was none."""
         return [{}, *self.of_kind("tested")][-1]
 
     def of_kind(self, kind: str, task: str = "") -> list[Event]:

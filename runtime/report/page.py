@@ -4,10 +4,10 @@ import base64
 import datetime
 import html
 import io
-import math
 import pathlib
 import shlex
 import string
+from collections.abc import Sequence
 
 from runtime.display.status import Event
 from runtime.report import charts, history
@@ -24,7 +24,7 @@ def make_page(run: History) -> str:
         "Result": _make_figures(run),
         "Accuracy and loss": _make_curves(run),
         "What each task did": _make_timeline(run),
-        "What was taken for what": _make_confusion(run),
+        "Confusion matrix": _make_confusion(run),
         "The worst mistakes": _make_mistakes(run),
         "What each ps holds": _make_placement(run),
         "Commands and versions": _make_commands(run),
@@ -110,14 +110,18 @@ def _make_lane(task: str, entries: list[history.Entry], secs: float) -> str:
 
 
 def _make_confusion(run: History) -> str:
+    if "confused" in run.tested:
+        head = ("label", "taken for", "examples")
+        pairs = charts.make_table("Most often confused", head, run.tested["confused"], "words")
+        return f"<p>It would have {run.tested['num_classes']} rows and columns, too many to read.</p>{pairs}"
     confusion = run.tested.get("confusion", [])
     classes = run.tested.get("classes", range(len(confusion)))
-    mistakes = [count for label, row in enumerate(confusion) for guess, count in enumerate(row) if guess != label]
+    most = max((n for label, row in enumerate(confusion) for guess, n in enumerate(row) if guess != label), default=0)
     rows: list[list[object]] = []
     for label, row in enumerate(confusion):
         rows.append([classes[label]])
         for guess, count in enumerate(row):
-            style, total = ("", sum(row)) if guess == label else (' class="wrong"', max(mistakes))
+            style, total = ("", sum(row)) if guess == label else (' class="wrong"', most)
             cell = f'<td{style} style="--share: {0.65 * count / (total or 1):.2f}">{count}</td>'
             rows[-1].append(charts.Cell(cell))
     caption = "Test examples by their label (row) and by what the model took them for (column)"
@@ -128,24 +132,26 @@ def _make_mistakes(run: History) -> str:
     items = ""
     for mistake in run.tested.get("mistakes", []):
         what = html.escape(f"{mistake['label']}, taken for {mistake['guess']}")
-        if "text" in mistake:
-            shown = f"<b>{html.escape(mistake['text'])}</b>"
-        else:
-            png = _make_png(base64.b64decode(mistake["pixels"]))
-            shown = f'<img src="data:image/png;base64,{png}" width="28" height="28"'
+        if "shape" in mistake:
+            height, width, *_ = mistake["shape"]
+            png = _make_png(base64.b64decode(mistake["pixels"]), mistake["shape"])
+            shown = f'<img src="data:image/png;base64,{png}" width="{width}" height="{height}"'
             shown += f' alt="test image {mistake["index"]}: {what}">'
+        else:
+            shown = f"<b>{html.escape(mistake.get('text', ''))}</b>"
         items += f'<li>{shown}<span>{what}</span><span class="soft">{mistake["probability"]:.1%} sure</span></li>'
     if not items and "mistakes" in run.tested:
         return "<p>The model made no mistake.</p>"
     return items and f'<ul class="mistakes">{items}</ul>'
 
 
-def _make_png(pixels: bytes) -> str:
-    """Return a square grey picture as a PNG, in Base64: ink is black. What is no square becomes one without meaning."""
+def _make_png(pixels: bytes, shape: Sequence[int]) -> str:
+    """Return a picture, uint8 [h, w] or [h, w, 1 or 3], as a PNG, in Base64. In a grey one, ink is black."""
     from PIL import Image, ImageOps  # here: it takes a moment, and only the chief draws
 
-    side, file = math.isqrt(len(pixels)), io.BytesIO()
-    ImageOps.invert(Image.frombytes("L", (side, side), pixels[: side * side])).save(file, "PNG")
+    is_colored, file = shape[2:] == [3], io.BytesIO()
+    image = Image.frombytes("RGB" if is_colored else "L", (shape[1], shape[0]), pixels)
+    (image if is_colored else ImageOps.invert(image)).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 

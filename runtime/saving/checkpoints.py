@@ -14,6 +14,7 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster.task import Task
+from runtime.cluster.waiting import reminding
 from runtime.errors import UnsavedError, UnusableError, reason
 from runtime.folder import RunFolder
 
@@ -157,7 +158,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         self.is_needed = task.is_chief and folder.is_given
         self.saved_step = 0  # the global step of the last checkpoint that this process knows to be written
         self.failure = ""  # why the last checkpoint could not be written
-        self._folder, self._scaffold, self._save_secs = folder, scaffold, save_secs
+        self._task, self._folder, self._scaffold, self._save_secs = task, folder, scaffold, save_secs
         self._due_at = math.inf  # a time of `time.monotonic()`
         self._saving = threading.Lock()  # a signal may stop the worker while it saves
 
@@ -193,7 +194,8 @@ class CheckpointHook(tf.train.SessionRunHook):
             try:
                 if not self.has_saved(global_step):
                     started_at = time.time()
-                    self._scaffold.saver.save(session, self._folder.checkpoint, global_step, write_meta_graph=False)
+                    with reminding(self._task, f"saving global step {global_step}", self._folder.path):
+                        self._scaffold.saver.save(session, self._folder.checkpoint, global_step, write_meta_graph=False)
                     events.record("checkpoint", global_step=global_step, secs_taken=round(time.time() - started_at, 3))
                 self.saved_step, self.failure = global_step, ""
             except (tf.errors.AbortedError, tf.errors.UnavailableError):

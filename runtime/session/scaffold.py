@@ -1,6 +1,7 @@
 """How a worker's sessions become ready: wait for the ps tasks, then for the model, or make or restore it."""
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from runtime.cluster import host_lists
 from runtime.cluster.notes import Agreement
 from runtime.cluster.probes import Connection, describe, unreachable
 from runtime.cluster.task import Peer, Task
-from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_until_nothing_is_missing
+from runtime.cluster.waiting import POLL_SECS, Timeouts, reminding, wait_until_nothing_is_missing
 from runtime.data.streams import Batches
 from runtime.errors import FinishedError, UnusableError
 from runtime.folder import RunFolder
@@ -97,12 +98,11 @@ class TrainingScaffold(tf.train.Scaffold):
         start = time.monotonic()
         wait_until_nothing_is_missing(self._task, lambda: self._describe_missing_servers(start))
         timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
-        remedy = "give all tasks the same host lists"
-        wait_until_nothing_is_missing(
-            self._task, lambda: host_lists.describe_unconfirmed(self._task), timeout_secs, remedy
-        )
+        # Each look makes a session, so a long wait looks less often.
+        wait = functools.partial(wait_until_nothing_is_missing, self._task, timeout_secs=timeout_secs, poll_secs=2.0)
+        wait(lambda: host_lists.describe_unconfirmed(self._task), remedy="give all tasks the same host lists")
         if not self._task.is_chief:
-            wait_until_nothing_is_missing(self._task, self._describe_missing_model, timeout_secs, "start the chief")
+            wait(self._describe_missing_model, remedy="start the chief")
         self._was_ready = True
         return self
 
@@ -147,8 +147,9 @@ class TrainingScaffold(tf.train.Scaffold):
         """Look with a session of its own, since TensorFlow's would sleep."""
         # A ps may go away after it was probed.
         with contextlib.suppress(tf.errors.UnavailableError), self._connection.session() as session:
+            is_there = not session.run(self._uninitialized).size  # first: the chief publishes before it initialises
             self._job.agreement.check(session)
-            if not session.run(self._uninitialized).size:
+            if is_there:
                 return ""
         return f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
 
@@ -156,7 +157,8 @@ class TrainingScaffold(tf.train.Scaffold):
         """Find the model on the ps tasks, else in the last checkpoint; else make a new one."""
         self._job.agreement.check(session)
         if self._shared_folder:
-            self._shared_folder.check(session, min(SHARING_SECS, self._timeouts.startup_secs))
+            with reminding(self._task, "looking whether every ps sees --train_dir", self._job.folder.path):
+                self._shared_folder.check(session, min(SHARING_SECS, self._timeouts.startup_secs))
         checkpoint = checkpoints.recover(self.saver, self._job.folder)
         if not session.run(self._uninitialized).size:
             origin = "the ps tasks hold a living model: keeping it"

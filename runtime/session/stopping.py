@@ -22,7 +22,7 @@ from runtime.errors import reason
 from runtime.process import end_process
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
-from runtime.threads import repeat_in_session, start_guard
+from runtime.threads import make_guard, repeat_in_session, start_guard
 
 STEP_SECS = 1.0  # how long a worker that shall stop may take to finish its step
 LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the chief has stopped
@@ -78,6 +78,7 @@ class StopWithChiefHook(tf.train.SessionRunHook):
         self._task, self._roll_call = task, roll_call
         self._listens = stop_at_accuracy is not None and not task.is_chief
         self._shall_stop = self._has_stopped = False
+        self._thread: threading.Thread | None = None
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         if not self._listens:
@@ -85,7 +86,11 @@ class StopWithChiefHook(tf.train.SessionRunHook):
         if self._has_chief_stopped(session):
             coord.request_stop()  # before the first step, since the chief may have saved the model
             return
-        start_guard("stop_with_chief", self._listen, session, coord)
+        self._thread = make_guard("stop_with_chief", self._listen, session, coord)
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> None:
+        if self._thread and self._thread.ident is None:
+            self._thread.start()
 
     def _has_chief_stopped(self, session: tf.Session) -> bool:
         if self._roll_call.listen(session)[0].text not in (REACHED, TRAINED):
@@ -189,12 +194,13 @@ class AbandonSessionHook(tf.train.SessionRunHook):
 
     def __init__(self, task: Task, watch: Watch, roll_call: RollCall):
         self._task, self._watch, self._roll_call = task, watch, roll_call
-        self._has_lost_session = False
+        self._last_coord: tf.train.Coordinator | None = None
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        if self._has_lost_session:
+        if self._last_coord:
+            self._last_coord.request_stop()  # TensorFlow does not, if a later hook has failed
             release_free_memory()  # that of the last session
-        self._has_lost_session = True  # if there is ever another one
+        self._last_coord = coord
         start_guard("abandon_session", self._abandon, session, coord, time.monotonic())
 
     def _abandon(self, session: tf.Session, coord: tf.train.Coordinator, created_at: float) -> None:
