@@ -8,16 +8,18 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.errors import reason
+from runtime.errors import UNUSABLE_STATUS, UnusableError, reason
 from runtime.process import end_process
 
 
 def start_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> None:
-    """Run `guard(*arguments)` in a daemon thread; an error that it does not handle ends this process with status 1."""
+    """Run `guard(*arguments)` in a daemon thread; an error that it does not handle ends this process with a status."""
 
     def run() -> None:
         try:
             guard(*arguments)
+        except UnusableError as error:
+            end_process(UNUSABLE_STATUS, str(error))
         except Exception as error:  # what it guards would not be guarded any more, and nobody would know
             logging.debug("unexpected error", exc_info=True)
             end_process(1, f"the thread {name} cannot go on ({reason(error)}); start this task again")

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.testbed.processes import PROJECT
 
 RUN = """
-from runtime import environment, threads
+from runtime import environment, errors, threads
 import tensorflow.compat.v1 as tf
 import time
 
@@ -21,16 +21,24 @@ time.sleep(300)
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "status", "line"),
     [
-        ("ValueError(what)", "ValueError: the promise"),
-        ('tf.errors.AbortedError(None, None, "no " + what)', "AbortedError: no the promise"),
+        (
+            "ValueError(what)",
+            1,
+            "the thread watch cannot go on (ValueError: the promise); start this task again",
+        ),
+        (
+            'tf.errors.AbortedError(None, None, "no " + what)',
+            1,
+            "the thread watch cannot go on (AbortedError: no the promise); start this task again",
+        ),
+        ('errors.UnusableError(what + ": correct it")', 2, "the promise: correct it"),
     ],
 )
-def test_a_guard_that_fails_ends_its_process_with_one_line(error, line):
+def test_a_guard_that_fails_ends_its_process_with_one_line(error, status, line):
     command = [sys.executable, "-c", RUN.format(error=error)]
     process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=240)
-    assert process.returncode == 1
-    last = process.stderr.splitlines()[-1]
-    assert last == f"error: the thread watch cannot go on ({line}); start this task again"
+    assert process.returncode == status
+    assert process.stderr.splitlines()[-1] == f"error: {line}"
     assert "Traceback" not in process.stderr

@@ -6,7 +6,7 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +17,12 @@ from absl import logging
 from runtime import events
 from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError
+from runtime.errors import DIVERGED, UnusableError
 from runtime.files import append_lines
 from runtime.folder import RunFolder
 from runtime.monitoring import event_files
 from runtime.monitoring.mistakes import find_mistakes
-from runtime.tables import MISTAKE, Ids, Parameters
+from runtime.tables import MISTAKE, Ids, Parameters, values_of
 from runtime.threads import repeat_in_session, start_guard
 from runtime.updates.packing import Choice
 from runtime.users_files import check_result
@@ -110,6 +110,7 @@ class ModelTest:
             sums += len(labels) * np.array(measured)
             logits.append(of_batch)
         loss, accuracy = sums / num_examples
+        check_finite({"the test loss": loss, **values_of(values)})
         if not 0 <= accuracy <= 1:
             raise UnusableError(f"model.py: build_accuracy() must return a fraction, 0 to 1, found {accuracy:g}")
         mistakes = functools.partial(find_mistakes, np.concatenate(logits), self._examples)
@@ -148,7 +149,15 @@ class ModelTest:
             pieces = np.array_split(np.arange(num_rows, dtype=np.int32), num_pieces)
             values[name] = np.concatenate([session.run(rows, {**nothing, ids: piece}) for piece in pieces])
             values[name][tested.ids] = tested.values  # a worker that was not waited for may have changed them since
+            check_finite({name: values[name]})
         return values
+
+
+def check_finite(values: Mapping[str, Any]) -> None:
+    """Raise an UnusableError if one of `values`, by name, is not finite: nothing of such a model is reported."""
+    for name, value in values.items():
+        if not np.isfinite(value).all():
+            raise UnusableError(f"{name} is not finite: {DIVERGED}")
 
 
 class EvaluationLog:
