@@ -92,7 +92,7 @@ class Training:
             self._progress,
             SummaryHook(task, updates, me.folder, flags.log_every_secs),
             AbandonSessionHook(task, me.watch, roll_call),
-            StopOnSignalHook(task, roll_call, self._checkpoints),
+            StopOnSignalHook(task, roll_call, self._checkpoints, flags.stop_timeout_secs),
             RollCallHook(roll_call, task, flags.sync_replicas, flags.startup_timeout_secs),  # last: it says the end
         ]
 
