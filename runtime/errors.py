@@ -4,7 +4,10 @@ import re
 
 import tensorflow.compat.v1 as tf
 
+from runtime.folder import why_misread
+
 UNUSABLE_STATUS = 2  # the flags, the input or the environment must change before another attempt can succeed
+DIVERGED = "give a smaller --learning_rate, or correct the examples"  # the remedy for a model that is not finite
 HEADING = re.compile(r"\s*$|Graph execution error:$|=====|\d+ root error|.*From /job:\S*:$")
 
 
@@ -12,11 +15,10 @@ class UnusableError(Exception):
     """This task cannot use what it was given: its flags, its input or its environment must change."""
 
 
-def refuse_url(flag: str, folder: str) -> None:
-    """Raise an UnusableError if the value of a flag is not a folder, but a place such as gs://bucket/name."""
-    scheme, is_url, _ = folder.partition("://")
-    if is_url:
-        raise UnusableError(f"--{flag} {folder} is not a folder: {scheme}:// is not supported")
+def check_folder(flag: str, folder: str, is_pattern: bool = True) -> None:
+    """Raise an UnusableError if the value of a flag is no folder, or one that TensorFlow would not find."""
+    if why := why_misread(folder, is_pattern):
+        raise UnusableError(f"--{flag} {folder} {why}")
 
 
 class UnsavedError(Exception):

@@ -13,7 +13,7 @@ from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
 from runtime.errors import UnusableError, reason
 from runtime.folder import RunFolder
 from runtime.monitoring.evaluation import EXAMPLES, EvaluationLog, ModelTest
-from runtime.saving.checkpoints import check_checkpoint
+from runtime.saving.checkpoints import check_checkpoint, list_checkpoints
 from runtime.saving.result import Goal, is_finished
 
 
@@ -66,7 +66,7 @@ def follow_checkpoints(task: Task, test: ModelTest, folder: RunFolder, goal: Goa
                 except (tf.errors.OpError, UnusableError, ValueError) as error:
                     if checkpoint not in _new_checkpoints(folder, set()):
                         logging.info("%s: %s was deleted before it could be evaluated", task, path)
-                    elif path == tf.train.latest_checkpoint(folder.path):
+                    elif [path] == list_checkpoints(folder)[-1:]:
                         raise
                     else:  # the user may have named an older one as the latest, since this one is broken
                         why = reason(error) if isinstance(error, tf.errors.OpError) else error
@@ -90,9 +90,8 @@ def _check_examples(folder: RunFolder, test: ModelTest) -> None:
 
 def _new_checkpoints(folder: RunFolder, evaluated: set[Checkpoint]) -> dict[Checkpoint, str]:
     """Return the paths of the checkpoints that are not evaluated yet, the oldest first."""
-    state = tf.train.get_checkpoint_state(folder.path)
     paths = {}
-    for path in state.all_model_checkpoint_paths if state else ():
+    for path in list_checkpoints(folder):
         with contextlib.suppress(FileNotFoundError, ValueError):  # it was just deleted, or is the user's copy
             step, written_at = int(path.rpartition("-")[2]), round(os.path.getmtime(f"{path}.index"), 3)
             paths[Checkpoint(step, written_at)] = path

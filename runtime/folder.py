@@ -1,6 +1,29 @@
 """The train directory of a run: what lies where."""
 
 import os
+import re
+import sys
+
+
+def why_misread(path: str, is_pattern: bool = True) -> str:
+    """Return why TensorFlow would not find at `path` what Python writes there, or nothing if it would.
+
+    It takes a `path` in which it looks for a checkpoint or an exported model for a pattern.
+    """
+    scheme, is_url, _ = path.partition("://")
+    if is_url:
+        return f"is not a folder: {scheme}:// is not supported"
+    if is_pattern and re.search(r"[*?[\]\\]", path):
+        return (
+            "has one of the characters * ? [ ] \\ in its path, which TensorFlow takes for a pattern: use another folder"
+        )
+    if os.fsencode(path) != path.encode(errors="surrogateescape"):
+        encoding = sys.getfilesystemencoding()
+        return (
+            f"has letters that Python writes as {encoding} in this locale, and TensorFlow as UTF-8: set LC_ALL=C.UTF-8,"
+            " or use another folder"
+        )
+    return ""
 
 
 class RunFolder:

@@ -90,7 +90,7 @@ class Member:
 
     def leave_when_told(self) -> None:
         """End this process, which only serves, after the chief's last word, or when a signal says so."""
-        Departure(self.task, self.connection).start()
+        Departure(self.task, self.connection, self.flags.stop_timeout_secs).start()
 
     def yield_to_starts(self) -> None:
         """Let tasks that start on this machine go first, now that this one works."""

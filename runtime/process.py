@@ -14,6 +14,7 @@ from runtime import events, output
 
 _PR_SET_PDEATHSIG = 1  # as Linux numbers it
 _libc = ctypes.CDLL(None)
+STOP_SECS = 25.0  # how long a task may take to stop in order, by default; Kubernetes and Slurm kill after 30 s
 
 
 def allow_many_files() -> None:
@@ -29,7 +30,9 @@ def end_with_parent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def end_process(status: int, message: str = "", tell: Callable[[str], None] | None = None) -> NoReturn:
+def end_process(
+    status: int, message: str = "", tell: Callable[[str], None] | None = None, is_error: bool = True
+) -> NoReturn:
     """End this process at once, with `message`, if given, as one line on standard error; `tell` passes it on.
 
     At once, since neither a server nor a session in use can be stopped. Neither a log that nobody reads nor a train
@@ -37,7 +40,7 @@ def end_process(status: int, message: str = "", tell: Callable[[str], None] | No
     """
     was_recorded = events.record("ended", status=status, message=message)
     if message:
-        print(f"error: {message}", file=sys.stderr)
+        print(f"{'error: ' * is_error}{message}", file=sys.stderr)
     if tell:
         tell(message)
     was_recorded.wait(events.WRITING_SECS)

@@ -12,7 +12,7 @@ from absl import app, flags, logging
 from runtime import VERSION, output, threads
 from runtime.cluster import host_lists, signals
 from runtime.data.download import DownloadError
-from runtime.errors import UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
+from runtime.errors import DIVERGED, UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
 from runtime.process import allow_many_files, end_process
 from runtime.users_files import describe_mistake
 
@@ -72,7 +72,7 @@ def describe_end(error: BaseException, unusable: tuple[type[Exception], ...]) ->
     if isinstance(error, TimeoutError):
         return 1, str(error)
     if isinstance(error, tf.train.NanLossDuringTrainingError):
-        return UNUSABLE_STATUS, "the loss is not a number: give a smaller --learning_rate, or correct the examples"
+        return UNUSABLE_STATUS, f"the loss is not a number: {DIVERGED}"
     logging.debug("unexpected error", exc_info=error)  # at --verbosity=1
     if mistake := describe_mistake(error):
         return UNUSABLE_STATUS, mistake

@@ -20,6 +20,7 @@ from runtime.monitoring.evaluation import (
     ModelTest,
     build_evaluation,
     build_placeholders,
+    check_finite,
     record_test,
 )
 from runtime.monitoring.profiling import ProfileHook
@@ -111,7 +112,7 @@ class Training:
             self._progress,
             SummaryHook(task, updates, graph.batches.inputs, me.folder, flags.log_every_secs),
             AbandonSessionHook(task, me.watch, roll_call),
-            StopOnSignalHook(task, roll_call, self._checkpoints),
+            StopOnSignalHook(task, roll_call, self._checkpoints, flags.stop_timeout_secs),
             RollCallHook(roll_call, task, flags.sync_replicas, flags.startup_timeout_secs),  # last: it says the end
         ]
 
@@ -137,6 +138,7 @@ class Training:
     def _read_model(self, session: tf.Session, measures: Measures) -> dict[str, Any]:
         """Return the values of all variables of the model, by name."""
         tables = {name: reader.read(session) for name, reader in self._readers.items()}
+        check_finite(tables)
         return {**session.run(self._graph.model.constants), **measures.parameters, **tables}
 
     def finish(self) -> None:

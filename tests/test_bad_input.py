@@ -77,6 +77,8 @@ def assert_refused(tmp_path):
         ([*WORKER, "--stop_at_accuracy=0.9"], "it needs --eval_every_secs"),
         ([*WORKER, "--stop_at_accuracy=97"], "flag --stop_at_accuracy=97"),
         (["--job_name=evaluator"], "the evaluator needs --train_dir"),
+        ([*WORKER, "--export_dir=out[1]"], "--export_dir out[1] has one of the characters * ? [ ] \\ in its path"),
+        ([*WORKER, "--stop_timeout_secs=0"], "flag --stop_timeout_secs=0"),
         ([*WORKER, "--train_dir=run[1]"], "--train_dir run[1] has one of the characters * ? [ ] \\ in its path"),
         (
             [*WORKER, "--train_dir=~/run"],

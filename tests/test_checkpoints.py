@@ -1,7 +1,9 @@
 import contextlib
 import fcntl
 import os
+import shutil
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -9,6 +11,7 @@ from runtime.cluster.task import Task
 from runtime.errors import UnusableError
 from runtime.folder import RunFolder
 from runtime.saving import checkpoints
+from runtime.saving.saver import make_saver
 from runtime.saving.train_dir import open_train_dir
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2", "c:3"))
@@ -109,7 +112,7 @@ def test_only_who_writes_checkpoints_uses_files(graph, written_by, places):
     for ps in range(2):
         with tf.device(f"/job:ps/task:{ps}"):
             tf.get_variable(f"w{ps}", [3, 2])
-    checkpoints.make_saver(CHIEF, written_by, keep_checkpoints=5)
+    make_saver(CHIEF, written_by, keep_checkpoints=5)
     placed = {op.type: set() for op in graph.get_operations()}
     for op in graph.get_operations():
         placed[op.type].add(op.device.removesuffix("/device:CPU:0"))
@@ -134,6 +137,122 @@ def test_a_checkpoint_that_was_restored_is_left_as_it_is(graph, tmp_path):
     hook = checkpoints.CheckpointHook(CHIEF, RunFolder(tmp_path), scaffold, save_secs=60)
     with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]):
         assert "w/Adam" in dict(tf.train.list_variables(path)), "the state of another optimizer is lost"
+
+
+@pytest.mark.parametrize("name", ["block/part_1/weights", "part_7/weights"])
+def test_a_variable_whose_name_looks_like_that_of_a_slice_is_whole(graph, tmp_path, name):
+    def build():
+        tf.get_variable(name, [3, 2])
+        tf.get_variable("block/part_0/weights", [5, 2])
+        tf.get_variable("split", [7, 2], partitioner=tf.fixed_size_partitioner(3))
+        return tf.train.Saver()
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        saver = build()
+        session.run(tf.global_variables_initializer())
+        saver.save(session, str(tmp_path / "model.ckpt"), global_step=5)
+    build()
+    checkpoints.check_last_checkpoint(RunFolder(tmp_path))
+
+
+@pytest.fixture
+def original(tmp_path, graph):
+    """A folder with the checkpoints of five steps, and a state file with absolute paths, as TensorFlow writes it."""
+    folder = tmp_path / "original"
+    folder.mkdir()
+    step = tf.train.create_global_step()
+    saver = tf.train.Saver(max_to_keep=5)
+    with tf.Session() as session:
+        for number in range(1, 6):
+            step.load(number, session)
+            saver.save(session, str(folder / "model.ckpt"), step, write_meta_graph=False)
+    assert f'"{folder}/model.ckpt-1"' in (folder / "checkpoint").read_text()
+    return folder
+
+
+def train_on(folder, num_saves, keep_checkpoints):
+    """Restore the last checkpoint in `folder`, save new ones, and return the steps of those that are there then."""
+    run, step = RunFolder(folder), tf.train.get_global_step()
+    saver = make_saver(CHIEF, "ps", keep_checkpoints)
+    hook = checkpoints.CheckpointHook(CHIEF, run, tf.train.Scaffold(saver=saver), save_secs=60)
+    with tf.Session() as session:
+        checkpoints.restore(saver, session, checkpoints.recover(saver, run))
+        for _ in range(num_saves):
+            session.run(step.assign_add(1))
+            hook.save(session)
+    return steps_in(folder)
+
+
+def steps_in(folder):
+    return sorted(int(path.stem.partition("-")[2]) for path in folder.glob("model.ckpt-*.index"))
+
+
+def test_a_copy_of_a_run_costs_the_original_nothing(original, tmp_path):
+    files = {path: path.read_bytes() for path in original.iterdir()}
+    copy = tmp_path / "copy"
+    shutil.copytree(original, copy)
+    assert train_on(copy, num_saves=6, keep_checkpoints=2) == [10, 11]
+    assert {path: path.read_bytes() for path in original.iterdir()} == files
+
+
+@pytest.mark.parametrize("written_in", ["{tmp_path}/original", "../original", r"C:\\runs\\original"])
+def test_a_run_that_was_moved_goes_on(original, tmp_path, written_in):
+    state = original / "checkpoint"
+    separator = "\\\\" if ":" in written_in else "/"
+    written_in = written_in.format(tmp_path=tmp_path)
+    state.write_text(state.read_text().replace(f"{original}/", written_in + separator))
+    moved = original.rename(tmp_path / "moved")
+    assert checkpoints.find_last_checkpoint(RunFolder(moved)) == f"{moved}/model.ckpt-5"
+    assert train_on(moved, num_saves=1, keep_checkpoints=5) == [2, 3, 4, 5, 6]
+    assert not original.exists()
+
+
+def test_fewer_checkpoints_are_kept_from_the_first_save_on(original):
+    assert train_on(original, num_saves=0, keep_checkpoints=2) == [1, 2, 3, 4, 5]
+    assert train_on(original, num_saves=1, keep_checkpoints=2) == [5, 6]
+    assert len(checkpoints.list_checkpoints(RunFolder(original))) == 2
+
+
+def test_an_older_checkpoint_that_is_named_as_the_last_is_gone_on_from(original):
+    paths = [str(original / f"model.ckpt-{step}") for step in range(1, 6)]
+    tf.train.update_checkpoint_state(str(original), paths[2], paths)
+    assert train_on(original, num_saves=1, keep_checkpoints=1) == [4], "what is saved anew is no old one"
+
+
+def test_a_checkpoint_that_no_run_has_named_is_never_deleted(original):
+    for path in original.glob("model.ckpt-3.*"):
+        shutil.copy(path, original / path.name.replace("model.ckpt-3", "best"))
+    tf.train.update_checkpoint_state(str(original), "best", ["best"])
+    train_on(original, num_saves=3, keep_checkpoints=1)
+    assert len(list(original.glob("best.*"))) == 2
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("partitioner", [None, tf.fixed_size_partitioner(2)])
+def test_a_parameter_that_is_not_finite_is_not_saved_and_the_last_checkpoint_stays(original, value, partitioner):
+    tf.get_variable("mask", [2], initializer=tf.constant_initializer(-np.inf), trainable=False)
+    weights = tf.get_variable("w", [4], initializer=tf.zeros_initializer(), partitioner=partitioner)
+    saver = make_saver(CHIEF, "ps", 1)
+    hook = checkpoints.CheckpointHook(CHIEF, RunFolder(original), tf.train.Scaffold(saver=saver), save_secs=60)
+    step = tf.train.get_global_step()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        step.load(6, session)
+        hook.save(session)
+        files = sorted(original.iterdir())
+        assert checkpoints.is_saved(RunFolder(original), 6), "a variable that is no parameter may have what it likes"
+        step.load(7, session)
+        (list(weights)[-1] if partitioner else weights).load([0, value] if partitioner else [0, 0, 0, value], session)
+        with pytest.raises(UnusableError, match=r"^global step 7 is not saved, since w is not finite: give a smaller"):
+            hook.save(session)
+    assert sorted(original.iterdir()) == files
+
+
+def test_what_a_process_that_was_ended_has_left_is_removed_at_the_next_start(start, tmp_path):
+    (tmp_path / "train" / "model.ckpt-7_temp").mkdir()
+    session, _, _ = start(save_secs=60)
+    with session:
+        assert not list((tmp_path / "train").glob("*_temp"))
 
 
 def test_what_a_failed_attempt_leaves_behind_is_removed(tmp_path):

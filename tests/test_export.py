@@ -14,6 +14,7 @@ from benchmarks.testbed.processes import PROJECT
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError, UnusableError
 from runtime.saving.export import check_export_dir, export
+from runtime.saving.result import keep_trying
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 CHIEF, WORKER_1 = (Task("worker", index, ("a:1",), ("b:2", "c:3")) for index in range(2))
@@ -134,6 +135,21 @@ def test_a_full_disk_at_the_start_is_said_and_ends_nothing(tmp_path):
     assert process.returncode == 0, process.stderr
     line = f"worker 0: --export_dir {tmp_path} cannot be written: No space left on device; make room before training"
     assert line in process.stderr
+
+
+def test_an_export_whose_graph_fails_is_not_tried_again_and_the_result_is_written_all_the_same(tmp_path, values):
+    attempts, taken = [], []
+
+    def build_serving():
+        attempts.append(1)
+        serving = distributed.build_serving()
+        tf.get_variable("never_initialised", [])  # as a variable that a model makes for itself
+        return serving
+
+    steps = [lambda: export(str(tmp_path), build_serving, lambda: values), lambda: taken.append("result")]
+    with pytest.raises(UnusableError, match=r"^the model could not be exported to .*never_initialised.*correct model"):
+        keep_trying(CHIEF, steps, timeout_secs=300)
+    assert (attempts, taken, os.listdir(tmp_path)) == ([1], ["result"], [])
 
 
 def test_a_folder_that_has_gone_by_the_end_is_said(tmp_path, values):

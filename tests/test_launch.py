@@ -204,9 +204,26 @@ def test_a_train_dir_may_begin_with_a_dash(arguments):
         ("--train_dir=~/run", "flag --train_dir=~/run: ~ is only understood by a shell"),
         ("--data_dir=", "flag --data_dir=: it must name a folder (see --help)"),
         ("--train_dir=gs://b/run", "--train_dir gs://b/run is not a folder: gs:// is not supported"),
+        ("--export_dir=out[1]", "--export_dir out[1] has one of the characters * ? [ ] \\ in its path"),
     ],
 )
 def test_what_the_launcher_cannot_use_is_refused(capfd, argument, message):
     with pytest.raises(SystemExit, match="2"):
         parse([argument])
     assert capfd.readouterr().err.startswith(f"error: {message}")
+
+
+@pytest.mark.skipif(not shutil.which("localedef"), reason="needs localedef")
+@pytest.mark.parametrize("name", ["train_dir", "export_dir"])
+def test_letters_that_python_and_tensorflow_write_in_other_ways_are_refused(tmp_path, name):
+    """As those of a folder under a locale that is not UTF-8."""
+    command = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(tmp_path / "en_US.ISO-8859-1")]
+    if subprocess.run(command, capture_output=True).returncode > 1:  # 1 comes with warnings
+        pytest.skip("this system has no sources of locales")
+    environment = {**os.environ, "LOCPATH": str(tmp_path), "LC_ALL": "en_US.ISO-8859-1", "PYTHONUTF8": "0"}
+    script = "import sys; from runtime.launch.options import parse; parse(sys.argv[1:])"
+    for folder, status in ((b"k\xf6", 2), ("k\u00f6".encode(), 2), (b"ko", 0)):
+        command = [sys.executable, "-c", script, f"--{name}=".encode() + folder]
+        done = subprocess.run(command, env=environment, cwd=PROJECT, capture_output=True)
+        assert done.returncode == status, done.stderr
+        assert (b"in this locale, and TensorFlow as UTF-8: set LC_ALL=C.UTF-8, or use" in done.stderr) == bool(status)

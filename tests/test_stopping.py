@@ -25,7 +25,7 @@ def main():
     checkpoint_hook = CheckpointHook(task, RunFolder("{train_dir}"), tf.train.Scaffold(), save_secs=60)
     checkpoint_hook.saved_step, checkpoint_hook.failure = 7, "{failure}"
     step = tf.constant(0)
-    with tf.train.SingularMonitoredSession([StopOnSignalHook(task, roll_call, checkpoint_hook)]) as session:
+    with tf.train.SingularMonitoredSession([StopOnSignalHook(task, roll_call, checkpoint_hook, 25)]) as session:
         session.run(step)
     os.kill(os.getpid(), signal.{number})
     time.sleep(60)
@@ -51,5 +51,5 @@ program.start(main, KeyError)
 def test_a_signal_after_training_says_whether_the_last_checkpoint_is_saved(train_dir, failure, number, how, lost):
     process = forked.run("-c", RUN.format(train_dir=train_dir, failure=failure, number=number.name))
     assert process.returncode == 128 + number
-    line = f"error: worker 0 {how} because of {number.name}{lost}; start it again to go on"
+    line = f"{'error: ' * bool(lost)}worker 0 {how} because of {number.name}{lost}; start it again to go on"
     assert process.stderr.splitlines()[-1] == line

@@ -149,6 +149,18 @@ def test_a_signal_stops_every_task_with_sigterm(launch, number, status):
     assert "worker 0: saved\n" in run.output()
 
 
+def test_tasks_have_the_time_to_stop_that_was_asked_for(launch):
+    """Both the tasks and who would kill them."""
+    run = launch(
+        "trap 'echo worker 0: saved; exit 143' TERM; echo worker 0: $*; while :; do sleep 0.05; done",
+        "--stop_timeout_secs=90",
+    )
+    run.wait_for_output("worker 0: .*--stop_timeout_secs=90")
+    run.send(signal.SIGINT)
+    assert run.wait(DEADLINE_SECS) == 130
+    assert "stopping every task in order, within 90 s, and the chief saves" in run.output()
+
+
 def test_ctrl_c_while_tensorflow_is_imported_ends_the_launcher_without_a_traceback(tmp_path):
     command = make_command(tmp_path, "")
     (tmp_path / "distributed.py").write_text("import time\nopen('importing', 'w').close()\ntime.sleep(1000)\n")

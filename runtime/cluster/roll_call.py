@@ -12,7 +12,7 @@ from runtime.cluster import probes, signals
 from runtime.cluster.notes import Notes
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import MIN_POLL_SECS, POLL_SECS, Watch, wait_until_nothing_is_missing
-from runtime.process import end_process
+from runtime.process import STOP_SECS, end_process
 from runtime.threads import start_guard
 
 ROLL_CALL = "roll_call"  # the name of its notes
@@ -114,9 +114,9 @@ class Departure:
     then it ends with 128 + signal. A thread does that, since `server.join()` never returns, and nothing stops a server.
     """
 
-    def __init__(self, task: Task, connection: probes.Connection):
-        """Prepare to listen to the workers of `task`, whose server `connection` leads to."""
-        self._task, self._connection = task, connection
+    def __init__(self, task: Task, connection: probes.Connection, stop_secs: float = STOP_SECS):
+        """Prepare to listen to the workers of `task`, whose server `connection` leads to: they stop in `stop_secs`."""
+        self._task, self._connection, self._stop_secs = task, connection, stop_secs
         self._received: signal.Signals | None = None
 
     def start(self) -> None:
@@ -126,10 +126,10 @@ class Departure:
         events.record("serving")
         start_guard("watch_and_leave", self._watch_and_leave)
 
-    def _note_signal(self, number: signal.Signals) -> float:
+    def _note_signal(self, number: signal.Signals) -> signals.Stop:
         logging.info("%s: %s: leaving when the workers have, or at once at a second signal", self._task, number.name)
         self._received = number
-        return signals.STOP_SECS + 2  # the workers need theirs
+        return signals.Stop(self._stop_secs + 2)  # the chief needs its time to save
 
     def _watch_and_leave(self) -> None:
         """Log what each client says whenever that changes, until none needs this task any more; then leave."""

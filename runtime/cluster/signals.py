@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from absl import logging
 
@@ -15,9 +16,17 @@ from runtime.process import end_process, end_with_parent
 from runtime.threads import start_guard
 
 ECHO_SECS = 1.0  # who signals a whole group, and its leader passes that on, means it once
-STOP_SECS = 8.0  # how long a worker may take to stop in order; Docker kills after 10 s
+REMINDER_SECS = 5.0  # how often a task says what keeps it
 
-_on_signal: Callable[[signal.Signals], float] | None = None
+
+class Stop(NamedTuple):
+    """How a task stops in order, once it was told to."""
+
+    secs: float = 0.0  # how long that may take
+    describe_unsaved: Callable[[], str] = str  # says what it still has to save, if anything
+
+
+_on_signal: Callable[[signal.Signals], Stop] | None = None
 
 
 def start_listening() -> None:
@@ -25,7 +34,7 @@ def start_listening() -> None:
 
     Python's own signal handlers do not run while the main thread is inside TensorFlow. So a thread reads the signals
     from a pipe that Python's C handler writes to. A second signal, after `ECHO_SECS`, ends the process
-    at once.
+    at once, and so does the end of the time that it has.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)  # as set_wakeup_fd demands
@@ -40,14 +49,20 @@ def start_listening() -> None:
         number = signal.Signals(os.read(reader, 1)[0])
         second = select.poll()  # select() takes no file number above 1023, and each connection is a file
         second.register(reader, select.POLLIN)
-        if secs := _on_signal(number) if _on_signal else 0.0:
+        stop, start = _on_signal(number) if _on_signal else Stop(), time.monotonic()
+        if stop.secs:
             time.sleep(ECHO_SECS)
             os.set_blocking(reader, False)
             with contextlib.suppress(BlockingIOError):
                 os.read(reader, 1000)
-            second.poll(1000 * (secs - ECHO_SECS))
+        while (left := start + stop.secs - time.monotonic()) > 0:
+            if second.poll(1000 * min(left, REMINDER_SECS)):
+                break
+            if unsaved := stop.describe_unsaved():
+                logging.info("%s: it has %.0f s more", unsaved, max(0.0, start + stop.secs - time.monotonic()))
         logging.info("%s: stopping at once", number.name)
-        end_process(128 + number)
+        unsaved = stop.describe_unsaved()
+        end_process(128 + number, unsaved and f"{unsaved}, and ends now; --stop_timeout_secs gives it more time")
 
     start_guard("signals", wait_for_signals)
 
@@ -81,7 +96,7 @@ def _keep_from_forks(numbers: Sequence[int]) -> None:
     os.register_at_fork(before=prepare, after_in_parent=go_on, after_in_child=become_ordinary)
 
 
-def listen(on_signal: Callable[[signal.Signals], float]) -> None:
-    """Call `on_signal` at the first signal, in a thread, and end the process after as many seconds as it returns."""
+def listen(on_signal: Callable[[signal.Signals], Stop]) -> None:
+    """Call `on_signal` at the first signal, in a thread, and end the process after the time that it returns."""
     global _on_signal
     _on_signal = on_signal

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from runtime.data import download
 from runtime.data.reader import Columns
 from runtime.data.tfrecords import UNFINISHED, name_of
-from runtime.errors import UNUSABLE_STATUS, UnusableError, refuse_url
+from runtime.errors import UNUSABLE_STATUS, UnusableError, check_folder
 
 NUM_TEST_SHARDS = 1  # who tests reads all test examples into memory
 
@@ -28,7 +28,7 @@ def convert(load: Load, data_dir: str, output_dir: str, num_shards: int) -> None
     Raises:
       UnusableError: the folder is there already, or cannot be written, or there are fewer examples than shards.
     """
-    refuse_url("output_dir", output_dir)
+    check_folder("output_dir", output_dir, is_pattern=False)
     output_dir = os.path.abspath(output_dir)
     unfinished = output_dir + UNFINISHED
     if os.path.exists(output_dir):

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, NoReturn
 from absl import flags
 
 from runtime.data import download
-from runtime.folder import RunFolder
+from runtime.folder import RunFolder, why_misread
+from runtime.process import STOP_SECS
 
 PROGRAM = "run_local_cluster.sh"
 PROJECT = pathlib.Path(__file__).parents[2]
@@ -28,6 +29,7 @@ class Options(NamedTuple):
     train_dir: str  # empty: a new folder
     data_dir: str
     export_dir: str
+    stop_timeout_secs: float  # see the flag of the tasks
     max_restarts: int  # of each task
     no_isolation: bool
     locked: bool
@@ -38,7 +40,8 @@ class Options(NamedTuple):
     def task_flags(self) -> list[str]:
         """The flags that all tasks share."""
         folders = {"train_dir": self.train_dir, "data_dir": self.data_dir, "export_dir": self.export_dir}
-        return [*(f"--{name}={folder}" for name, folder in folders.items()), *self.flags]
+        own = {**folders, "stop_timeout_secs": self.stop_timeout_secs}
+        return [*(f"--{name}={value}" for name, value in own.items()), *self.flags]
 
     @property
     def folder(self) -> RunFolder:
@@ -55,6 +58,7 @@ def parse(arguments: Sequence[str]) -> Options:
     flags.DEFINE_string("train_dir", "", "folder of the run", flag_values=own)
     flags.DEFINE_string("data_dir", download.default_data_dir(), "folder of the examples", flag_values=own)
     flags.DEFINE_string("export_dir", "", "folder of the finished model", flag_values=own)
+    flags.DEFINE_float("stop_timeout_secs", STOP_SECS, "how long the chief may save when told to stop", flag_values=own)
     flags.DEFINE_integer("max_restarts", 3, "how often a task may be started again", 0, flag_values=own)
     for name in ("no_isolation", "locked", "tensorboard"):
         flags.DEFINE_boolean(name, False, "", flag_values=own)
@@ -70,9 +74,9 @@ def parse(arguments: Sequence[str]) -> Options:
     values: dict[str, Any] = own.flag_values_dict()
     if own["train_dir"].present and not own.train_dir:  # as of a variable of the shell that is not set
         refuse("flag --train_dir=: it must name a folder; leave it out for a new one in runs/")
-    scheme, is_url, _ = values["train_dir"].partition("://")
-    if is_url:
-        refuse(f"--train_dir {values['train_dir']} is not a folder: {scheme}:// is not supported")
+    for name in ("train_dir", "export_dir"):
+        if why := why_misread(values[name]):
+            refuse(f"--{name} {values[name]} {why}")
     return Options(**values, flags=others)
 
 

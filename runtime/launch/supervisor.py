@@ -20,7 +20,8 @@ from runtime.launch.ports import choose_ports
 from runtime.launch.tasks import Task
 
 POLL_SECS = 0.2
-LEAVE_SECS = 15.0  # how long tasks may take to end: after the chief has, or when told to
+LEAVE_SECS = 15.0  # how long tasks may take to end after the chief has
+MARGIN_SECS = 7.0  # a ps that was told to stop leaves 2 s after the chief, at the latest
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED = re.compile(r"error: (ps|worker) (\d+) has ended: ")  # says a task that ends because of another one
 REACHED = re.compile("--?(train_steps|stop_at_accuracy)(=.*)?")  # flags that would end a run that trains on
@@ -169,7 +170,7 @@ class Supervisor:
     def _stop(self) -> list[str]:
         """Stop the run in order, and return how to go on."""
         if self._received != signal.SIGQUIT:
-            limit = f"within {LEAVE_SECS:g} s"
+            limit = f"within {self._options.stop_timeout_secs:g} s"
             self._console.say(f"stopping every task in order, {limit}, and the chief saves; Ctrl-\\ ends them at once")
         self._end_all()
         if all(task.status == 0 for task in self._tasks.values()):
@@ -223,7 +224,7 @@ class Supervisor:
         """Stop the tasks that still run, which they do in their order, and kill what is left after that."""
         for task in self._running():
             task.process.terminate()
-        kill_at = time.monotonic() + LEAVE_SECS
+        kill_at = time.monotonic() + self._options.stop_timeout_secs + MARGIN_SECS
         while self._running():
             self._wait()
             if time.monotonic() > kill_at:

@@ -17,7 +17,7 @@ from runtime import events
 from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
 from runtime.cluster.task import Task
 from runtime.data.reader import compute_checksum
-from runtime.errors import UnusableError, reason
+from runtime.errors import DIVERGED, UnusableError, reason
 from runtime.files import append_lines
 from runtime.folder import RunFolder
 from runtime.model.function import Measured, Model
@@ -139,6 +139,7 @@ class ModelTest:
                 labels.append(of_batch[1])
         loss, *averages = sums / len(self._examples[0])
         metrics = dict(zip(measured.means, averages, strict=True)) | session.run(measured.values)
+        check_finite({"the test loss": loss, **values, **metrics})
         if not 0 <= metrics.get("accuracy", 0) <= 1:
             raise UnusableError(
                 f"model.py: build_metrics() must return a fraction, 0 to 1, as accuracy, found {metrics['accuracy']:g}"
@@ -158,6 +159,13 @@ class ModelTest:
 
     def _feed(self, batch: Sequence[npt.NDArray[Any]]) -> dict[tf.Tensor, Any]:
         return dict(zip(self._graph.columns, batch, strict=True))
+
+
+def check_finite(values: Mapping[str, Any]) -> None:
+    """Raise an UnusableError if one of `values`, by name, is not finite: nothing of such a model is reported."""
+    for name, value in values.items():
+        if not np.isfinite(value).all():
+            raise UnusableError(f"{name} is not finite: {DIVERGED}")
 
 
 class EvaluationLog:

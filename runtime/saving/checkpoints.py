@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import math
+import ntpath
 import os
 import re
 import shutil
@@ -15,8 +16,25 @@ from absl import logging
 from runtime import events
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import reminding
-from runtime.errors import UnsavedError, UnusableError, reason
+from runtime.errors import DIVERGED, UnsavedError, UnusableError, reason
 from runtime.folder import RunFolder
+from runtime.saving.saver import NOT_FINITE, whole_variables
+
+OWN_NAME = re.compile(r"model\.ckpt-\d+")  # of a checkpoint that a run has saved, and may delete
+
+
+def list_checkpoints(folder: RunFolder) -> list[str]:
+    """Return the paths of the checkpoints that the file for it names, the last one last; some may be missing.
+
+    Only names count, in the folder itself: a state file that was copied or moved has the paths of other folders, whose
+    checkpoints are not this run's to read or to delete.
+    """
+    with contextlib.suppress(tf.errors.OpError, ValueError):
+        if state := tf.train.get_checkpoint_state(folder.path):
+            paths = [*state.all_model_checkpoint_paths, state.model_checkpoint_path]
+            names = [ntpath.basename(path) for path in reversed(paths)]  # of either system
+            return [os.path.join(folder.path, name) for name in reversed(dict.fromkeys(names))]
+    return []
 
 
 def find_last_checkpoint(folder: RunFolder) -> str | None:
@@ -28,9 +46,9 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
     """
     if not os.path.exists(folder.checkpoint_state):
         return None
-    with contextlib.suppress(tf.errors.OpError, ValueError):
-        if path := tf.train.latest_checkpoint(folder.path):
-            return str(path)
+    *_, last = list_checkpoints(folder) or [""]
+    if last and tf.train.checkpoint_exists(last):
+        return last
     raise UnusableError(
         f"{folder.checkpoint_state} names no checkpoint that is there: let it name one that is, remove it to begin with"
         " a new model, or give another --train_dir"
@@ -62,7 +80,7 @@ def check_checkpoint(path: str) -> None:
             " another --train_dir"
         )
     remedy = "give the flags that it was made with, or another --train_dir"
-    for name, (dtype, shape) in _whole_variables().items():
+    for name, (dtype, shape) in whole_variables().items():
         if name not in shapes:
             raise UnusableError(f"{path} has no variable {name}, expected shape {shape}: {remedy}")
         if shapes[name] != shape:
@@ -88,37 +106,8 @@ def _unreadable(path: str, why: str) -> UnusableError:
     return UnusableError(f"{path} cannot be read ({why}): name an older one in {state}, or give another --train_dir")
 
 
-def _whole_variables() -> dict[str, tuple[tf.DType, list[int]]]:
-    """Return the graph's variables, types and shapes, as checkpoints have them: one that is split by rows, whole."""
-    variables: dict[str, tuple[tf.DType, list[int]]] = {}
-    for variable in tf.global_variables():
-        name, num_parts = re.subn(r"/part_\d+", "", variable.op.name)
-        shape = variable.shape.as_list()
-        if num_parts and name in variables:
-            shape[0] += variables[name][1][0]
-        variables[name] = variable.dtype, shape
-    return variables
-
-
-def make_saver(task: Task, written_by: str, keep_checkpoints: int) -> tf.train.Saver:
-    """Return what saves and restores all variables of the graph; each way reads what the other has written.
-
-    Args:
-      task: this worker, which saves if it is the chief.
-      written_by: "ps" if each ps writes and reads its own part, or "chief" if the chief writes and reads all of it.
-      keep_checkpoints: how many of the last checkpoints remain.
-    """
-
-    def place(op: tf.Operation) -> str:
-        uses_files = written_by == "chief" and op.type in ("SaveV2", "RestoreV2")
-        return f"{task.device}/device:CPU:0" if uses_files else op.device
-
-    with tf.device(place):  # the saver itself would restore each variable where it lies
-        return tf.train.Saver(sharded=written_by == "ps", save_relative_paths=True, max_to_keep=keep_checkpoints)
-
-
 def remove_unfinished(folder: RunFolder) -> None:
-    """Remove what is left of checkpoints that could not be written."""
+    """Remove what is left of checkpoints that could not be written, or whose writing was cut off."""
     pattern = f"{glob.escape(folder.checkpoint)}-*"
     for parts in glob.glob(f"{pattern}_temp"):  # those of the ps tasks
         shutil.rmtree(parts, ignore_errors=True)
@@ -128,21 +117,21 @@ def remove_unfinished(folder: RunFolder) -> None:
 
 
 def recover(saver: tf.train.Saver, folder: RunFolder) -> str | None:
-    """Return the last checkpoint, if there is one; `saver` learns of all, and deletes old ones.
+    """Return the last checkpoint, if there is one; `saver` learns of all that a run has saved, to delete old ones.
 
     Raises:
       UnusableError: see `find_last_checkpoint()`.
     """
     path = find_last_checkpoint(folder)
     if path:
-        saver.recover_last_checkpoints(tf.train.get_checkpoint_state(folder.path).all_model_checkpoint_paths)
+        own = [path for path in list_checkpoints(folder) if OWN_NAME.fullmatch(os.path.basename(path))]
+        saver.recover_last_checkpoints(own)
     return path
 
 
 def is_saved(folder: RunFolder, global_step: int) -> bool:
     """Return whether the last checkpoint has the model of `global_step`."""
-    state = tf.train.get_checkpoint_state(folder.path)
-    path = state.model_checkpoint_path if state else ""
+    *_, path = list_checkpoints(folder) or [""]
     return path.endswith(f"-{global_step}") and os.path.exists(f"{path}.index")
 
 
@@ -163,6 +152,8 @@ class CheckpointHook(tf.train.SessionRunHook):
         self._saving = threading.Lock()  # a signal may stop the worker while it saves
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        if self.is_needed:
+            remove_unfinished(self._folder)  # of a process that was ended while it saved
         is_new = session.run(tf.train.get_global_step(session.graph)) == 0
         self._save_or_log(session)
         if is_new and self.failure:
@@ -185,6 +176,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         Raises:
           AbortedError, UnavailableError: a ps is lost, and the session with it.
           UnsavedError: the checkpoint cannot be written.
+          UnusableError: a parameter is not finite: nothing is written, and the checkpoints that are good stay.
         """
         if not self.is_needed:
             return
@@ -195,7 +187,7 @@ class CheckpointHook(tf.train.SessionRunHook):
                 if not self.has_saved(global_step):
                     started_at = time.time()
                     with reminding(self._task, f"saving global step {global_step}", self._folder.path):
-                        self._scaffold.saver.save(session, self._folder.checkpoint, global_step, write_meta_graph=False)
+                        self._write(session, global_step)
                     events.record("checkpoint", global_step=global_step, secs_taken=round(time.time() - started_at, 3))
                 self.saved_step, self.failure = global_step, ""
             except (tf.errors.AbortedError, tf.errors.UnavailableError):
@@ -203,9 +195,23 @@ class CheckpointHook(tf.train.SessionRunHook):
             except (tf.errors.OpError, ValueError) as error:  # a ValueError: the folder is gone
                 remove_unfinished(self._folder)
                 why = reason(error) if isinstance(error, tf.errors.OpError) else str(error)
+                if what := NOT_FINITE.search(why):
+                    problem = f"global step {global_step} is not saved, since {what[0]}"
+                    raise UnusableError(f"{problem}: {DIVERGED}") from error
                 self.failure = re.sub(r"\S+\.tempstate\d+; ", "", why)  # the same text whenever it is tried again
                 where = f"global step {global_step} could not be saved in {self._folder.path}"
                 raise UnsavedError(f"the model of {where}: {self.failure}") from error
+
+    def _write(self, session: tf.Session, global_step: int) -> None:
+        """Save, and delete more than one old checkpoint where an earlier run has kept more."""
+        saver = self._scaffold.saver
+        num_kept = saver.saver_def.max_to_keep
+        if left_over := saver.last_checkpoints[:-num_kept]:
+            saver.recover_last_checkpoints(saver.last_checkpoints[-num_kept:])
+        saved = saver.save(session, self._folder.checkpoint, global_step, write_meta_graph=False)
+        for path in left_over:
+            if path != saved:  # as of a run that has gone back to an older checkpoint
+                tf.train.remove_checkpoint(path)
 
     def _save_or_log(self, session: tf.Session) -> None:
         try:

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.errors import UnsavedError, UnusableError, reason, refuse_url
+from runtime.errors import UnsavedError, UnusableError, check_folder, reason
 from runtime.model.function import Model
 from runtime.model.variables import make_variables
 
@@ -31,7 +31,7 @@ def check_export_dir(task: Task, export_dir: str) -> None:
     """
     if not (export_dir and task.is_chief):
         return
-    refuse_url("export_dir", export_dir)
+    check_folder("export_dir", export_dir)
     try:
         os.makedirs(export_dir, exist_ok=True)
         tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=export_dir).cleanup()
@@ -55,11 +55,12 @@ def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str,
 
     Raises:
       UnsavedError: it cannot be written, or another job has just taken its number.
+      UnusableError: its graph fails, as it would again.
     """
     if not export_dir:
         return
+    values = read_values()
     try:
-        values = read_values()
         checksum = _compute_checksum(values)
         if path := _find_export(export_dir, checksum):
             logging.info("%s has this model already", path)
@@ -69,9 +70,13 @@ def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str,
             _save(folder, model, values, checksum)
             version = max(_find_versions(export_dir), default=0) + 1
             os.rename(folder, os.path.join(export_dir, str(version)))
-    except (OSError, tf.errors.OpError) as error:
-        why = reason(error) if isinstance(error, tf.errors.OpError) else error.strerror
-        raise UnsavedError(f"the model could not be exported to {export_dir}: {why}") from error
+    except OSError as error:
+        raise UnsavedError(f"the model could not be exported to {export_dir}: {error.strerror}") from error
+    except tf.errors.OpError as error:
+        problem = f"the model could not be exported to {export_dir}: {reason(error)}"
+        if error.op is None or error.op.type in ("SaveV2", "MergeV2Checkpoints"):  # they write files
+            raise UnsavedError(problem) from error
+        raise UnusableError(f"{problem}: correct model.py") from error
 
 
 def check_serving(model: Model) -> None:

@@ -10,7 +10,7 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, wait_until_nothing_is_missing
-from runtime.errors import UnsavedError
+from runtime.errors import UnsavedError, UnusableError
 from runtime.files import read_json, replace_file
 from runtime.folder import RunFolder
 from runtime.monitoring.evaluation import Measures, ModelTest, describe
@@ -91,8 +91,10 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
 
     Raises:
       UnsavedError: some still failed with one after `timeout_secs`.
+      UnusableError: one that would fail again has failed with it; the others are taken.
     """
     left = list(steps)
+    final: list[UnusableError] = []
 
     def describe_failures() -> str:
         failures = []
@@ -100,12 +102,17 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
             try:
                 step()
                 left.remove(step)
+            except UnusableError as error:
+                left.remove(step)
+                final.append(error)
             except UnsavedError as error:
                 failures.append(str(error))
         return f"room for the result, or another remedy ({'; '.join(failures)})" if failures else ""
 
     remedy = "make room; then start this task again while the ps tasks, which hold the model, still wait, or all tasks"
     wait_until_nothing_is_missing(task, describe_failures, timeout_secs, remedy, LOOK_SECS, UnsavedError)
+    if final:
+        raise final[0]
 
 
 def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progress: ProgressHook) -> Result:

@@ -2,13 +2,12 @@
 
 import fcntl
 import os
-import re
 import socket
 
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError, refuse_url
+from runtime.errors import UnusableError, check_folder
 from runtime.folder import RunFolder
 
 
@@ -18,13 +17,9 @@ def open_train_dir(task: Task, train_dir: str) -> RunFolder:
     Raises:
       UnusableError: it cannot be written, or another job uses it.
     """
-    refuse_url("train_dir", train_dir)
-    if re.search(r"[*?[\]\\]", os.path.abspath(train_dir)):
-        raise UnusableError(
-            f"--train_dir {train_dir} has one of the characters * ? [ ] \\ in its path, which TensorFlow takes for a"
-            " pattern when it looks for checkpoints: use another folder"
-        )
+    check_folder("train_dir", train_dir)
     folder = RunFolder(os.path.abspath(train_dir) if train_dir else "")
+    check_folder("train_dir", folder.path)
     if task.is_chief and not folder.is_given:
         logging.warning(
             "%s: nothing is saved, since --train_dir is not given: if a ps is lost, training begins again", task

@@ -20,6 +20,7 @@ from runtime.data.streams import Batches
 from runtime.errors import FinishedError, UnusableError
 from runtime.folder import RunFolder
 from runtime.saving import checkpoints, result
+from runtime.saving.saver import make_saver
 from runtime.updates.exchange import Updates
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
@@ -68,7 +69,7 @@ class TrainingScaffold(tf.train.Scaffold):
         super().__init__(
             init_op=tf.no_op(),  # init_fn decides
             init_fn=lambda _, session: self._keep_restore_or_initialize(session),
-            saver=checkpoints.make_saver(task, job.written_by, job.keep_checkpoints),
+            saver=make_saver(task, job.written_by, job.keep_checkpoints),
         )
         self._task, self._connection, self._job, self._timeouts = task, connection, job, timeouts
         must_share = task.is_chief and job.folder.is_given and job.written_by == "ps"

@@ -18,7 +18,7 @@ from runtime.cluster.probes import life_in
 from runtime.cluster.roll_call import REACHED, STOPPED, TRAINED, TRAINING, RollCall
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch, wait_until_nothing_is_missing
-from runtime.errors import reason
+from runtime.errors import UnusableError, reason
 from runtime.process import end_process
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
@@ -27,6 +27,7 @@ from runtime.threads import make_guard, repeat_in_session, start_guard
 STEP_SECS = 1.0  # how long a worker that shall stop may take to finish its step
 LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the chief has stopped
 CLOSING_SECS = 60.0  # how long the close of a lost session may take; TCP gives up a cut link after 20 s
+STOP_SECS = 8.0  # how long a worker that saves nothing may take to stop in order; Docker kills after 10 s
 OTHERS_SECS = 3.0  # how long the chief waits for the others to stop before it saves
 
 IsDone = Callable[[int], bool]  # whether the model has reached its goal at a global step, as the train directory says
@@ -121,13 +122,15 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     """Lets a signal stop a worker in order: it finishes its step, the chief saves, the ps tasks hear of it.
 
     A step may wait for others that have stopped already, or take long. So the worker stops without its end after
-    `STEP_SECS`, and so does the chief while it tests or exports the model. A second signal ends the process at once. So
-    does the first if there is no session yet.
+    `STEP_SECS`, and so does the chief while it tests or exports the model. A save that goes on is waited for, and said.
+    A second signal ends the process at once. So does the first if there is no session yet.
     """
 
-    def __init__(self, task: Task, roll_call: RollCall, checkpoint_hook: CheckpointHook):
-        """Prepare to stop `task`; the `checkpoint_hook` saves."""
+    def __init__(self, task: Task, roll_call: RollCall, checkpoint_hook: CheckpointHook, save_secs: float):
+        """Prepare to stop `task`; the `checkpoint_hook` saves, within `save_secs`."""
         self._task, self._roll_call, self._checkpoint_hook = task, roll_call, checkpoint_hook
+        saves = checkpoint_hook.is_needed
+        self._stop = signals.Stop(save_secs, self._describe_unsaved) if saves else signals.Stop(STOP_SECS)
         self._session: tf.Session | None = None
         self._stopping = threading.Lock()  # either the main thread stops the worker, after its step, or another one
         self._has_trained = False
@@ -136,26 +139,30 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     def begin(self) -> None:
         signals.listen(self._note_signal)
 
-    def _note_signal(self, number: signal.Signals) -> float:
+    def _note_signal(self, number: signal.Signals) -> signals.Stop:
         if not self._session:
-            return 0.0
+            return signals.Stop()
         logging.info("%s: %s: stopping in order, or at once at a second signal", self._task, number.name)
         self._received = number
-        start_guard("stop", self._stop, self._session, number, STEP_SECS)
-        return signals.STOP_SECS
+        start_guard("stop", self._end, self._session, number, STEP_SECS)
+        return self._stop
+
+    def _describe_unsaved(self) -> str:
+        step = self._checkpoint_hook.saved_step
+        return "" if self._has_trained else f"{self._task} has not saved the steps after global step {step} yet"
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._session = session
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         if self._received:
-            self._stop(run_context.session, self._received)
+            self._end(run_context.session, self._received)
 
     def end(self, session: tf.Session) -> None:
         with self._stopping:
             self._has_trained = True
 
-    def _stop(self, session: tf.Session, number: signal.Signals, after_secs: float = 0.0) -> NoReturn:
+    def _end(self, session: tf.Session, number: signal.Signals, after_secs: float = 0.0) -> NoReturn:
         """End this process; before that, save what others need of it, unless the end of training has done so."""
         time.sleep(after_secs)
         with self._stopping:
@@ -168,11 +175,13 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                     self._roll_call.say(session, STOPPED)
             except (tf.errors.OpError, RuntimeError) as error:  # a ps or the session is gone
                 failure = reason(error)
+            except UnusableError as error:
+                failure = str(error)
             failure = failure or self._checkpoint_hook.failure
             saved = f"and saved global step {self._checkpoint_hook.saved_step} " if saves and not failure else ""
             lost = f", and could not save the last steps ({failure}): make that possible" if failure else ""
             message = f"{self._task} stopped {saved}because of {number.name}{lost}; start it again to go on"
-            end_process(128 + number, message)
+            end_process(128 + number, message, is_error=bool(failure))
 
     def _wait_for_others(self, session: tf.Session) -> None:
         """Wait a little for the other workers, which may have been told to stop too, to save their last steps."""

@@ -67,8 +67,7 @@ def build_async_updates(
         own_steps = added[holdings.index(asked)][:-1] if max_pending else []
         steps_between = tf.reduce_sum(tf.stack(steps_at_writes) - tf.stack(steps_at_reads))
         staleness = tf.cast(steps_between - sum(own_steps), tf.float32) / len(selections)
-    # The first exchange is shown, since the last one may have no steps.
-    return make_updates(holdings, added, exchanges[0])._replace(staleness=staleness)
+    return make_updates(holdings, added, exchanges)._replace(staleness=staleness)
 
 
 def _apply_if_it_fits(

@@ -99,12 +99,17 @@ class Holding:
         return average.assign_sub(weight * (average.read_value() - variable.read_value()), read_value=False)
 
 
-def make_updates(holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor]], exchange: Exchange) -> Updates:
+def make_updates(
+    holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor]], exchanges: Sequence[Exchange]
+) -> Updates:
     """Return a run in which each ps does what `added` needs: the steps, int64 [], that each exchange adds there.
 
-    One `exchange` is shown.
+    The first of the `exchanges` is shown, since the last one may have no steps. Its loss is not a number where that of
+    any is not.
     """
     sums = []
+    with tf.device(exchanges[0].loss.device), tf.name_scope("shown_loss"):
+        loss = exchanges[0].loss + 0.0 * tf.add_n([exchange.loss for exchange in exchanges])
     for holding, of_ps in zip(holdings, added, strict=True):
         with tf.device(holding.device), tf.name_scope("steps"):
             sums.append(tf.add_n(of_ps))
@@ -114,8 +119,8 @@ def make_updates(holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor
     return Updates(
         train_op=[tensor.op for tensor in sums],
         num_steps=num_steps,
-        loss=exchange.loss,
+        loss=loss,
         global_step=global_step,
         unsaved_variables=[holding.mark for holding in holdings],
-        exchange=exchange,
+        exchange=exchanges[0],
     )

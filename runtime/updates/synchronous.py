@@ -38,7 +38,7 @@ def build_sync_updates(
                 with tf.name_scope("aggregate"):
                     vector, places = exchanges[-1].gradients[ps], selection.places[ps]
                     taken[ps].append(aggregation.add(vector, places, nums_updates[ps], task.index))
-    updates = make_updates(holdings, taken, exchanges[0])
+    updates = make_updates(holdings, taken, exchanges)
     if not rule.is_strict:  # each ps has dropped other gradients, so each may reach the end at another time
         with tf.device(task.device):
             steps = [holding.read_steps(after=of_ps) for holding, of_ps in zip(holdings, taken, strict=True)]

@@ -52,4 +52,4 @@ def test_in_graph_a_worker_that_does_not_come_back_ends_the_run_and_a_signal_sav
         for task in cluster.tasks.values():
             task.send(signal.SIGTERM)
         assert cluster.wait() == dict.fromkeys(cluster.names, 128 + signal.SIGTERM)
-        assert "error: worker 0 stopped and saved global step " in cluster["worker 0"].output()
+        assert "\nworker 0 stopped and saved global step " in cluster["worker 0"].output()

@@ -296,8 +296,8 @@ def test_a_signal_stops_a_worker_after_its_step_and_the_chief_saves(tmp_path, bl
             for _ in range(2):  # as who signals a whole group, and a leader that passes it on
                 cluster[worker].send(number)
             assert cluster[worker].wait() == 128 + number
-            end = f"error: {worker} {how} because of {number.name}; start it again to go on"
-            assert (told := re.search(end, cluster[worker].output()))
+            end = f"^{worker} {how} because of {number.name}; start it again to go on"
+            assert (told := re.search(end, cluster[worker].output(), re.MULTILINE))
         saved = re.search(r"model\.ckpt-(\d+)", (tmp_path / "checkpoint").read_text())
         assert int(told[1]) == int(saved[1]) >= max(steps_logged(cluster["worker 0"])) > 0
         cluster["ps 0"].kill()
@@ -373,7 +373,7 @@ def test_ctrl_c_ends_a_synchronous_worker_that_waits_for_the_others(tmp_path, bl
         for name in ("worker 0", "ps 0"):
             cluster[name].send(signal.SIGINT)
             assert cluster[name].wait() == 128 + signal.SIGINT
-        assert "error: worker 0 stopped because of SIGINT; start it again to go on" in cluster["worker 0"].output()
+        assert "\nworker 0 stopped because of SIGINT; start it again to go on\n" in cluster["worker 0"].output()
         assert "stopping at once" not in cluster["worker 0"].output()
 
 
@@ -508,6 +508,71 @@ def test_a_loss_that_is_not_a_number_ends_every_worker_and_leaves_the_good_check
         cluster["ps 0"].kill()
     assert 'model_checkpoint_path: "model.ckpt-0"' in (run / "checkpoint").read_text()
     assert not (run / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "flags"),
+    [
+        ("--train_dir", ["--train_steps=8"]),
+        ("--train_dir", ["--train_steps=8", "--sync_replicas"]),
+        ("--train_dir", ["--train_steps=8", "--replication=in_graph"]),
+        ("--train_dir", ["--train_steps=16", "--local_steps=2"]),
+        ("--train_dir", ["--train_steps=1", "--sync_replicas", "--local_steps=2", "--checkpoints=chief"]),
+        ("--export_dir", ["--train_steps=1", "--sync_replicas", "--local_steps=2"]),  # the last update alone
+    ],
+)
+def test_a_model_that_diverges_in_its_last_steps_is_neither_saved_nor_exported_nor_reported(
+    tmp_path, black_and_white_dir, folder, flags
+):
+    kept = tmp_path / "kept"
+    flags = [*flags, "--optimizer=sgd", "--learning_rate=1e30", f"--data_dir={black_and_white_dir}", f"{folder}={kept}"]
+    with Cluster(tmp_path, 2, 1, *flags) as cluster:
+        cluster.start()
+        assert cluster["worker 0"].wait() == 2
+        output = cluster["worker 0"].output()
+        assert re.search(r"^error: .*\b(finite|not a number): give a smaller --learning_rate", output, re.MULTILINE)
+        assert not re.search("^test accuracy", output, re.MULTILINE)
+        for ps in ("ps 0", "ps 1"):
+            cluster[ps].kill()
+    assert not (kept / "result.json").exists()
+    if folder == "--train_dir":
+        assert {path.name for path in kept.glob("model.ckpt-*.index")} <= {"model.ckpt-0.index", "model.ckpt-1.index"}
+    else:
+        assert os.listdir(kept) == []
+
+
+def test_a_save_that_takes_long_is_waited_for_and_said_when_the_run_is_stopped(tmp_path, black_and_white_dir):
+    """The ps that writes the index of the last checkpoint writes into a pipe, and waits until somebody reads it."""
+    index = tmp_path / "train" / "model.ckpt-8.index"
+    index.parent.mkdir()
+    os.mkfifo(index)
+    flags = ["--train_steps=8", f"--data_dir={black_and_white_dir}", f"--train_dir={index.parent}"]
+    unsaved = "worker 0 has not saved the steps after global step 0 yet"
+
+    def stop(*more):
+        with Cluster(tmp_path, 1, 1, *flags, *more) as cluster:
+            cluster.start()
+            poll_for(lambda: list(index.parent.glob("model.ckpt-8.data-*")), "data of the checkpoint")
+            for task in cluster.tasks.values():
+                task.send(signal.SIGTERM)
+            yield cluster["worker 0"]
+            assert cluster.wait() == dict.fromkeys(cluster.names, 128 + signal.SIGTERM)
+            yield cluster["worker 0"]
+
+    chief, _ = stop("--stop_timeout_secs=2")
+    assert f"\nerror: {unsaved}, and ends now; --stop_timeout_secs gives it more time\n" in chief.output()
+    (index.parent / "model.ckpt-8_temp" / "left").touch()
+    for path in index.parent.glob("model.ckpt-8.data-*"):
+        path.unlink()
+    (tmp_path / "worker-0.log").unlink()
+    stopping = stop("--stop_timeout_secs=200")
+    chief = next(stopping)
+    assert not (index.parent / "model.ckpt-8_temp" / "left").exists(), "the chief clears away what was cut off"
+    chief.wait_for_output(rf"{unsaved}: it has \d+ s more\n")
+    index.read_bytes()
+    next(stopping)
+    assert "\nworker 0 stopped and saved global step 8 because of SIGTERM; start it again" in chief.output()
+    assert not list(stopping)
 
 
 def test_a_second_signal_stops_a_blocked_worker_at_once(tmp_path, black_and_white_dir):
