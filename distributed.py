@@ -12,11 +12,6 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
-import os
-import sys
-
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python does, but for -P and -I
-
 from runtime import environment, users_files  # noqa: F401  # first: before TensorFlow and the user's files
 
 # isort: split
