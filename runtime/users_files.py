@@ -37,7 +37,10 @@ def describe_mistake(error: BaseException) -> str:
         file = place.partition(",")[0]
         if isinstance(error, tf.errors.OpError):
             return f"{place}: {reason(error)}; correct {file}, or the examples that it gets"
-        return f"{place}: {type(error).__name__}: {' '.join(str(error).split())}; correct {file}"
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if isinstance(error, flags.UnrecognizedFlagError | flags.UnparsedFlagAccessError | SystemExit):
+            why += " (no flag can be read while the file is imported: read it in a function, as flags.FLAGS.name)"
+        return f"{place}: {why}; correct {file}"
     module = pathlib.Path(getattr(getattr(error, "obj", None), "__file__", None) or "")
     return f"{reason(error)}; correct {module.name}" if _is_users(module) else ""  # it lacks a name
 
