@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
@@ -58,7 +59,31 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
 def check_last_checkpoint(folder: RunFolder) -> None:
     """Check the last checkpoint, if there is one: see `check_checkpoint()`."""
     if path := find_last_checkpoint(folder):
-        check_checkpoint(path)
+        check_checkpoint(_widen_global_step(path, folder))
+
+
+def _widen_global_step(path: str, folder: RunFolder) -> str:
+    """Return the path of a checkpoint or, where its global step is int32, of a copy with int64, the new last one.
+
+    A script of TensorFlow 1 that made its step with `tf.Variable(0)` has left such a checkpoint, which stays.
+    """
+    name = tf.GraphKeys.GLOBAL_STEP
+    try:
+        reader = tf.train.load_checkpoint(path)
+        if reader.get_variable_to_dtype_map().get(name) != tf.int32:
+            return path
+        values = {variable: reader.get_tensor(variable) for variable in reader.get_variable_to_shape_map()}
+    except (tf.errors.OpError, ValueError):  # `check_checkpoint()` says why
+        return path
+    values[name] = values[name].astype(np.int64)
+    copy = os.path.join(folder.path, f"with_int64_step.ckpt-{values[name]}")
+    with tf.Graph().as_default(), tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
+        fed = [tf.placeholder(value.dtype, value.shape) for value in values.values()]
+        save = tf.raw_ops.SaveV2(prefix=copy, tensor_names=[*values], shape_and_slices=[""] * len(fed), tensors=fed)
+        session.run(save, dict(zip(fed, values.values(), strict=True)))
+    tf.train.update_checkpoint_state(folder.path, copy, [*list_checkpoints(folder), copy], save_relative_paths=True)
+    logging.info("%s has an int32 global_step: going on from a copy with int64, %s", path, copy)
+    return copy
 
 
 def check_checkpoint(path: str) -> None:
@@ -79,14 +104,19 @@ def check_checkpoint(path: str) -> None:
             f"{path} has {len(parts)} of its {num_parts} parts: copy the others from where they were written, or give"
             " another --train_dir"
         )
-    remedy = "give the flags that it was made with, or another --train_dir"
+    problems = []
     for name, (dtype, shape) in whole_variables().items():
         if name not in shapes:
-            raise UnusableError(f"{path} has no variable {name}, expected shape {shape}: {remedy}")
-        if shapes[name] != shape:
-            raise UnusableError(f"{path} has {name} of shape {shapes[name]}, expected {shape}: {remedy}")
-        if types[name] != dtype:
-            raise UnusableError(f"{path} has {name} of type {types[name].name}, expected {dtype.name}: {remedy}")
+            problems.append(f"no variable {name}, expected shape {shape}")
+        elif shapes[name] != shape:
+            problems.append(f"{name} of shape {shapes[name]}, expected {shape}")
+        elif types[name] != dtype:
+            problems.append(f"{name} of type {types[name].name}, expected {dtype.name}")
+    if problems:
+        remedy = "give the flags that it was made with, or another --train_dir"
+        unused = sorted(shapes.keys() - whole_variables().keys())
+        more = f" (it also has {', '.join(unused)})" if unused else ""
+        raise UnusableError(f"{path} has {'; '.join(problems)}{more}: {remedy}")
 
 
 def restore(saver: tf.train.Saver, session: tf.Session, path: str) -> None:
