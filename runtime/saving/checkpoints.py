@@ -81,7 +81,7 @@ def _widen_global_step(path: str, folder: RunFolder) -> str:
         fed = [tf.placeholder(value.dtype, value.shape) for value in values.values()]
         save = tf.raw_ops.SaveV2(prefix=copy, tensor_names=[*values], shape_and_slices=[""] * len(fed), tensors=fed)
         session.run(save, dict(zip(fed, values.values(), strict=True)))
-    tf.train.update_checkpoint_state(folder.path, copy, [*list_checkpoints(folder), copy], save_relative_paths=True)
+    tf.train.update_checkpoint_state(folder.path, copy, [*list_checkpoints(folder), copy])
     logging.info("%s has an int32 global_step: going on from a copy with int64, %s", path, copy)
     return copy
 
