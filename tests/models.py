@@ -17,11 +17,24 @@ def make_files(build_logits, build_loss, spec, decode=None, **functions):
     return Files(model, of_input)
 
 
-def make_model(build_logits, build_loss, spec, decode=None, labels=(), is_stepwise=True, **functions):
+def have_tables(own):
+    return True
+
+
+def make_model(
+    build_logits,
+    build_loss,
+    spec,
+    decode=None,
+    labels=(),
+    may_have_tables=have_tables,
+    is_stepwise=True,
+    **functions,
+):
     """Return the model of such files, of examples with an input as `spec` says, and `labels`, specs too."""
     files = make_files(build_logits, build_loss, spec, decode, **functions)
     signature = [tf.TensorSpec(spec.shape, spec.dtype), *labels]
-    return Model(files, signature, seed=0, stream=0, is_stepwise=is_stepwise)
+    return Model(files, signature, 0, 0, may_have_tables, is_stepwise)
 
 
 def make_batches(inputs):

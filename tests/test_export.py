@@ -28,7 +28,7 @@ SIGNATURE = [tf.TensorSpec([784], tf.uint8), tf.TensorSpec([], tf.uint8)]
 @pytest.fixture
 def model(set_flags):
     set_flags("--hidden_units=1")
-    return Model(distributed.FILES, SIGNATURE, seed=0, stream=0, is_stepwise=True)
+    return Model(distributed.FILES, SIGNATURE, 0, 0, lambda own: True, is_stepwise=True)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_an_export_that_fails_says_so_and_leaves_nothing(tmp_path):
         "distributed.tf.disable_eager_execution()\n"
         "try:\n"
         "    values = {name: np.ones(shapes[name]) for name in shapes}\n"
-        "    model = Model(distributed.FILES, SIGNATURE, 0, 0, True)\n"
+        "    model = Model(distributed.FILES, SIGNATURE, 0, 0, bool, True)\n"
         "    export.export(sys.argv[1], model, lambda: values)\n"
         "finally:\n"
         "    print('left:', os.listdir(sys.argv[1]))\n"

@@ -12,7 +12,6 @@ from benchmarks.testbed.messages import tensors_sent
 from runtime.cluster.probes import Connection
 from runtime.errors import UnusableError
 from runtime.machine.session_config import make_session_config
-from runtime.model.function import Own
 from runtime.model.variables import make_variables
 from runtime.tables import Lookups, TableVariable, check_size
 from runtime.updates.mode import Mode, build_updates
@@ -152,7 +151,7 @@ class Worker:
 def make_mode(**fields):
     common = {"learning_rate": RATE, "lr_schedule": "constant", "warmup_steps": None, "train_steps": 10_000}
     common |= {"local_steps": 1, "sync_replicas": False, "replicas_to_aggregate": None, "exchange_dtype": "float32"}
-    common |= {"clip_norm": None}
+    common |= {"clip_norm": None, "ema_decay": None}
     return Mode(**(common | fields))
 
 
@@ -552,16 +551,13 @@ def test_a_table_of_more_rows_than_ids_have_numbers_for_is_refused():
         check_size("t", make_table(2**31, 1, num_slices=2), "ps")
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "momentum", "nesterov"])
-def test_local_steps_on_a_table_need_an_optimizer_without_state(optimizer):
-    make_mode(optimizer=optimizer, local_steps=1).check_table("t", Own())
-    make_mode(optimizer="sgd", local_steps=2).check_table("t", Own())
-    with pytest.raises(UnusableError, match=f"--local_steps=2 and --optimizer={optimizer}: .* give --optimizer=sgd"):
-        make_mode(optimizer=optimizer, local_steps=2).check_table("t", Own())
-
-
-def test_local_steps_on_a_table_cannot_use_the_optimizer_of_the_user():
-    own = Own(build_optimizer=tf.train.GradientDescentOptimizer)
-    make_mode(optimizer="sgd", local_steps=1).check_table("t", own)
-    with pytest.raises(UnusableError, match=r"--local_steps=2 and build_optimizer\(\) of model\.py: .* leave that out"):
-        make_mode(optimizer="sgd", local_steps=2).check_table("t", own)
+@pytest.mark.parametrize("own", [{}, {"build_optimizer": tf.train.GradientDescentOptimizer}], ids=["flag", "own"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_a_table_is_sent_whole_where_local_steps_would_need_a_state_of_its_rows(caplog, local_steps, optimizer, own):
+    mode = make_mode(optimizer=optimizer, local_steps=local_steps)
+    options = {"may_have_tables": mode.may_have_tables, "is_stepwise": local_steps == 1}
+    model = make_model_of_tables(**options, **own)
+    is_table = local_steps == 1 or (optimizer == "sgd" and not own)
+    assert (model.tables, model.parameters) == ((["table"], ["bias"]) if is_table else ([], ["bias", "table"]))
+    assert ("table: sent as a whole, since only plain SGD takes local steps on rows" in caplog.text) != is_table
