@@ -28,11 +28,15 @@ def main(job_name: str, task_index: int, ps_host: str, worker_hosts: str, train_
     worker = f"/job:worker/task:{task_index}"
     with tf.device(tf.train.replica_device_setter(worker_device=worker, cluster=cluster)):
         global_step = tf.train.create_global_step()
-        words, labels = tf.placeholder(tf.int32, [None, mnist_input.MAX_LETTERS]), tf.placeholder(tf.int32, [None])
-        logits = model.build_logits(words, is_training=True)
+        parameters = model.build_parameters("ngrams", 0)
+        rows, dim, _ = parameters["ngrams"]
+        table = tf.get_variable("table", [rows, dim], initializer=tf.random_uniform_initializer(-1 / dim, 1 / dim))
+        words, labels = tf.placeholder(tf.int32, [None, model.MAX_LETTERS]), tf.placeholder(tf.int32, [None])
+        vectors = tf.nn.embedding_lookup(table, model.build_ids(words)["ngrams"])
+        logits = model.build_logits({**parameters, "ngrams": vectors}, words)
         falling = tf.train.polynomial_decay(float(rate), global_step, train_steps, 0.0)
         train_op = tf.train.GradientDescentOptimizer(falling).minimize(model.build_loss(logits, labels), global_step)
-        accuracy = model.build_metrics(logits, labels)["accuracy"]
+        accuracy = model.build_accuracy(logits, labels)
     generator, step, started = np.random.default_rng(task_index), 0, None
     with tf.train.MonitoredTrainingSession(server.target, is_chief=task_index == 0) as session:
         while step < train_steps:
