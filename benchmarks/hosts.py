@@ -39,7 +39,7 @@ PROGRESS = r"global step (\d+)/\d+, local step \d+, loss"
 SLOW = LINKS["100 Mbit/s"][1]
 MODELS = {  # the files and the flags of each; the bytes of `mlp` are spread evenly over the ps tasks
     "`mlp`": ((), ("--ps_strategy=greedy", "--partition_bytes=80000")),
-    "a table": (tables.FILES, ("--hidden_units=1000000", "--data_dir=.")),
+    "a table": (tables.FILES, ("--rows=1000000", "--data_dir=.")),
 }
 
 

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 from benchmarks import contenders, report
 from benchmarks.testbed.messages import num_tensors_sent
+from runtime import environment
 from runtime.cluster.task import Task
 from runtime.data.sources import open_source
 from runtime.folder import RunFolder
@@ -52,8 +53,7 @@ def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
     servers.append(tf.train.Server(cluster, "worker", 0))
     source = open_source(distributed.FLAGS.data_dir, "train", mnist_input).share(0, 1)
     me = Member(distributed.FLAGS, task, RunFolder(""), make_session_config(task))
-    tf.disable_eager_execution()
-    tf.disable_control_flow_v2()
+    environment.choose_behavior()
     with tf.Graph().as_default():
         batches, _, updates, *_ = distributed.build_graph(me, cluster, source)
         with tf.Session(servers[-1].target, config=me.session_config) as session:

@@ -66,7 +66,7 @@ def train_table(num_rows: int, measured_secs: int, num_ps: int) -> dict[str, str
         script = copy_project(FILES, folder)
         train_dir = RunFolder(f"{folder}/train")
         pathlib.Path(train_dir.path).mkdir()
-        flags = [*FLAGS, f"--hidden_units={num_rows}", f"--data_dir={folder}", f"--train_dir={train_dir.path}"]
+        flags = [*FLAGS, f"--rows={num_rows}", f"--data_dir={folder}", f"--train_dir={train_dir.path}"]
         with Cluster(folder, num_ps, NUM_WORKERS, *flags, network=network, script=script) as cluster:
             ready = start(cluster)
             time.sleep(2)

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.errors import UnusableError
 
+MAX_ROWS = 2**31 - 1  # ids travel as int32
 MAX_MESSAGE_BYTES = 2**31
 PIECE_BYTES = 2**28  # of a table that are read at once
 MISTAKE = "model.py: the lookup needs"
@@ -83,7 +84,9 @@ def values_of(parameters: Parameters) -> dict[str, tf.Tensor]:
 
 
 def check_size(name: str, table: TableVariable, written_by: str) -> None:
-    """Raise an UnusableError if a table cannot be saved by who writes it, the chief or each ps."""
+    """Raise an UnusableError if a table cannot be used, or saved by who writes it, the chief or each ps."""
+    if table.num_rows > MAX_ROWS:
+        raise UnusableError(f"table {name} has {table.num_rows} rows, expected {MAX_ROWS} at most")
     num_bytes = max(variable.shape.num_elements() for variable in table.slices) * tf.float32.size
     if written_by == "chief" and num_bytes >= MAX_MESSAGE_BYTES:
         raise UnusableError(

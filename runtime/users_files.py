@@ -91,8 +91,9 @@ def _is_users(path: pathlib.Path) -> bool:
 
 def _tell_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Tell what is wrong in one line, where `program` does not: while the files are imported."""
-    if isinstance(error, Exception | SystemExit) and (place := find_place(error)):
-        mistake = describe_mistake(error)
+    place = find_place(error) if isinstance(error, Exception | SystemExit) else ""
+    if place or isinstance(error, UnusableError):
+        mistake = str(error) if isinstance(error, UnusableError) else describe_mistake(error)
         print(f"error: {mistake or f'{place}: {reason(error)}; start this task again'}", file=sys.stderr, flush=True)
         os._exit(UNUSABLE_STATUS if mistake else 1)
     sys.__excepthook__(kind, error, trace)

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
 from benchmarks.testbed.processes import Cluster
+from runtime import environment
 from runtime.cluster.host_lists import HostLists, put_given
 from runtime.cluster.probes import Connection
 from runtime.cluster.task import Task
@@ -30,8 +31,7 @@ for number in (signal.SIGINT, signal.SIGTERM):
 for number in (signal.SIGQUIT, signal.SIGHUP):  # the same, and nohup
     signal.signal(number, signal.SIG_DFL)
 Cluster.fork = forked.Popen
-tf.disable_eager_execution()
-tf.disable_control_flow_v2()
+environment.choose_behavior()
 tf.logging.set_verbosity(tf.logging.ERROR)
 
 

@@ -15,6 +15,7 @@ from runtime.data.memory import MemorySource
 from runtime.folder import RunFolder
 from runtime.machine.session_config import make_session_config
 from runtime.member import Member, choose_task
+from runtime.tables import Lookups
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 
 PS_HOSTS = ("a:1", "b:2")
@@ -164,12 +165,21 @@ def test_what_travels_as_bfloat16(graph, set_flags, local_servers, flags, expect
     assert types == expected, "of 3 ps tasks, each way"
 
 
-def test_only_training_uses_the_logits_that_a_model_has_for_it(graph, set_flags, monkeypatch):
-    def build_training_logits(parameters, images):
-        return distributed.model.build_logits(parameters, tf.nn.dropout(images, rate=0.5, name="dropout"))
+def test_only_training_builds_what_a_model_has_for_it(graph, set_flags, monkeypatch):
+    build_logits = distributed.model.build_logits
 
-    monkeypatch.setattr(distributed.model, "build_training_logits", build_training_logits, raising=False)
-    scopes = {name.partition("/")[0] for name in build(set_flags) if "/dropout" in name}
+    def build_logits_with_dropout(images, is_training):
+        kept = tf.nn.dropout(images, rate=0.5, name="dropout") if is_training else images
+        return build_logits(kept, is_training)
+
+    monkeypatch.setattr(distributed.model, "build_logits", build_logits_with_dropout)
+    set_flags()
+    built = build_graph(Task("worker", 1, PS_HOSTS, WORKER_HOSTS))
+    columns = built.batches.columns(built.batches.inputs[0])
+    built.model.build_measures(built.packing.fetch(Lookups({}, [])), columns)
+    names = [op.name for op in graph.get_operations()]
+    assert any(name.startswith("measures/") and "/logits/" in name for name in names)
+    scopes = {name.partition("/")[0] for name in names if "/dropout" in name}
     assert scopes == {f"exchange{'_' * (n > 0)}{n or ''}" for n in range(EXCHANGES_PER_RUN)}
 
 

@@ -19,19 +19,29 @@ from runtime.cluster.waiting import Timeouts
 from runtime.errors import UnsavedError, UnusableError
 from runtime.evaluator import Checkpoint, follow_checkpoints
 from runtime.folder import RunFolder
+from runtime.model.variables import make_variables
 from runtime.monitoring import evaluation
-from runtime.monitoring.evaluation import EXAMPLES, EvaluationGraph, EvaluationHook, EvaluationLog, Measures, ModelTest
+from runtime.monitoring.evaluation import (
+    EXAMPLES,
+    EvaluationHook,
+    EvaluationLog,
+    Measures,
+    ModelTest,
+    build_evaluation,
+    build_placeholders,
+)
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.result import Goal, Result, evaluate_and_save, is_finished, keep_trying
 from runtime.session.stopping import StopWithChiefHook
-from runtime.tables import Rows
-from runtime.updates.packing import Choice
+from runtime.tables import TableReader
+from runtime.updates.packing import Packing
+from tests.models import make_model
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
 EVALUATOR = Task("evaluator", 0, ("a:1",), ("b:2",))
 NOWHERE = RunFolder("")
-MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, find_mistakes=dict)
+MEASURES = Measures(loss=0.25, metrics={"accuracy": 0.9375}, global_step=40, parameters={}, find_mistakes=dict)
 
 
 class FixedTest:
@@ -42,8 +52,8 @@ class FixedTest:
     def __init__(self, measure=lambda _: MEASURES):
         self._measure = measure
 
-    def find_rows(self, session):
-        return {}
+    def check(self, session):
+        pass
 
     def __call__(self, session):
         return self._measure(session)
@@ -263,13 +273,27 @@ def test_an_evaluator_initialises_what_a_monitored_session_does(finished_run):
     assert values == 2 * [[7, 8]]
 
 
-def make_evaluate(labels):
+def build_error_rate(logits, labels):
+    return {"error_rate": 7 * tf.reduce_mean(tf.cast(tf.not_equal(tf.argmax(logits, 1), labels), tf.float32))}
+
+
+def make_evaluate(labels, build_metrics=build_error_rate, num_logits=2, batch_size=100):
     """Return what measures logits that are the images themselves."""
-    images, placeholder = tf.placeholder(tf.float32, [None, 2]), tf.placeholder(tf.int32, [None])
-    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=placeholder, logits=images))
+
+    def build_loss(logits, labels):
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+
+    def decode(images, labels):
+        return images, labels
+
+    examples = (np.zeros([len(labels), num_logits], np.float32), np.array(labels, np.int64))
+    spec = tf.TensorSpec([num_logits], tf.float32, "images")
+    of_labels = [tf.TensorSpec([], tf.int64)]
+    model = make_model(
+        lambda images, is_training: images, build_loss, spec, decode, of_labels, build_metrics=build_metrics
+    )
     tf.train.create_global_step()
-    graph = EvaluationGraph([], {}, images, placeholder, {}, images, loss, loss)
-    return ModelTest(graph, (np.zeros([2, 2], np.float32), np.array(labels)))
+    return ModelTest(build_evaluation(model, {}, {}, build_placeholders(examples), batch_size), examples)
 
 
 def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_run, graph):
@@ -283,26 +307,59 @@ def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_
 
 
 def test_an_accuracy_that_is_no_fraction_is_refused(graph):
-    test = make_evaluate([0, 1])
-    test._graph = test._graph._replace(accuracy=2 * test._graph.accuracy)
+    test = make_evaluate([0, 1], lambda logits, labels: {"accuracy": 2 * tf.math.log(2.0)})
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        with pytest.raises(UnusableError, match=r"build_accuracy\(\) must return a fraction, 0 to 1, found 1\.38629"):
+        text = r"build_metrics\(\) must return a fraction, 0 to 1, as accuracy, found 1\.38629"
+        with pytest.raises(UnusableError, match=text):
             test(session)
 
 
-def test_a_test_example_with_a_label_of_no_class_is_refused_before_training(graph):
-    with pytest.raises(UnusableError, match=r"cannot be used: label 1 is 2, expected 0 to 1"):
-        make_evaluate([0, 2])
+def test_a_metric_of_another_name_may_have_any_value_and_the_first_one_is_told(graph):
+    test = make_evaluate([0, 1, 1, 1])
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        measures = test(session)
+    assert measures.metrics == {"error_rate": pytest.approx(7 * 0.75)}
+    assert measures.loss == pytest.approx(np.log(2), rel=1e-5)
+    assert str(measures) == "test error rate 5.2500 (test loss 0.6931)"
 
 
-def test_a_model_that_is_no_classifier_is_refused(graph):
-    logits = tf.placeholder(tf.float32, [None, 1])
-    of_regression = make_evaluate([0, 1])._graph._replace(logits=logits)
-    with pytest.raises(
-        UnusableError, match=r"build_logits\(\) is float32 \(None, 1\), .*: this program trains classifiers"
-    ):
-        ModelTest(of_regression, (np.zeros([2, 2], np.float32), np.array([133, 70])))
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 100])
+def test_means_and_metrics_that_need_all_examples_are_of_all_whatever_the_batches(graph, batch_size):
+    def build_metrics(logits, labels):
+        wrong = tf.not_equal(tf.argmax(logits, 1), labels)
+        weights = tf.cast(1 + 9 * labels, tf.float32)
+        return {"weighted": tf.metrics.mean(wrong, weights), "plain": tf.reduce_mean(tf.cast(wrong, tf.float32))}
+
+    test = make_evaluate([0, 1, 1, 1, 0], build_metrics, batch_size=batch_size)
+    expected = {"weighted": pytest.approx(30 / 32), "plain": pytest.approx(3 / 5)}
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        assert [test(session).metrics for _ in range(2)] == [expected, expected], "each time from the beginning"
+        assert [*test(session).metrics] == ["weighted", "plain"]
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_test_example_with_a_label_of_no_class_is_refused_before_training(graph, label):
+    with pytest.raises(UnusableError, match=rf"cannot be used: label 1 is {label}, expected 0 to 1"):
+        make_evaluate([0, label])
+
+
+def test_a_model_that_is_no_classifier_is_measured_and_makes_no_mistakes(graph):
+    def build_loss(logits, labels):
+        return tf.reduce_mean((logits[:, 0] - tf.cast(labels, tf.float32)) ** 2)
+
+    examples = (np.zeros([2, 1], np.float32), np.array([3, -1]))
+    spec, of_labels = tf.TensorSpec([1], tf.float32, "images"), [tf.TensorSpec([], tf.int64)]
+    model = make_model(lambda images, is_training: images, build_loss, spec, lambda *columns: columns, of_labels)
+    tf.train.create_global_step()
+    test = ModelTest(build_evaluation(model, {}, {}, build_placeholders(examples), 100), examples)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        measures = test(session)
+    assert (measures.loss, measures.metrics, measures.find_mistakes()) == (5, {}, {})
+    assert str(measures) == "test loss 5.0000"
 
 
 def test_workers_other_than_the_chief_have_no_test_examples(graph):
@@ -354,20 +411,57 @@ def test_what_show_and_name_return_is_recorded_as_text():
     ]
 
 
-def test_the_rows_of_a_table_that_were_tested_are_those_that_are_exported(graph):
-    table = tf.Variable(np.zeros([4, 1], np.float32))
-    choice = Choice("table", tf.placeholder(tf.int32, [None]), num_rows=4)
-    parameters = {"table": Rows(choice.ids, tf.gather(table, choice.ids))}
-    images, labels = tf.placeholder(tf.int32, [None, 1]), tf.placeholder(tf.int32, [None])
-    logits, loss = tf.zeros([tf.shape(images)[0], 2]), tf.zeros([])
-    tf.train.create_global_step()
-    on_test = EvaluationGraph([choice], parameters, images, labels, {"table": images}, logits, loss, loss)
-    test = ModelTest(on_test, (np.array([[3], [1]], np.int32), np.array([0, 1])))
-    with tf.Session() as session:
+class TableTest:
+    """A test of a table of four rows on some words; the logits of a word are its row."""
+
+    def __init__(self, words):
+        def build_logits(words, is_training):
+            table = tf.get_variable("table", [4, 2], initializer=tf.zeros_initializer())
+            return tf.reduce_sum(tf.nn.embedding_lookup(table, words), axis=1)
+
+        def build_loss(logits, labels):
+            return tf.reduce_mean(logits[:, 0])
+
+        examples = (np.array(words, np.int32), np.zeros(len(words), np.int64))
+        spec, of_labels = tf.TensorSpec([1], tf.int32, "words"), [tf.TensorSpec([], tf.int64)]
+        model = make_model(build_logits, build_loss, spec, lambda *columns: columns, of_labels)
+        tf.train.create_global_step()
+        columns = build_placeholders(examples)
+        self.variables = make_variables(model.training, model.tables, num_slices=3)
+        packing = Packing(self.variables)
+        rows = packing.fetch(model.build_test_lookups(columns))
+        self.test = ModelTest(build_evaluation(model, {}, rows, columns, batch_size=1), examples)
+
+    def initialize(self, session):
         session.run(tf.global_variables_initializer())
-        measures = test(session)
-        session.run(table.assign_add(np.ones([4, 1], np.float32)))  # a worker for which the chief did not wait
-        assert test.complete(session, measures)["table"].tolist() == [[1], [0], [1], [0]]
+        rows = tf.split(np.arange(8, dtype=np.float32).reshape(4, 2), [2, 1, 1])
+        session.run([part.assign(of_part) for part, of_part in zip(self.variables["table"].slices, rows, strict=True)])
+
+
+def test_a_test_reads_the_rows_that_its_examples_need(graph):
+    of_table = TableTest([[3], [1], [3]])
+    with tf.Session() as session:
+        of_table.initialize(session)
+        of_table.test.check(session)
+        assert of_table.test(session).loss == pytest.approx((6 + 2 + 6) / 3)
+
+
+@pytest.mark.parametrize("words", [[[3], [4]], [[4], [3]]])
+def test_a_test_example_that_needs_a_row_that_is_not_there_is_told_before_training(graph, words):
+    of_table = TableTest(words)
+    with tf.Session() as session:
+        of_table.initialize(session)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="needs ids from 0 to 3 of table, found"):
+            of_table.test.check(session)
+
+
+def test_all_rows_of_a_table_are_read_in_pieces_that_can_be_sent(graph, monkeypatch):
+    monkeypatch.setattr("runtime.tables.PIECE_BYTES", 8)
+    of_table = TableTest([[0]])
+    reader = TableReader(of_table.variables["table"])
+    with tf.Session() as session:
+        of_table.initialize(session)
+        assert reader.read(session).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers):
@@ -458,19 +552,30 @@ def test_a_worker_that_did_not_hear_the_chief_once_listens_on(local_servers, cap
         coord.request_stop()
 
 
-FIGURES = {"test_accuracy": 0.5, "test_loss": 1.0, "global_step": 40, "train_secs": 5.0}
-RESULT = Result(**dict.fromkeys((field.name for field in dataclasses.fields(Result)), None) | FIGURES)
+FIGURES = {"global_step": 40, "test_accuracy": 0.5, "test_loss": 1.0}
+KNOWN = {"figures": FIGURES, "flags": {"model": "mlp"}, "train_secs": 5.0}
+RESULT = Result(**dict.fromkeys((field.name for field in dataclasses.fields(Result)), None) | KNOWN)
+
+
+def with_figures(**figures):
+    return dataclasses.replace(RESULT, figures={**FIGURES, **figures})
 
 
 @pytest.mark.parametrize(("global_step", "words"), [(1, "1 global step in"), (2, "2 global steps in")])
 def test_the_last_line_has_a_plural_for_more_than_one_step(global_step, words):
-    assert f" after {words} 5.0 s" in str(dataclasses.replace(RESULT, global_step=global_step, examples_per_sec=8.0))
+    assert f" after {words} 5.0 s" in str(
+        dataclasses.replace(with_figures(global_step=global_step), examples_per_sec=8.0)
+    )
 
 
 def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(tmp_path, leave_checkpoint):
     leave_checkpoint(40)
     again = dataclasses.replace(RESULT, train_secs=None)  # of a process that found the model finished
-    for result, expected in ((RESULT, 5.0), (again, 5.0), (dataclasses.replace(again, test_accuracy=0.25), None)):
+    for result, expected in (
+        (RESULT, 5.0),
+        (again, 5.0),
+        (dataclasses.replace(with_figures(test_accuracy=0.25), train_secs=None), None),
+    ):
         result.write(RunFolder(tmp_path))
         assert json.loads((tmp_path / "result.json").read_text())["train_secs"] == expected
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import distributed
 from benchmarks.testbed.processes import PROJECT
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError, UnusableError
+from runtime.model.function import Model
 from runtime.saving.export import check_export_dir, export
 from runtime.saving.result import keep_trying
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
@@ -20,21 +22,29 @@ from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 CHIEF, WORKER_1 = (Task("worker", index, ("a:1",), ("b:2", "c:3")) for index in range(2))
 
 
+SIGNATURE = [tf.TensorSpec([784], tf.uint8), tf.TensorSpec([], tf.uint8)]
+
+
 @pytest.fixture
-def values(set_flags):
-    """Values of a model whose logits are 10 times the mean of the image, for class 3, and 1, for class 0."""
+def model(set_flags):
     set_flags("--hidden_units=1")
+    return Model(distributed.FILES, SIGNATURE, 0, 0, lambda own: True, is_stepwise=True)
+
+
+@pytest.fixture
+def values():
+    """Values of a model whose logits are 10 times the mean of the image, for class 3, and 1, for class 0."""
     weights = np.zeros((1, 10), np.float32)
     weights[0, 3] = 10
     biases = np.zeros(10, np.float32)
     biases[0] = 1
     mean = np.full((784, 1), 1 / 784, np.float32)
-    hidden = {"hidden/weights": mean, "hidden/biases": np.zeros(1, np.float32)}
-    return {**hidden, "logits/weights": weights, "logits/biases": biases}
+    hidden = {"mlp/hidden/weights": mean, "mlp/hidden/biases": np.zeros(1, np.float32)}
+    return {**hidden, "mlp/logits/weights": weights, "mlp/logits/biases": biases}
 
 
-def test_what_is_exported_classifies_images_and_knows_nothing_of_the_cluster(tmp_path, values):
-    export(str(tmp_path), distributed.build_serving, lambda: values)
+def test_what_is_exported_classifies_images_and_knows_nothing_of_the_cluster(tmp_path, model, values):
+    export(str(tmp_path), model, lambda: values)
     saved = saved_model_pb2.SavedModel.FromString((tmp_path / "1" / "saved_model.pb").read_bytes())
     (meta_graph,) = saved.meta_graphs
     assert {node.device for node in meta_graph.graph_def.node} == {""}
@@ -50,27 +60,27 @@ def test_what_is_exported_classifies_images_and_knows_nothing_of_the_cluster(tmp
     assert found["probabilities"][1, [0, 3]] == pytest.approx([np.e / others, np.exp(10) / others], rel=1e-5)
 
 
-def test_each_export_is_the_next_version_and_replaces_none(tmp_path, values):
+def test_each_export_is_the_next_version_and_replaces_none(tmp_path, model, values):
     (tmp_path / "7").mkdir()
     (tmp_path / "notes").write_text("not a version")
     for last_bias in (0.0, 1.0):
-        values["logits/biases"][-1] = last_bias
-        export(str(tmp_path), distributed.build_serving, lambda: values)
+        values["mlp/logits/biases"][-1] = last_bias
+        export(str(tmp_path), model, lambda: values)
     assert sorted(os.listdir(tmp_path)) == ["7", "8", "9", "notes"]
 
 
-def test_a_model_that_was_exported_before_is_not_exported_again(tmp_path, values, caplog):
+def test_a_model_that_was_exported_before_is_not_exported_again(tmp_path, model, values, caplog):
     caplog.set_level("INFO")
-    others = {**values, "hidden/biases": np.ones(1, np.float32)}
+    others = {**values, "mlp/hidden/biases": np.ones(1, np.float32)}
     for exported in (values, others, values):
         ordered = {name: exported[name] for name in sorted(values)}
-        export(str(tmp_path), distributed.build_serving, ordered.copy)
+        export(str(tmp_path), model, ordered.copy)
         values = dict(reversed(values.items()))  # the order of the names says nothing
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
     assert f"{tmp_path}/1 has this model already" in caplog.text
 
 
-def test_a_number_that_another_job_takes_meanwhile_is_left_to_it(tmp_path, values, monkeypatch):
+def test_a_number_that_another_job_takes_meanwhile_is_left_to_it(tmp_path, model, values, monkeypatch):
     rename = os.rename
 
     def rename_too_late(source, target):
@@ -80,8 +90,8 @@ def test_a_number_that_another_job_takes_meanwhile_is_left_to_it(tmp_path, value
 
     monkeypatch.setattr(os, "rename", rename_too_late)
     with pytest.raises(UnsavedError, match="Directory not empty"):
-        export(str(tmp_path), distributed.build_serving, lambda: values)
-    export(str(tmp_path), distributed.build_serving, lambda: values)  # as the chief tries again
+        export(str(tmp_path), model, lambda: values)
+    export(str(tmp_path), model, lambda: values)  # as the chief tries again
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
     assert os.listdir(tmp_path / "1") == ["variables"]
 
@@ -92,14 +102,17 @@ def test_an_export_that_fails_says_so_and_leaves_nothing(tmp_path):
     folder.mkdir()
     script = (
         "import os, sys, numpy as np, distributed\n"
+        "from runtime.model.function import Model\n"
         "from runtime.saving import export\n"
+        "from tests.test_export import SIGNATURE\n"
         "distributed.FLAGS(['', '--hidden_units=1000'])\n"
-        "shapes = {'hidden/weights': (784, 1000), 'hidden/biases': 1000}\n"
-        "shapes |= {'logits/weights': (1000, 10), 'logits/biases': 10}\n"
+        "shapes = {'mlp/hidden/weights': (784, 1000), 'mlp/hidden/biases': 1000}\n"
+        "shapes |= {'mlp/logits/weights': (1000, 10), 'mlp/logits/biases': 10}\n"
         "distributed.tf.disable_eager_execution()\n"
         "try:\n"
         "    values = {name: np.ones(shapes[name]) for name in shapes}\n"
-        "    export.export(sys.argv[1], distributed.build_serving, lambda: values)\n"
+        "    model = Model(distributed.FILES, SIGNATURE, 0, 0, bool, True)\n"
+        "    export.export(sys.argv[1], model, lambda: values)\n"
         "finally:\n"
         "    print('left:', os.listdir(sys.argv[1]))\n"
     )
@@ -110,7 +123,7 @@ def test_an_export_that_fails_says_so_and_leaves_nothing(tmp_path):
     assert "No space left on device" in process.stderr.splitlines()[-1]
 
 
-def test_only_the_chief_needs_the_folder(tmp_path, values):
+def test_only_the_chief_needs_the_folder(tmp_path):
     folder = tmp_path / "new" / "export"
     check_export_dir(WORKER_1, str(folder))
     assert not folder.exists()
@@ -137,21 +150,21 @@ def test_a_full_disk_at_the_start_is_said_and_ends_nothing(tmp_path):
     assert line in process.stderr
 
 
-def test_an_export_whose_graph_fails_is_not_tried_again_and_the_result_is_written_all_the_same(tmp_path, values):
+def test_an_export_whose_graph_fails_is_not_tried_again_and_the_result_is_written_all_the_same(tmp_path, model, values):
     attempts, taken = [], []
 
-    def build_serving():
+    def build_serving(parameters):
         attempts.append(1)
-        serving = distributed.build_serving()
-        tf.get_variable("never_initialised", [])  # as a variable that a model makes for itself
-        return serving
+        tf.get_variable("never_initialised", [])
+        return model.build_serving(parameters)
 
-    steps = [lambda: export(str(tmp_path), build_serving, lambda: values), lambda: taken.append("result")]
+    broken = types.SimpleNamespace(test=model.test, build_serving=build_serving)
+    steps = [lambda: export(str(tmp_path), broken, lambda: values), lambda: taken.append("result")]
     with pytest.raises(UnusableError, match=r"^the model could not be exported to .*never_initialised.*correct model"):
         keep_trying(CHIEF, steps, timeout_secs=300)
     assert (attempts, taken, os.listdir(tmp_path)) == ([1], ["result"], [])
 
 
-def test_a_folder_that_has_gone_by_the_end_is_said(tmp_path, values):
+def test_a_folder_that_has_gone_by_the_end_is_said(tmp_path, model, values):
     with pytest.raises(UnsavedError, match=r"could not be exported to .*: No such file or directory"):
-        export(str(tmp_path / "gone"), distributed.build_serving, lambda: values)
+        export(str(tmp_path / "gone"), model, lambda: values)

@@ -2,10 +2,12 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from runtime.tables import Lookups
 from runtime.updates.exchange import Exchange
 from runtime.updates.packing import Packing, split_vector
 
 PS_0, PS_1 = "/job:ps/task:0", "/job:ps/task:1"
+NO_LOOKUPS = Lookups({}, [])
 MATRIX, VECTOR = np.float32([[0, 1], [2, 3], [4, 5]]), np.float32([6, 7, 8])
 
 
@@ -31,7 +33,7 @@ def test_each_ps_packs_what_it_holds_and_unpacks_what_it_gets(run):
     matrix, scalar = get_variable("matrix", MATRIX, PS_0), get_variable("scalar", np.float32(9), PS_1)
     vector = get_variable("vector", VECTOR, PS_0)
     packing = Packing({"m": matrix, "s": scalar, "v": vector})
-    vectors = packing.read(*packing.select([{}]))
+    vectors = packing.read(*packing.select([NO_LOOKUPS]))
     assert [tensor.device for tensor in vectors] == [PS_0, PS_1]
     assert [values.tolist() for values in run(vectors)] == [list(range(9)), [9]]
     assert [values.tolist() for values in run(packing.pack(list(packing.unpack(vectors).values())))] == [
@@ -49,7 +51,7 @@ def test_a_ps_that_holds_the_global_step_alone_packs_nothing(run):
     with tf.device(PS_1):
         tf.train.create_global_step()
     packing = Packing({"matrix": get_variable("matrix", MATRIX, PS_0)})
-    vectors = packing.read(*packing.select([{}]))
+    vectors = packing.read(*packing.select([NO_LOOKUPS]))
     assert [tensor.device for tensor in vectors] == [PS_0, PS_1]
     assert [values.tolist() for values in run(vectors)] == [list(range(6)), []]
 
@@ -66,7 +68,7 @@ def test_a_count_travels_with_a_gradient_and_bfloat16_has_room_for_it(run, count
 
 def test_whole_parameters_by_name_have_gradients_by_vector(run):
     packing = Packing({"matrix": get_variable("a", MATRIX, PS_0), "vector": get_variable("b", VECTOR, PS_0)})
-    vectors = packing.read(*packing.select([{}]))
+    vectors = packing.read(*packing.select([NO_LOOKUPS]))
     parameters = packing.unpack(vectors)
     product = parameters["matrix"] * parameters["vector"][:, None]
     (gradient,) = run(tf.gradients(tf.reduce_sum(product), vectors))
@@ -78,7 +80,7 @@ def test_a_partitioned_variable_is_put_together(run):
     with tf.device(device_setter), tf.variable_scope("", partitioner=tf.fixed_size_partitioner(2)):
         partitioned = tf.get_variable("matrix", [3, 2])
     packing = Packing({"matrix": partitioned})
-    vectors = packing.read(*packing.select([{}]))
+    vectors = packing.read(*packing.select([NO_LOOKUPS]))
     assert len(vectors) == 2, "its slices lie on two ps tasks"
     whole, matrix = run([partitioned.as_tensor(), packing.unpack(vectors)["matrix"]])
     np.testing.assert_array_equal(matrix, whole)

@@ -193,9 +193,9 @@ def test_a_read_that_is_cut_short_goes_on(make_shards, monkeypatch):
 def draw(source, batch_size, num_runs, num_batches=2, seed=0, first_batch=0):
     """Return the numbers of the examples in a worker's batches."""
     with tf.Graph().as_default(), tf.Session() as session:
-        batches = streams.build_batches(source, num_batches, batch_size, seed, lambda images, labels: (images, labels))
+        batches = streams.build_batches(source, num_batches, batch_size, seed)
         session.run(batches.initializer, batches.feed_dict(first_batch))
-        of_a_run = [batches.batch(inputs) for inputs in tf.unstack(batches.inputs)]
+        of_a_run = [batches.columns(inputs) for inputs in tf.unstack(batches.inputs)]
         drawn = [batch for _ in range(num_runs) for batch in session.run(of_a_run)]
     numbers = np.concatenate([numbers_of(images) for images, _ in drawn])
     np.testing.assert_array_equal(np.concatenate([labels for _, labels in drawn]), numbers % 10)
@@ -333,7 +333,7 @@ def test_memory_does_not_grow_with_the_files(make_shards, tmp_path):
     assert source.num_examples == 2 * 160 * 1003
     num_bytes = source.num_examples * mnist_input.RECORD_BYTES
     with tf.Graph().as_default(), tf.Session() as session:
-        batches = streams.build_batches(source, 16, 100, 0, mnist_input.decode)
+        batches = streams.build_batches(source, 16, 100, 0)
         session.run(batches.initializer, batches.feed_dict(0))
         for _ in range(10):
             session.run(batches.inputs.op)

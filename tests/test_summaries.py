@@ -5,6 +5,7 @@ import math
 import resource
 import signal
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -22,13 +23,15 @@ from runtime.monitoring.evaluation import EvaluationLog, Measures, record_test
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.session.scaffold import InputHook
+from runtime.tables import Lookups
+from runtime.training import Training
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN as N
 from tests.test_updates import Worker
 
 BATCH_SIZE, NUM_RUNS = 10, 3
 # Paper without ink: nothing but the last biases gets a gradient, and the logits are these biases, zeros at first.
 EXAMPLES = MemorySource(mnist_input.Examples(np.zeros((50, 784), np.uint8), np.zeros(50, np.uint8)), stream=0)
-PARAMETERS = ("hidden/weights", "hidden/biases", "logits/weights", "logits/biases")
+PARAMETERS = ("mlp/mlp/hidden/weights", "mlp/hidden/biases", "mlp/logits/weights", "mlp/logits/biases")
 NORM_OF_GRADIENT = math.sqrt(9 * 0.1**2 + 0.9**2)  # of ten equal probabilities, less one for the label
 RATE = 1e-6  # so low that the parameters stay where they are
 
@@ -57,8 +60,12 @@ def train(servers, index, train_dir):
         connection = servers.connection("worker", index)
         me = Member(distributed.FLAGS, task, RunFolder(train_dir), connection.config)
         graph = distributed.build_graph(me, tf.train.ClusterSpec(task.jobs), EXAMPLES)
-        (batches, packing, updates, evaluation, parameters, accuracy), schedule = graph, me.mode.schedule
-        summaries.build(task, updates, packing, parameters, accuracy, schedule)
+        batches, updates = graph.batches, graph.updates
+        with tf.device(task.device):
+            summaries.build_staleness(updates)
+            if task.is_chief:
+                Training._build_summaries(types.SimpleNamespace(_me=me, _graph=graph))
+            parameters = graph.packing.fetch(Lookups({}, []))
         initializers = [tf.local_variables_initializer()]
         if task.is_chief:
             initializers.append(tf.variables_initializer(updates.unsaved_variables))
@@ -67,12 +74,12 @@ def train(servers, index, train_dir):
         hooks = [
             InputHook(task, updates, batches),
             ProgressHook(task, updates, 10000, BATCH_SIZE, log_every_secs=0, folder=RunFolder(train_dir)),
-            SummaryHook(task, updates, RunFolder(train_dir), every_secs=0),
+            SummaryHook(task, updates, batches.inputs, RunFolder(train_dir), every_secs=0),
         ]
         with tf.train.MonitoredSession(make(scaffold, connection.target, connection.config), hooks) as session:
             for _ in range(NUM_RUNS):
                 session.run(updates.train_op)
-            return session.run_step_fn(lambda step_context: step_context.session.run(dict(evaluation.parameters)))
+            return session.run_step_fn(lambda step_context: step_context.session.run(parameters))
 
 
 @pytest.mark.parametrize(
@@ -102,18 +109,20 @@ def test_the_chief_writes_what_all_share(local_servers, set_flags, tmp_path, fla
     assert values["accuracy"] == [1] * NUM_RUNS, "equal logits are taken for the first class"
     assert values["learning_rate"] == pytest.approx([RATE] * NUM_RUNS)
     sent = pytest.approx([NORM_OF_GRADIENT * steps_of_gradient] * NUM_RUNS, rel=1e-3)
-    assert values["gradient_norm/logits/biases"] == sent
-    assert values["gradient_norm/hidden/weights"] == [0] * NUM_RUNS
+    assert values["gradient_norm/mlp/logits/biases"] == sent
+    assert values["gradient_norm/mlp/hidden/weights"] == [0] * NUM_RUNS
     assert values["cluster/examples_per_sec"] == pytest.approx(values["worker/examples_per_sec"]), "it is alone"
     assert values.get("worker/staleness", [0] * NUM_RUNS) == [0] * NUM_RUNS, "its own steps do not count"
 
     (graph_def,) = read_graphs(tmp_path)
     assert any(node.name.startswith("exchange") for node in graph_def.node)
 
-    weights = parameters["hidden/weights"]
-    assert values["parameter_norm/hidden/weights"] == pytest.approx([np.linalg.norm(weights)] * NUM_RUNS, rel=1e-3)
-    assert [step for step, _ in found["parameters/hidden/weights"]] == [steps[0], steps[-1]], "the first, and the end"
-    histogram = values["parameters/hidden/weights"][-1]
+    weights = parameters["mlp/hidden/weights"]
+    assert values["parameter_norm/mlp/hidden/weights"] == pytest.approx([np.linalg.norm(weights)] * NUM_RUNS, rel=1e-3)
+    assert [step for step, _ in found["parameters/mlp/hidden/weights"]] == [steps[0], steps[-1]], (
+        "the first, and the end"
+    )
+    histogram = values["parameters/mlp/hidden/weights"][-1]
     assert (histogram.num, histogram.min) == (weights.size, pytest.approx(weights.min(), rel=1e-3))
 
 
@@ -151,8 +160,8 @@ def test_staleness_is_what_others_add_between_a_read_and_its_write(local_servers
     with session.graph.as_default():
         wait_for_read = make_queue("reads").dequeue()
         permit_all = make_queue("permissions").enqueue_many([tf.ones([N])])
-        summaries.build(task, worker.updates, None, {}, None, 0.5)
-        hook = SummaryHook(task, worker.updates, RunFolder(tmp_path), every_secs=0)
+        summaries.build_staleness(worker.updates)
+        hook = SummaryHook(task, worker.updates, tf.zeros([]), RunFolder(tmp_path), every_secs=0)
     hook.after_create_session(session, worker.coord)
     fetches, results = hook.before_run(None).fetches, []
     run = threading.Thread(target=lambda: results.extend(session.run([fetches, worker.train_op])), daemon=True)
@@ -169,7 +178,7 @@ def test_staleness_is_what_others_add_between_a_read_and_its_write(local_servers
     assert {tag: [value for _, value in entries] for tag, entries in found.items()} == {"worker/staleness": [2 * N / N]}
 
 
-MEASURES = Measures(loss=0.25, accuracy=0.9375, global_step=40, parameters={}, find_mistakes=dict)
+MEASURES = Measures(loss=0.25, metrics={"accuracy": 0.9375}, global_step=40, parameters={}, find_mistakes=dict)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +230,6 @@ def test_a_full_disk_is_not_strewn_with_empty_files(tmp_path):
 def test_a_model_that_diverges_costs_its_histograms_and_nothing_else(local_servers, set_flags, tmp_path, caplog):
     set_flags("--optimizer=momentum", "--learning_rate=1e38", f"--batch_size={BATCH_SIZE}")
     parameters = train(local_servers(1, 1), 0, str(tmp_path))
-    assert not np.isfinite(parameters["logits/biases"]).all()
+    assert not np.isfinite(parameters["mlp/logits/biases"]).all()
     assert "no histograms at global step" in caplog.text
     assert "loss" in read(tmp_path)

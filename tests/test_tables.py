@@ -12,10 +12,12 @@ from benchmarks.testbed.messages import tensors_sent
 from runtime.cluster.probes import Connection
 from runtime.errors import UnusableError
 from runtime.machine.session_config import make_session_config
-from runtime.tables import Table, build_ids, look_up, make_variables
+from runtime.model.variables import make_variables
+from runtime.tables import Lookups, TableVariable, check_size
 from runtime.updates.mode import Mode, build_updates
 from runtime.updates.packing import Packing
 from runtime.updates.placement import make_strategy
+from tests.models import make_batches, make_model
 
 ROWS, DIM = 11, 2
 RATE, MOMENTUM, BETA_1, BETA_2 = 0.1, 0.9, 0.9, 0.999
@@ -50,12 +52,49 @@ def target_of(ids):
     return ids[..., :1] / 10 + 1
 
 
+IDS = tf.TensorSpec([3], tf.int32, "ids")
+
+
+def make_model_of_tables(tables=("table",), num_firsts=3, **options):
+    """Make a model whose tables and variable learn to add up to what the ids of an example say.
+
+    Each table is looked up at `num_firsts` ids of an example, and then at those that are left, if any are.
+    """
+
+    def build_logits(ids, is_training):
+        sums = tf.get_variable("bias", [DIM], initializer=tf.zeros_initializer())
+        for name in tables:
+            table = tf.get_variable(name, [ROWS_OF[name], DIM], initializer=tf.zeros_initializer())
+            for part in (ids[:, :num_firsts], ids[:, num_firsts:]):
+                if part.shape[1]:
+                    sums = sums + tf.reduce_sum(tf.nn.embedding_lookup(table, part % ROWS_OF[name]), axis=1)
+        return sums
+
+    def build_loss(sums, target):
+        return tf.reduce_mean(tf.reduce_sum((sums - target) ** 2, axis=1)) / 2
+
+    def decode(ids):
+        return ids, target_of(tf.cast(ids, tf.float32))
+
+    return make_model(build_logits, build_loss, IDS, decode, **options)
+
+
 class Worker:
-    """A worker with a table and a variable, which learn to add up to what the ids of an example say."""
+    """A worker that trains such a model; `delay` builds a factor of what a step sends, of its loss."""
 
     def __init__(
-        self, servers, index, mode, replication="between_graph", tables=("table",), strategy=None, delay=tf.identity
+        self,
+        servers,
+        index,
+        mode,
+        replication="between_graph",
+        tables=("table",),
+        strategy=None,
+        delay=None,
+        num_firsts=3,
     ):
+        model = make_model_of_tables(tables, num_firsts, is_stepwise=mode.local_steps == 1)
+        assert model.tables == [*tables]
         task = dataclasses.replace(servers.task("worker", index), replication=replication)
         with tf.Graph().as_default() as graph:
             spec = tf.train.ClusterSpec(task.jobs)
@@ -64,27 +103,28 @@ class Worker:
                 tf.train.create_global_step()
                 if strategy:
                     tf.get_variable("large", [100])  # so the other variables come together elsewhere
-                bias = tf.get_variable("bias", [DIM], initializer=tf.zeros_initializer())
-                parameters = {name: Table(ROWS_OF[name], DIM, tf.zeros_initializer()) for name in tables}
-                self.parameters = make_variables(parameters | {"bias": bias}, len(task.ps_hosts))
+                self.parameters = make_variables(model.training, model.tables, len(task.ps_hosts))
                 packing = Packing(self.parameters)
                 ids = [make_ids(worker, mode.num_batches) for worker in range(task.batches_per_step)]
                 inputs = np.concatenate(ids, axis=1) if task.batches_per_step > 1 else make_ids(index, len(ids[0]))
 
-                def build_ids(ids):
-                    return {name: ids % ROWS_OF[name] for name in tables}
-
-                def build_loss(parameters, ids):
-                    parameters = look_up(parameters, build_ids(ids))
-                    sums = sum(tf.reduce_sum(parameters[name], axis=1) for name in tables) + parameters["bias"]
-                    target = tf.cast(ids[:, :1], tf.float32) / 10 + 1
-                    return delay(tf.reduce_mean(tf.reduce_sum((sums - target) ** 2, axis=1)) / 2)
+                def build_gradients(parameters, columns, samples):
+                    loss, gradients = model.build_gradients(parameters, columns, samples)
+                    factor = delay(loss) if delay else 1.0
+                    return loss, {name: factor * gradient for name, gradient in gradients.items()}
 
                 self.updates = build_updates(
-                    packing, build_loss, build_ids, tf.constant(inputs), mode, task, tf.ConfigProto()
+                    packing,
+                    build_gradients,
+                    model.build_lookups,
+                    make_batches(tf.constant(inputs)),
+                    mode,
+                    task,
+                    tf.ConfigProto(),
                 )
                 with tf.device(task.device):
-                    self.all_rows = packing.fetch({name: np.arange(ROWS_OF[name]) for name in tables})
+                    ids = {name: tf.range(tf.constant(ROWS_OF[name], tf.int64)) for name in tables}
+                    self.all_rows = packing.fetch(Lookups(ids, []))
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(self.updates.unsaved_variables)]
             local = tf.local_variables_initializer()
             self.saver = tf.train.Saver(sharded=True)
@@ -111,6 +151,7 @@ class Worker:
 def make_mode(**fields):
     common = {"learning_rate": RATE, "lr_schedule": "constant", "warmup_steps": None, "train_steps": 10_000}
     common |= {"local_steps": 1, "sync_replicas": False, "replicas_to_aggregate": None, "exchange_dtype": "float32"}
+    common |= {"clip_norm": None, "ema_decay": None}
     return Mode(**(common | fields))
 
 
@@ -265,7 +306,7 @@ def test_the_rows_of_a_backup_worker_that_comes_late_are_dropped(servers_of, num
         with tf.control_dependencies([loss]):
             has_read = make_queue("has_read").enqueue(1.0)
         with tf.control_dependencies([has_read]):
-            return loss * make_queue("may_go_on").dequeue()
+            return make_queue("may_go_on").dequeue()
 
     mode, expected = make_mode(optimizer="adagrad", sync_replicas=True, replicas_to_aggregate=1), Reference("adagrad")
     servers = servers_of(num_ps, 2)
@@ -335,96 +376,188 @@ def test_a_checkpoint_of_three_ps_restores_into_any_number_of_them(servers_of, t
     np.testing.assert_array_equal(restoring.read()[0], saving.read()[0])
 
 
+@pytest.mark.parametrize("num_ps", [1, 3])
+@pytest.mark.parametrize("sync_replicas", [False, True])
+def test_a_table_may_be_looked_up_twice(servers_of, sync_replicas, num_ps):
+    mode, expected = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), Reference("adagrad")
+    worker = Worker(servers_of(num_ps, 1), 0, mode, num_firsts=1)
+    run_together([worker])
+    for ids in [*make_ids(0, mode.num_batches)] * NUM_RUNS:
+        expected.apply([expected.gradient(ids)], ids)
+    expected.assert_equals(worker.read())
+
+
+def train_alone(servers, model, mode):
+    """Let a worker take a run, and return by how much that has lowered each row of a table that began with zeros."""
+    task = servers.task("worker", 0)
+    with tf.Graph().as_default() as graph:
+        with tf.device(
+            tf.train.replica_device_setter(worker_device=task.device, cluster=tf.train.ClusterSpec(task.jobs))
+        ):
+            tf.train.create_global_step()
+            variables = make_variables(model.training, model.tables, len(task.ps_hosts))
+            updates = build_updates(
+                Packing(variables),
+                model.build_gradients,
+                model.build_lookups,
+                make_batches(tf.zeros([mode.num_batches, 4, 3], tf.int32)),
+                mode,
+                task,
+                tf.ConfigProto(),
+            )
+        initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]
+    with servers.worker_session(0, graph) as session:
+        for initializer in initializers:
+            session.run(initializer)
+        session.run(updates.train_op)
+        return -np.concatenate(session.run(variables["table"].slices))
+
+
+SAMPLES = 4
+
+
+def build_sampled_logits(ids, is_training):
+    """Build what lowers, by a rate of 1, place [i, i] of a table once for each time that a random i was drawn."""
+    table = tf.get_variable("table", [ROWS, ROWS], initializer=tf.zeros_initializer())
+    sampled = tf.random_uniform([SAMPLES], 0, ROWS, tf.int64)
+    return tf.nn.embedding_lookup(table, sampled) * tf.one_hot(sampled, ROWS)
+
+
+def sum_up(logits, labels):
+    return tf.reduce_sum(logits)
+
+
+@pytest.mark.parametrize("num_ps", [1, 3])
+@pytest.mark.parametrize("sync_replicas", [False, True])
+def test_the_loss_uses_the_random_rows_that_were_fetched_for_it(servers_of, sync_replicas, num_ps):
+    model, mode = make_model(build_sampled_logits, sum_up, IDS), make_mode(optimizer="sgd", learning_rate=1.0)
+    assert model.tables == ["table"]
+    mode = mode._replace(sync_replicas=sync_replicas)
+    lowered = train_alone(servers_of(num_ps, 1), model, mode)
+    counts = np.diag(lowered)
+    np.testing.assert_array_equal(lowered, np.diag(counts))
+    assert counts.sum() == SAMPLES * mode.num_batches
+    assert not (counts % mode.num_batches == 0).all(), "each exchange draws its own"
+
+
+def test_local_steps_take_no_random_rows_in_advance():
+    assert make_model(build_sampled_logits, sum_up, IDS, is_stepwise=False).tables == []
+
+
+def get_table(rows=ROWS, dim=DIM, **options):
+    return tf.get_variable("table", [rows, dim], **options)
+
+
+def look_up_in_parts(ids):
+    table = get_table(partitioner=tf.fixed_size_partitioner(3))
+    return tf.nn.embedding_lookup(table, ids)
+
+
+def look_up_in_a_loop(ids):
+    table = get_table()
+    return tf.map_fn(lambda of_example: tf.nn.embedding_lookup(table, of_example), ids, tf.float32)
+
+
+def look_up_and_multiply(ids):
+    table = get_table()
+    return tf.matmul(tf.reduce_sum(tf.nn.embedding_lookup(table, ids), axis=1), table, transpose_b=True)
+
+
+def look_up_what_a_parameter_says(ids):
+    table, scores = get_table(), tf.get_variable("scores", [3])
+    return tf.nn.embedding_lookup(table, tf.argmax(tf.cast(ids, tf.float32) * scores, axis=1)) * tf.reduce_sum(scores)
+
+
+def look_up_what_a_table_says(ids):
+    table = get_table()
+    return tf.nn.embedding_lookup(table, tf.cast(tf.abs(tf.nn.embedding_lookup(table, ids)[:, 0]), tf.int32) % ROWS)
+
+
+@pytest.mark.parametrize(
+    ("look_up", "tables"),
+    [
+        (lambda ids: tf.nn.embedding_lookup(get_table(), ids), ["table"]),
+        (lambda ids: tf.gather(get_table(), tf.cast(ids, tf.int64)), ["table"]),
+        (lambda ids: tf.gather(tf.Variable(tf.zeros([ROWS, DIM]), name="table"), ids), ["table"]),
+        (look_up_in_parts, ["table"]),
+        (look_up_in_a_loop, []),
+        (look_up_and_multiply, []),
+        (look_up_what_a_parameter_says, []),
+        (look_up_what_a_table_says, []),
+        (lambda ids: tf.gather(tf.get_variable("of_rank_1", [ROWS]), ids), []),
+        (lambda ids: tf.nn.embedding_lookup(get_table(trainable=False), ids) * tf.get_variable("w", []), []),
+    ],
+)
+def test_a_variable_in_which_rows_are_looked_up_and_nothing_else_is_a_table(look_up, tables):
+    model = make_model(lambda ids, is_training: look_up(ids), sum_up, IDS)
+    assert model.tables == tables
+    assert not set(model.tables) & set(model.parameters)
+
+
+def test_a_test_that_needs_all_of_a_variable_makes_it_no_table():
+    def build_logits(ids, is_training):
+        table = get_table()
+        rows = tf.nn.embedding_lookup(table, ids)
+        return rows if is_training else rows + tf.reduce_sum(table)
+
+    model = make_model(build_logits, sum_up, IDS)
+    assert (model.tables, model.parameters) == ([], ["table"])
+
+
 @pytest.mark.parametrize("wrong", [-1, ROWS])
 def test_an_id_of_no_row_is_told(graph, wrong):
     tf.train.create_global_step()
-    packing = Packing(make_variables({"table": Table(ROWS, DIM)}))
-    ids = tf.placeholder(tf.int64, [None, 2])
-    parameters = packing.fetch({"table": ids})
+    model = make_model(lambda ids, is_training: tf.nn.embedding_lookup(get_table(), ids), sum_up, IDS)
+    packing = Packing(make_variables(model.training, model.tables))
+    ids = tf.placeholder(tf.int32, [None, 3])
+    parameters = packing.fetch(model.build_lookups([ids]))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        text = rf"ids from 0 to 10 for table table, found\] \[{min(3, wrong)}\] \[{max(3, wrong)}\]"
+        text = (
+            rf"model\.py: the lookup needs ids from 0 to 10 of table, found\] \[{min(3, wrong)}\] \[{max(3, wrong)}\]"
+        )
         with pytest.raises(tf.errors.InvalidArgumentError, match=text):
-            session.run(parameters, {ids: [[3, wrong]]})
+            session.run(parameters, {ids: [[3, wrong, 3]]})
 
 
-@pytest.mark.parametrize(("ids", "found"), [({}, "no table"), ({"tabel": [0]}, r"\['tabel'\]")])
-def test_ids_of_other_tables_are_refused(graph, ids, found):
-    packing = Packing(make_variables({"table": Table(ROWS, DIM)}))
-    with pytest.raises(UnusableError, match=rf"must return the ids of \['table'\], found those of {found}"):
-        packing.select([ids])
-
-
-def test_ids_that_differ_from_one_time_to_the_next_are_told(graph):
-    packing = Packing(make_variables({"table": Table(ROWS, DIM)}))
-    parameters = packing.fetch({"table": tf.constant([3, 5])})
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        assert session.run(look_up(parameters, {"table": tf.constant([[5, 5], [3, 5]])}))["table"].shape == (2, 2, DIM)
-        for missing in (4, 9):
-            vectors = look_up(parameters, {"table": tf.constant([3, missing])})
-            with pytest.raises(tf.errors.InvalidArgumentError, match="the same ids whenever it gets the same examples"):
-                session.run(vectors)
-
-
-def test_a_table_of_bytes_takes_ids_of_bytes(graph):
-    packing = Packing(make_variables({"table": Table(256, DIM)}))
-    parameters = packing.fetch({"table": tf.constant([255, 0, 255], tf.uint8)})
+def test_bytes_may_say_which_row(graph):
+    spec = tf.TensorSpec([3], tf.uint8, "bytes")
+    model = make_model(
+        lambda ids, is_training: tf.nn.embedding_lookup(get_table(256), tf.cast(ids, tf.int32)), sum_up, spec
+    )
+    packing = Packing(make_variables(model.training, model.tables))
+    parameters = packing.fetch(model.build_lookups([tf.constant([[255, 0, 255]], tf.uint8)]))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         assert session.run(parameters["table"].ids).tolist() == [0, 255]
 
 
-class Model:
-    """A user's model.py, whose functions return what they are told."""
-
-    def __init__(self, ids=None, parameters=None):
-        self.build_ids, self.build_parameters = lambda inputs: ids(), lambda model, hidden_units: parameters()
-
-
-@pytest.mark.parametrize(
-    ("ids", "found"),
-    [
-        (lambda: None, "a dict of the ids by the name of their table, found NoneType"),
-        (lambda: [tf.constant([1])], "a dict of the ids by the name of their table, found list"),
-        (lambda: tf.sparse.from_dense([[1, 2]]), "a dict of the ids by the name of their table, found SparseTensor"),
-        (lambda: {"t": None}, "integers for table t, as a dense tensor, found NoneType"),
-        (lambda: {"t": tf.sparse.from_dense([[1, 2]])}, "integers for table t, as a dense tensor, found SparseTensor"),
-        (lambda: {"t": tf.ragged.constant([[1], [2, 3]])}, "integers for table t, as a dense tensor, found Ragged"),
-        (lambda: {"t": tf.constant([1.0])}, "integers for table t, as a dense tensor, found a tensor of float32"),
-    ],
-)
-def test_what_is_no_id_is_refused(graph, ids, found):
-    with pytest.raises(UnusableError, match=rf"model\.py: build_ids\(\) must return {found}"):
-        build_ids(Model(ids), tf.zeros([2, 3]))
-
-
-def test_ids_may_be_a_list(graph):
-    assert build_ids(Model(lambda: {"t": [[1, 2]]}), tf.zeros([2, 3]))["t"].dtype == tf.int32
-
-
-def test_a_table_whose_name_has_a_space_is_refused():
-    with pytest.raises(UnusableError, match="a table is named 'my table', expected letters, digits, and"):
-        Table(5, 2).check("my table", 1, "ps")
-
-
-@pytest.mark.parametrize("table", [Table(0, 1), Table(2**31, 1), Table(1, 0), Table(50.0, 4), Table(4, "2")])
-def test_a_table_of_an_impossible_size_is_refused(table):
-    with pytest.raises(UnusableError, match=r"expected 1 to 2147483647 rows of one number or more, each an int"):
-        table.check("t", 1, "ps")
+def make_table(rows, dim, num_slices=1):
+    """Make the variables of a table, which no session has."""
+    with tf.Graph().as_default():
+        return TableVariable(list(get_table(rows, dim, partitioner=tf.fixed_size_partitioner(num_slices))))
 
 
 def test_what_the_chief_cannot_save_is_refused():
-    table = Table(30_000_000, 20)
-    table.check("t", 1, "ps")
-    table.check("t", 2, "chief")
+    check_size("t", make_table(30_000_000, 20), "ps")
+    check_size("t", make_table(30_000_000, 20, num_slices=2), "chief")
     with pytest.raises(UnusableError, match=r"2400000000 bytes, .* give more ps tasks, or --checkpoints=ps"):
-        table.check("t", 1, "chief")
+        check_size("t", make_table(30_000_000, 20), "chief")
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "momentum", "nesterov"])
-def test_local_steps_on_a_table_need_an_optimizer_without_state(optimizer):
-    make_mode(optimizer=optimizer, local_steps=1).check_table("t")
-    make_mode(optimizer="sgd", local_steps=2).check_table("t")
-    with pytest.raises(UnusableError, match=f"--local_steps=2 and --optimizer={optimizer}: .* give --optimizer=sgd"):
-        make_mode(optimizer=optimizer, local_steps=2).check_table("t")
+def test_a_table_of_more_rows_than_ids_have_numbers_for_is_refused():
+    check_size("t", make_table(2**31 - 1, 1), "ps")
+    with pytest.raises(UnusableError, match="table t has 2147483648 rows, expected 2147483647 at most"):
+        check_size("t", make_table(2**31, 1, num_slices=2), "ps")
+
+
+@pytest.mark.parametrize("own", [{}, {"build_optimizer": tf.train.GradientDescentOptimizer}], ids=["flag", "own"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_a_table_is_sent_whole_where_local_steps_would_need_a_state_of_its_rows(caplog, local_steps, optimizer, own):
+    mode = make_mode(optimizer=optimizer, local_steps=local_steps)
+    options = {"may_have_tables": mode.may_have_tables, "is_stepwise": local_steps == 1}
+    model = make_model_of_tables(**options, **own)
+    is_table = local_steps == 1 or (optimizer == "sgd" and not own)
+    assert (model.tables, model.parameters) == ((["table"], ["bias"]) if is_table else ([], ["bias", "table"]))
+    assert ("table: sent as a whole, since only plain SGD takes local steps on rows" in caplog.text) != is_table

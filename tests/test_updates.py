@@ -17,21 +17,23 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
 from runtime.cluster import probes
-from runtime.cluster.task import Task
-from runtime.errors import UnusableError
+from runtime.model.function import Own
+from runtime.tables import Lookups
 from runtime.updates import lost_workers
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder, Work
 from runtime.updates.holding import Holding
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
-from runtime.updates.mode import Mode, build_updates, make_optimizer
+from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
-from runtime.updates.schedule import Schedule
+from runtime.updates.schedule import Rate, Schedule
 from runtime.updates.synchronous import build_sync_updates
+from tests.models import make_batches
 
 LEARNING_RATE = 0.5
 N = EXCHANGES_PER_RUN
+NO_LOOKUPS = Lookups({}, [])
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +48,20 @@ def _stop_threads():
             thread.join(60)
 
 
-def make_indices(num_batches):
-    """Build what a loss without examples ignores."""
-    return tf.zeros([num_batches, 1], tf.int32)
+def make_nothing(num_batches):
+    """Return batches that a loss without examples ignores."""
+    return make_batches(tf.zeros([num_batches, 1], tf.int32))
+
+
+def gradients_of(build_loss):
+    """Return what builds the loss of a weight, and its gradient."""
+
+    def build_gradients(parameters, columns, samples):
+        loss = build_loss(parameters["w"])
+        (gradient,) = tf.gradients(loss, parameters["w"])
+        return loss, {"w": gradient}
+
+    return build_gradients
 
 
 class Worker:
@@ -81,33 +94,33 @@ class Worker:
 
                 def make_optimizer_of_ps(num_updates):
                     rates = Schedule("constant", 1.0, None, train_steps) if local_steps > 1 else schedule
-                    return make_optimizer(optimizer, lambda: rates.build(num_updates.read_value()), num_updates)
+                    return make_optimizer(
+                        optimizer, Rate(lambda: rates.build(num_updates.read_value())), Own(), num_updates
+                    )
 
                 holdings = [Holding(packing, device, make_optimizer_of_ps) for device in packing.variables]
 
-                def build_loss(parameters, _):
-                    return loss(parameters["w"]) if loss else (index + 1) * parameters["w"]
-
-                indices = make_indices(N * local_steps)
+                build_loss = loss or (lambda weight: (index + 1) * weight)
+                batches = make_nothing(N * local_steps)
                 with tf.device(task.device):
-                    work = Work(packing, build_loss, indices, dtype, [task.device])
+                    work = Work(packing, gradients_of(build_loss), batches, dtype, [task.device])
                     if local_steps == 1:
                         builder = GradientExchangeBuilder(work)
                     else:
                         pace = 1 if replicas else len(task.worker_hosts)
                         length = Length(local_steps, train_steps, num_shares=1, pace=pace)
-                        make_sgd = functools.partial(make_optimizer, "sgd")
+                        make_sgd = functools.partial(make_optimizer, "sgd", own=Own())
                         builder = LocalStepsExchangeBuilder(work, make_sgd, schedule, length)
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
-                    selections = packing.select([{}] * N)
+                    selections = packing.select([NO_LOOKUPS] * N)
                     build_exchange = builder.build_exchange
                     updates = build_async_updates(
                         packing, selections, holdings, build_exchange, max_pending, train_steps, task
                     )
                 else:
                     rule = Rule(len(task.worker_hosts), replicas, local_steps, train_steps)
-                    selections = packing.select([{}] * exchanges)
+                    selections = packing.select([NO_LOOKUPS] * exchanges)
                     updates = build_sync_updates(packing, selections, holdings, builder.build_exchange, rule, task)
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
@@ -228,7 +241,9 @@ class ClassicWorker:
             with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
                 self.global_step = tf.train.create_global_step()
                 self.weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
-                classic = tf.train.SyncReplicasOptimizer(make_optimizer(optimizer, lambda: LEARNING_RATE), 2)
+                classic = tf.train.SyncReplicasOptimizer(
+                    make_optimizer(optimizer, Rate(lambda: LEARNING_RATE), Own()), 2
+                )
                 self.train_op = classic.minimize(loss(self.weight), self.global_step)
             initializer = tf.global_variables_initializer()
         self.session, self.hooks = servers.worker_session(index, graph), []
@@ -295,10 +310,8 @@ def test_a_ps_without_parameters_counts_no_step_before_it_is_computed(graph):
         tf.train.create_global_step()  # ps 0 holds nothing else
         packing = Packing({"w": tf.get_variable("w", [3])})
     devices = ["/job:worker/task:0"]
-    builder = GradientExchangeBuilder(
-        Work(packing, lambda parameters, _: tf.reduce_sum(parameters["w"]), make_indices(1), tf.float32, devices)
-    )
-    (selection,) = packing.select([{}])
+    builder = GradientExchangeBuilder(Work(packing, gradients_of(tf.reduce_sum), make_nothing(1), tf.float32, devices))
+    (selection,) = packing.select([NO_LOOKUPS])
     exchange = builder.build_exchange(packing.read(selection), selection, [], 0)
     (nothing,) = [gradient for gradient in exchange.gradients if gradient.shape == [0]]
     before, ops = set(), [nothing.op]
@@ -307,33 +320,6 @@ def test_a_ps_without_parameters_counts_no_step_before_it_is_computed(graph):
         before.add(op)
         ops += {tensor.op for tensor in op.inputs} | set(op.control_inputs) - before
     assert exchange.loss.op in before
-
-
-@pytest.mark.parametrize("local_steps", [1, 2])
-@pytest.mark.parametrize(
-    ("build_loss", "message"),
-    [
-        (lambda used: tf.reduce_sum(used), r"the loss has no gradient for idle: use what"),
-        (lambda used: used, r"build_loss\(\) must return float32 \[\], found float32 \(2,\)"),
-        (lambda used: None, r"build_loss\(\) must return float32 \[\], found NoneType"),
-    ],
-)
-def test_a_loss_that_cannot_be_trained_is_refused(graph, local_steps, build_loss, message):
-    task = Task("worker", 0, ("ps:1",), ("worker:1",))
-    mode = Mode("sgd", LEARNING_RATE, "constant", None, 100, local_steps, False, None, "float32")
-    with tf.device(tf.train.replica_device_setter(cluster=tf.train.ClusterSpec(task.jobs))):
-        tf.train.create_global_step()
-        packing = Packing({name: tf.get_variable(name, [2]) for name in ("used", "idle")})
-        with pytest.raises(UnusableError, match=rf"^model\.py: {message}"):
-            build_updates(
-                packing,
-                lambda parameters, _: build_loss(parameters["used"]),
-                lambda _: {},
-                make_indices(mode.num_batches),
-                mode,
-                task,
-                tf.ConfigProto(),
-            )
 
 
 @pytest.mark.parametrize("dying", [0, 1])
@@ -781,7 +767,7 @@ def test_schedules(graph, name, warmup_steps, expected):
 def test_optimizers(graph, name, expected):
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
     tf.train.create_global_step()
-    train_op = make_optimizer(name, lambda: LEARNING_RATE).minimize(1 * weight)
+    train_op = make_optimizer(name, Rate(lambda: LEARNING_RATE), Own()).minimize(1 * weight)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         session.run(train_op)
@@ -813,7 +799,7 @@ def test_adam_on_a_ps_goes_on_from_a_checkpoint_of_tensorflows_own(tmp_path):
         return tf.train.AdamOptimizer(LEARNING_RATE)
 
     def counted(step):
-        return make_optimizer("adam", lambda: LEARNING_RATE, step)
+        return make_optimizer("adam", Rate(lambda: LEARNING_RATE), Own(), step)
 
     path, _ = train(classic)
     _, expected = train(classic, path)
@@ -832,12 +818,12 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
     packing = Packing({"w": weight})
     builder = LocalStepsExchangeBuilder(
-        Work(packing, lambda parameters, _: 1 * parameters["w"], make_indices(2 * 3), tf.float32, [""]),
-        functools.partial(make_optimizer, name),
+        Work(packing, gradients_of(lambda weight: 1 * weight), make_nothing(2 * 3), tf.float32, [""]),
+        functools.partial(make_optimizer, name, own=Own()),
         Schedule("constant", 0.5, None, train_steps=100),
         Length(max_steps=3, train_steps=100, num_shares=1, pace=1),
     )
-    selections = packing.select([{}] * 2)
+    selections = packing.select([NO_LOOKUPS] * 2)
     exchanges = [builder.build_exchange(packing.read(s), s, [], number) for number, s in enumerate(selections)]
     assert tf.global_variables() == [global_step, weight]
     assert len(tf.local_variables()) == 1 + {"sgd": 0, "momentum": 1, "adam": 4}[name], "exchanges share it"

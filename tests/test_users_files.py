@@ -4,27 +4,22 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-import distributed
 from benchmarks.testbed.processes import PROJECT
 from runtime import users_files
 from runtime.errors import UnusableError
-from runtime.users_files import build_parameters, check_examples, describe_mistake
+from runtime.model.trace import trace
+from runtime.users_files import Files, check_examples, describe_mistake, inputs_of
+from tests.models import make_files, make_model
 
 IN_MODEL = PROJECT / "model.py"
 INPUT = tf.TensorSpec([1, 2], tf.uint8, "numbers")
-
-
-class Model:
-    """A user's model.py, whose function returns what it is told."""
-
-    def __init__(self, parameters):
-        self.build_parameters = lambda model, hidden_units: parameters()
 
 
 class Examples(NamedTuple):
@@ -32,18 +27,158 @@ class Examples(NamedTuple):
     labels: np.ndarray
 
 
+OF_VERSION_1 = r"model\.py has build_parameters\(\), as in version 1: let build_logits\(\) make its variables .*"
+
+
+def test_a_model_of_version_1_is_refused():
+    old = types.SimpleNamespace(build_parameters=dict, build_logits=lambda parameters, images: images)
+    with pytest.raises(UnusableError, match=f"^{OF_VERSION_1}"):
+        Files(old, types.SimpleNamespace(INPUT=INPUT))
+
+
 @pytest.mark.parametrize(
-    ("parameters", "found"),
+    "spec",
     [
-        (lambda: [tf.get_variable("weights", [2])], "must return a dict of variables by name, found list"),
-        (lambda: {"a": tf.constant([1.0])}, "must return variables, found .*Tensor for a"),
-        (lambda: {"a": [1.0, 2.0]}, "must return variables, found list for a"),
-        (lambda: {"a": 1.0}, "must return variables, found float for a"),
+        28,
+        [28, 28],
+        tf.TensorSpec([1, 2], tf.uint8),
+        tf.TensorSpec([1, 2], tf.uint8, "two words"),
+        tf.TensorSpec([None, 2], tf.uint8, "numbers"),
+        {"numbers": [1, 2]},
+        {1: INPUT},
     ],
 )
-def test_parameters_that_cannot_be_made_are_refused(graph, parameters, found):
-    with pytest.raises(UnusableError, match=rf"model\.py: build_parameters\(\) {found}"):
-        build_parameters(Model(parameters), "mlp", 100)
+def test_an_input_that_says_no_name_or_no_whole_shape_is_refused(spec):
+    with pytest.raises(
+        UnusableError, match=r"^mnist_input\.py: INPUT is .*, expected a tf\.TensorSpec of a whole shape"
+    ):
+        inputs_of(spec)
+
+
+def test_an_input_may_have_a_name_or_several():
+    other = tf.TensorSpec([], tf.string)
+    assert inputs_of(INPUT) == {"numbers": INPUT}
+    assert inputs_of({"first": INPUT, "second": other}) == {"first": INPUT, "second": other}
+
+
+def sum_up(logits, labels):
+    return tf.reduce_sum(logits)
+
+
+def multiply(inputs, is_training):
+    return tf.cast(inputs, tf.float32) * tf.get_variable("weight", [])
+
+
+def make_idle(inputs, is_training):
+    tf.get_variable("idle", [2])
+    return multiply(inputs, is_training)
+
+
+def make_in_tests_only(inputs, is_training):
+    return multiply(inputs, is_training) * (1 if is_training else tf.get_variable("late", []))
+
+
+def make_double(inputs, is_training):
+    return tf.cast(inputs, tf.float32) * tf.cast(tf.get_variable("weight", [], tf.float64), tf.float32)
+
+
+def assign_to_what_is_trained(inputs, is_training):
+    weight = tf.get_variable("weight", [])
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, weight.assign(1.0))
+    return tf.cast(inputs, tf.float32) * weight
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        ({"build_logits": lambda x, t: None}, r"build_logits\(\) must return a tensor, or a dict of them, found None$"),
+        ({"build_logits": lambda x, t: [1.0]}, r"build_logits\(\) must return a tensor, or a dict of them, found \[1"),
+        ({"build_loss": lambda x, y: x}, r"build_loss\(\) must return float32 \[\], found float32 \(None, 1, 2\)"),
+        ({"build_loss": lambda x, y: None}, r"build_loss\(\) must return float32 \[\], found None"),
+        ({"build_loss": lambda x, y: 1.0}, r"build_loss\(\) must return float32 \[\], found 1\.0"),
+        ({"build_loss": lambda x, y: tf.constant(1)}, r"build_loss\(\) must return float32 \[\], found int32 \(\)"),
+        ({"build_loss": lambda x, y: 1 / 0}, r"build_loss\(\): ZeroDivisionError: division by zero; correct model\.py"),
+        ({"build_metrics": lambda x, y: x}, r"build_metrics\(\) must return a dict by name, found float32"),
+        (
+            {"build_metrics": lambda x, y: {"a b": sum_up(x, y)}},
+            r"build_metrics\(\) must return names of .*, found 'a b'",
+        ),
+        (
+            {"build_metrics": lambda x, y: {"loss": sum_up(x, y)}},
+            r"build_metrics\(\) must .*, other than loss, found 'los",
+        ),
+        ({"build_metrics": lambda x, y: {"a": x}}, r"build_metrics\(\), a must return float32 \[\], found float32"),
+        (
+            {"build_metrics": lambda x, y: {"a": (x, x)}},
+            r"build_metrics\(\), the value of a must return float32 \[\], f",
+        ),
+        (
+            {"build_predictions": lambda x: x},
+            r"build_predictions\(\) must return a dict of tensors by name, found floa",
+        ),
+        (
+            {"build_predictions": lambda x: {"a": 1}},
+            r"build_predictions\(\) must return a dict of tensors by name, fou",
+        ),
+        ({"build_logits": make_idle}, "the loss does not depend on idle: use it, or do not make it"),
+        ({"build_logits": make_in_tests_only}, "late is not made for training: make it always"),
+        ({"build_logits": make_double}, "weight is float64, but what is trained must be float32"),
+        ({"build_logits": assign_to_what_is_trained}, "weight is trained, so no other assignment may change it"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(functions, message):
+    with pytest.raises(UnusableError, match=rf"^(model\.py: |model\.py, ){message}"):
+        make_model(**{"build_logits": multiply, "build_loss": sum_up, "spec": INPUT, **functions})
+
+
+@pytest.mark.parametrize(
+    ("decoded", "found"), [(lambda x: x, r"uint8 \(None, 1, 2\)"), (lambda x: None, "None"), (lambda x: (x,), r"\(<tf")]
+)
+def test_decode_must_return_inputs_and_labels(decoded, found):
+    with pytest.raises(
+        UnusableError, match=rf"^mnist_input\.py: decode\(\) must return the inputs and the labels, found {found}"
+    ):
+        make_model(multiply, sum_up, INPUT, decoded)
+
+
+@pytest.mark.parametrize(("name", "file"), [("build_logits", "model.py"), ("decode", "mnist_input.py")])
+def test_a_function_that_is_missing_is_told(name, file):
+    files = make_files(multiply, sum_up, INPUT)
+    for module in (files._model, files._input):
+        vars(module).pop(name, None)
+    with pytest.raises(UnusableError, match=rf"^{file} has no {name}\(\): docs/your-own\.md says what it must have"):
+        trace(files, [INPUT], is_training=True, seed=0)
+
+
+def in_model(text):
+    """Return what some lines define that stand in model.py."""
+    values = {"tf": tf}
+    exec(compile(text, IN_MODEL, "exec"), values)
+    return values
+
+
+def test_an_error_of_a_function_is_told_with_the_line_and_not_with_its_traceback():
+    build_logits = in_model("def build_logits(inputs, is_training):\n    return inputs @ inputs\n")["build_logits"]
+    with pytest.raises(UnusableError, match=r"^model\.py, line 2: \w+: .*; correct model\.py$"):
+        make_model(build_logits, sum_up, INPUT)
+
+
+def test_an_error_of_an_op_is_told_with_the_line_that_its_copies_come_from(graph):
+    text = (
+        "def build_logits(inputs, is_training):\n"
+        "    scale = tf.get_variable('scale', [])\n"
+        "    return scale * tf.gather([1.0, 2.0], tf.cast(inputs, tf.int32))\n"
+    )
+    model = make_model(in_model(text)["build_logits"], sum_up, INPUT)
+    numbers = tf.placeholder(tf.uint8, [None, 1, 2])
+    loss, gradients = model.build_gradients({"scale": tf.constant(1.0)}, [numbers])
+    with tf.Session() as session:
+        assert session.run([loss, gradients["scale"]], {numbers: [[[0, 1]]]}) == [3, 3]
+        with pytest.raises(tf.errors.InvalidArgumentError) as error:
+            session.run(loss, {numbers: [[[0, 7]]]})
+    assert describe_mistake(error.value).startswith(
+        "model.py, line 3: InvalidArgumentError: indices[0,0,1] = 7 is not in"
+    )
 
 
 def raised_in_model(text):
@@ -108,12 +243,19 @@ def test_an_error_of_another_module_of_the_user_is_told_with_the_place_there():
         ("mnist_input.py", "\nimport nowhere", 2, "mnist_input.py, line 2: ModuleNotFoundError: .*; correct mnist_.*"),
         (
             "model.py",
-            "from absl import flags\nMODELS = ['a']\nflags.DEFINE_integer('batch_size', 1, '')",
+            "from absl import flags\nflags.DEFINE_integer('batch_size', 1, '')",
             2,
             "model.py defines --batch_size, which is a flag of distributed.py: give it another name",
         ),
         ("model.py", "raise SystemExit(0)", 2, "model.py, line 1: SystemExit: 0; correct model.py"),
         ("model.py", "raise OSError(5, 'away')", 1, "model.py, line 1: OSError: .* away; start this task again"),
+        ("model.py", "def build_parameters(model, hidden_units): ...", 2, OF_VERSION_1),
+        (
+            "mnist_input.py",
+            "INPUT = 28",
+            2,
+            "mnist_input.py: INPUT is 28, expected a tf.TensorSpec of a whole shape, .*",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_told_in_one_line(tmp_path, name, text, status, mistake):
@@ -138,27 +280,8 @@ def test_what_cannot_be_imported_from_elsewhere_keeps_its_traceback(capfd):
 
 @pytest.mark.parametrize("numbers", [np.zeros([1, 3], np.uint8), np.zeros([1, 2], np.float32)])
 def test_examples_that_are_not_as_input_says_are_refused(numbers):
-    expected, found = r"uint8 \[n, 2\], as INPUT says", rf"{numbers.dtype} \[1, {numbers.shape[1]}\]"
+    expected, found = r"uint8 \[n, 2\], as INPUT says for numbers", rf"{numbers.dtype} \[1, {numbers.shape[1]}\]"
     with pytest.raises(
         UnusableError, match=f"the examples cannot be used: expected {expected}, found {found}; correct"
     ):
         check_examples(Examples(numbers, np.zeros(1, int)), INPUT, "the examples")
-
-
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        (lambda: None, "found NoneType"),
-        (lambda: tf.constant([1, 2]), r"found int32 \(2,\)"),
-        (lambda: tf.constant([1.0, 2.0]), r"found float32 \(2,\)"),
-    ],
-)
-def test_logits_that_are_none_are_refused(graph, monkeypatch, value, found):
-    def build_logits(parameters, images):
-        return value()
-
-    monkeypatch.setattr(distributed.model, "build_logits", build_logits)
-    with pytest.raises(
-        UnusableError, match=rf"^model\.py: build_logits\(\) must return float32 \[b, classes\], {found}"
-    ):
-        distributed.build_logits({}, tf.zeros([2, 784]))

@@ -5,7 +5,6 @@ step is one worker's batch (asynchronous) or one batch of each (synchronous).
 """
 
 import contextlib
-import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +25,6 @@ from runtime.updates.placement import PS_STRATEGIES, make_strategy
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ps_hosts", [], "host:port of the ps tasks")
 flags.DEFINE_list("worker_hosts", [], "host:port of the workers")
-flags.DEFINE_enum("model", "mlp", model.MODELS, "model")
 flags.DEFINE_enum("ps_strategy", "round_robin", PS_STRATEGIES, "how variables are spread over the ps tasks")
 flags.DEFINE_boolean("sync_replicas", False, "synchronous updates")
 
@@ -39,8 +37,8 @@ def main() -> None:
         ps_tasks = tf.train.replica_device_setter(len(ps_hosts), worker_device="/job:ps/task:0", ps_strategy=strategy)
         with tf.device(ps_tasks):
             global_step = tf.train.create_global_step()
-            variables = model.build_parameters(FLAGS.model, problem.HIDDEN_UNITS)
-            values = [variable.read_value() for variable in (global_step, *variables.values())]
+            model.build_logits(tf.placeholder(tf.float32, [None, mnist_input.NUM_PIXELS]), is_training=False)
+            values = [variable.read_value() for variable in (global_step, *tf.trainable_variables())]
     for address in [*ps_hosts, *FLAGS.worker_hosts]:
         while probe(address):
             time.sleep(0.02)
@@ -68,13 +66,14 @@ def main() -> None:
             clock.stop(step)
             is_stopped = True
     session.close()  # now, because it would wait for ps tasks that have ended
-    measure.print_result(clock, parameters, functools.partial(compute_logits, list(variables)))
+    measure.print_result(clock, parameters, compute_logits)
 
 
-def compute_logits(names: Sequence[str], parameters: Sequence[Any], inputs: Any) -> Any:
-    """Return the model's logits, float32 [n, 10], from its parameters, their names, and images, float32 [n, 784]."""
+def compute_logits(parameters: Sequence[Any], inputs: Any) -> Any:
+    """Return the model's logits, float32 [n, 10], from its parameters and images, float32 [n, 784]."""
     with tf.Graph().as_default(), tf.Session() as session:
-        constants = {name: tf.constant(value) for name, value in zip(names, parameters, strict=True)}
         images = tf.placeholder(tf.float32, [None, mnist_input.NUM_PIXELS])
-        logits = model.build_logits(constants, images)
+        logits = model.build_logits(images, is_training=False)
+        for variable, value in zip(tf.trainable_variables(), parameters, strict=True):
+            variable.load(value, session)
         return np.concatenate([session.run(logits, {images: part}) for part in np.split(inputs, 10)])

@@ -1,38 +1,27 @@
-"""A model that is little more than its table: `--hidden_units` rows of 20 numbers, of which an example needs eight."""
-
-from collections.abc import Mapping
+"""A model that is little more than its table: rows of 20 numbers, of which an example needs eight."""
 
 import tensorflow.compat.v1 as tf
+from absl import flags
 
-from runtime.tables import Table
-
-MODELS = ("table",)
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("rows", 10_000, "rows of the table", lower_bound=1)
 DIM = 20
-num_rows = 0
 
 
-def build_parameters(model: str, hidden_units: int) -> dict[str, object]:
-    """Make the table and a layer of logits."""
-    global num_rows
-    num_rows = hidden_units
-    return {"table": Table(num_rows, DIM), "logits": tf.get_variable("logits", [DIM, 2])}
+def build_logits(numbers, is_training):
+    """Build the logits, float32 [b, 2], of the mean of the rows that some numbers, int32 [b, 8], say."""
+    initializer = tf.random_uniform_initializer(-1 / DIM, 1 / DIM)
+    table = tf.get_variable("table", [FLAGS.rows, DIM], initializer=initializer)
+    rows = tf.nn.embedding_lookup(table, numbers % FLAGS.rows)
+    return tf.matmul(tf.reduce_mean(rows, axis=1), tf.get_variable("logits", [DIM, 2]))
 
 
-def build_ids(inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Build which rows examples need: int32 [b, 8]."""
-    return {"table": inputs % num_rows}
-
-
-def build_logits(parameters: Mapping[str, tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
-    """Build the logits, float32 [b, 2], of the mean of the rows."""
-    return tf.matmul(tf.reduce_mean(parameters["table"], axis=1), parameters["logits"])
-
-
-def build_loss(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+def build_loss(logits, labels):
     """Build the cross-entropy, averaged over the batch, float32 []."""
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=labels))
 
 
-def build_accuracy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+def build_metrics(logits, labels):
     """Build the fraction of examples that are right, float32 []."""
-    return tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, axis=1, output_type=tf.int32), labels), tf.float32))
+    predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
+    return {"accuracy": tf.reduce_mean(tf.cast(tf.equal(predictions, labels), tf.float32))}

@@ -25,7 +25,8 @@ class Batches(NamedTuple):
     @property
     def signature(self) -> list[tf.TensorSpec]:
         """The columns of one example."""
-        return signature_of(self.columns(self.inputs[0]))
+        with tf.device(self.inputs.device):
+            return signature_of(self.columns(self.inputs[0]))
 
     def feed_dict(self, first_batch: int) -> dict[tf.Tensor, Any]:
         """Return what `initializer` is fed, so that a worker's own stream begins with batch `first_batch`."""

@@ -23,7 +23,7 @@ from runtime.folder import RunFolder
 from runtime.model.function import Measured, Model
 from runtime.monitoring import event_files
 from runtime.monitoring.mistakes import find_mistakes, guess
-from runtime.tables import Parameters
+from runtime.tables import Parameters, Rows
 from runtime.threads import make_guard, repeat_in_session
 from runtime.users_files import describe_mistake
 
@@ -69,6 +69,7 @@ class EvaluationGraph(NamedTuple):
 
     parameters: Mapping[str, tf.Tensor]  # on this task: read once, then fed, so that all batches meet the same
     columns: Sequence[tf.Tensor]  # placeholders, [n, ...]
+    ids: Sequence[tf.Tensor]  # of the rows that the columns need of each table
     measured: Measured
     num_classes: int | None  # None: it is no classifier
     batch_size: int
@@ -92,7 +93,9 @@ def build_evaluation(
       batch_size: how many are measured at once, since a model may take no other number.
     """
     num_classes = model.test.logits.shape[-1] if model.test.is_of_classes else None
-    return EvaluationGraph(dense, columns, model.build_measures({**dense, **rows}, columns), num_classes, batch_size)
+    measured = model.build_measures({**dense, **rows}, columns)
+    ids = [of_table.ids for of_table in rows.values() if isinstance(of_table, Rows)]
+    return EvaluationGraph(dense, columns, ids, measured, num_classes, batch_size)
 
 
 class ModelTest:
@@ -117,10 +120,12 @@ class ModelTest:
         return compute_checksum(self._examples)
 
     def check(self, session: tf.Session) -> None:
-        """Try a last batch, which may be short, before any work can be lost."""
-        measured = self._graph.measured
-        *_, batch = self._batches()
-        session.run([measured.loss, measured.means], self._feed(batch))
+        """Try the last batch, which may be short, and whether tables have the rows of all, before work can be lost."""
+        measured, ids = self._graph.measured, self._graph.ids
+        *others, last = self._batches()
+        session.run([measured.loss, measured.means], self._feed(last))
+        for batch in others if ids else []:
+            session.run(ids, self._feed(batch))
 
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""

@@ -155,6 +155,7 @@ def test_synchronous_training_takes_every_step_with_every_worker(tmp_path, mnist
             "train_secs": pytest.approx(float(secs), abs=0.05),
             "examples_per_sec": pytest.approx(300 * 3 * 100 / result["train_secs"], rel=0.01),
             "model": "mlp",
+            "hidden_units": 100,
             "optimizer": "adam",
             "sync_replicas": True,
             "local_steps": 1,
