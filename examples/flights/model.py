@@ -22,8 +22,9 @@ CROSSES = (
     ("plane",),
 )
 DIM = 8
-ROWS = {"carrier": 36**2, "dest": 36**3, "origin": 36**3, "plane": 10_007, "month": 13, "weekday": 7, "hour": 24}
-ROWS["arrival_hour"] = 25
+ROWS = {"carriers": 36**2, "airports": 36**3, "planes": 10_007}
+EMBEDDED = {"carrier": "carriers", "origin": "airports", "dest": "airports", "plane": "planes"}
+TIMES = {"month": 13, "weekday": 7, "hour": 24, "arrival_hour": 24}
 
 
 def build_logits(inputs: Mapping[str, tf.Tensor], is_training: bool) -> tf.Tensor:
@@ -36,10 +37,12 @@ def build_logits(inputs: Mapping[str, tf.Tensor], is_training: bool) -> tf.Tenso
         weights = tf.get_variable("crosses", [FLAGS.buckets, 1], initializer=tf.zeros_initializer())
         wide = tf.reduce_sum(tf.nn.embedding_lookup(weights, ids), axis=[1, 2])
     with tf.variable_scope("deep"):
-        parts = [inputs["numbers"]]
-        for name, rows in ROWS.items():
-            vectors = tf.get_variable(name, [rows, DIM], initializer=tf.random_normal_initializer(stddev=0.1))
-            parts.append(tf.nn.embedding_lookup(vectors, inputs[name] % rows))
+        tables = {
+            name: tf.get_variable(name, [rows, DIM], initializer=tf.random_normal_initializer(stddev=0.1))
+            for name, rows in ROWS.items()
+        }
+        parts = [inputs["numbers"], *(tf.one_hot(inputs[name], size) for name, size in TIMES.items())]
+        parts += [tf.nn.embedding_lookup(tables[of], inputs[name] % ROWS[of]) for name, of in EMBEDDED.items()]
         values = tf.concat(parts, axis=1)
         for number, width in enumerate(FLAGS.layers):
             values = tf.nn.relu(_build_dense(f"layer{number}", values, width))
