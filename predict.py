@@ -144,11 +144,18 @@ def load_model(folder: str) -> Callable[..., dict[str, tf.Tensor]]:
     """
     versions = [name for name in os.listdir(folder) if name.isdigit()] if os.path.isdir(folder) else []
     try:
-        model = tf.saved_model.load(os.path.join(folder, max(versions, key=int, default="")))
-        return model.signatures["serving_default"]
+        loaded = tf.saved_model.load(os.path.join(folder, max(versions, key=int, default="")))
+        model = loaded.signatures["serving_default"]
     except (OSError, KeyError, tf.errors.OpError) as error:
         remedy = "give what distributed.py was given as --export_dir"
         raise UnusableError(f"--model {folder} has no exported model that can be loaded: {remedy}") from error
+    inputs, outputs = model.structured_input_signature[1], model.structured_outputs
+    if list(inputs) != ["images"] or not {"classes", "probabilities"} <= set(outputs):
+        raise UnusableError(
+            f"--model {folder} has a model from {', '.join(inputs)} to {', '.join(outputs)}, expected images to"
+            " classes and probabilities: give a model of pictures of digits"
+        )
+    return model
 
 
 def main() -> None:

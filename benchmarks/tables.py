@@ -1,4 +1,4 @@
-"""What a table costs, whatever its size; and which language a word is of, beside fastText and the classic way."""
+"""What a table costs, whatever its size; and the examples with tables, beside the classic way and others."""
 
 import functools
 import itertools
@@ -23,6 +23,7 @@ from benchmarks import report
 from benchmarks.data import peak_bytes
 from benchmarks.testbed.network import Network
 from benchmarks.testbed.processes import Cluster, Process, poll_for
+from runtime.data import download
 from runtime.events import read_lines
 from runtime.folder import RunFolder
 from runtime.launch.ports import choose_ports
@@ -41,8 +42,14 @@ FILES = tuple(report.PROJECT / "benchmarks" / "table" / name for name in ("model
 WORDS = "/usr/share/dict"
 DIM, BATCH_SIZE = 16, 100
 RATE = 10
-COMMON = ("--optimizer=sgd", f"--learning_rate={RATE}", "--lr_schedule=one_cycle")
+COMMON = (f"--data_dir={WORDS}", "--optimizer=sgd", f"--learning_rate={RATE}", "--lr_schedule=one_cycle")
 OURS = {"this script": COMMON, "this script, 16 local steps": (*COMMON, "--local_steps=16")}
+CLASSIC = (f"--data_dir={WORDS}", f"--learning_rate={RATE}", "--falls")
+EXAMPLES = report.PROJECT / "examples"
+LOOKUP = report.PROJECT / "benchmarks" / "table" / "lookup.py"
+RATE_OF_FLIGHTS = 0.05
+FLIGHTS = f"{download.default_data_dir()}-flights"
+Ways = dict[str, Callable[[], dict[str, float]]]  # by name: what trains once, and returns the figures of that
 
 
 def copy_project(files: Sequence[pathlib.Path], folder: str) -> str:
@@ -118,56 +125,99 @@ def kill(cluster: Cluster) -> None:
 
 def measure_languages(epochs: int = 3, rounds: int = 1) -> str:
     """Return a table of accuracies and speeds: this script, the classic way and fastText, on the same words."""
-    files = sorted((report.PROJECT / "examples" / "languages").glob("m*.py"))
     with tempfile.TemporaryDirectory() as folder:
-        script = copy_project([*files, report.PROJECT / "benchmarks" / "table" / "lookup.py"], folder)
+        script = copy_project([*(EXAMPLES / "languages").glob("m*.py"), LOOKUP], folder)
         words = types.SimpleNamespace(**runpy.run_path(f"{folder}/mnist_input.py"))
-        num_steps = epochs * len(words.load(WORDS, "train").labels) // BATCH_SIZE
-        ways: dict[str, Callable[[], dict[str, float]]] = {
-            name: functools.partial(train_ours, folder, script, num_steps, flags) for name, flags in OURS.items()
+        steps = f"--train_steps={epochs * len(words.load(WORDS, 'train').labels) // BATCH_SIZE}"
+        ways: Ways = {
+            name: functools.partial(train_ours, folder, script, [*flags, steps]) for name, flags in OURS.items()
         }
-        ways["`embedding_lookup`, `feed_dict`"] = functools.partial(train_classic, folder, num_steps)
+        ways["`embedding_lookup`, `feed_dict`"] = functools.partial(train_classic, folder, [*CLASSIC, steps])
         ways["fastText, two threads"] = functools.partial(train_fasttext, folder, words, epochs)
-        results: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
-        for _ in range(rounds):
-            for name, train in ways.items():
-                results[name].append(train())
-                print(name, results[name][-1], flush=True)
-    return languages_table(results, epochs)
+        results = run_ways(ways, rounds)
+    return examples_table(results, "words", epochs, {"test accuracy": "{test_accuracy:.2%}"})
 
 
-def languages_table(results: dict[str, list[dict[str, float]]], epochs: int) -> str:
-    """Return a table of the median run of each way."""
+def measure_flights(epochs: int = 2, rounds: int = 1) -> str:
+    """Return a table of AUCs and speeds: this script, the classic way and one plain process, on the same flights."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = copy_project([*(EXAMPLES / "flights").glob("m*.py"), LOOKUP], folder)
+        flights = types.SimpleNamespace(**runpy.run_path(f"{folder}/mnist_input.py"))
+        flights.fetch(FLIGHTS)
+        steps = epochs * len(flights.load(FLIGHTS, "train").labels) // BATCH_SIZE
+        flags = [f"--data_dir={FLIGHTS}", f"--learning_rate={RATE_OF_FLIGHTS}", f"--train_steps={steps}"]
+        ways: Ways = {
+            "this script": functools.partial(train_ours, folder, script, flags),
+            "this script, synchronous": functools.partial(
+                train_ours, folder, script, [*flags[:-1], f"--train_steps={steps // NUM_WORKERS}", "--sync_replicas"]
+            ),
+            "the classic way": functools.partial(train_classic, folder, flags),
+            "one plain process": functools.partial(train_alone, folder, flags),
+        }
+        results = run_ways(ways, rounds)
+    figures = {"test AUC": "{test_auc:.4f}", "test accuracy": "{test_accuracy:.2%}"}
+    return examples_table(results, "flights", epochs, figures)
+
+
+def run_ways(ways: Ways, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Train in each way, in turns; return the results of each."""
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, train in ways.items():
+            results[name].append(train())
+            print(name, results[name][-1], flush=True)
+    return results
+
+
+def examples_table(results: dict[str, list[dict[str, float]]], unit: str, epochs: int, figures: dict[str, str]) -> str:
+    """Return a table of the median run of each way; `figures` are the last columns, each with its format."""
     rows = []
     for name, runs in results.items():
         run = sorted(runs, key=lambda run: run["examples_per_sec"])[len(runs) // 2]
         rate, secs = f"{run['examples_per_sec'] / 1000:.1f}", f"{run['train_secs']:.0f}"
-        rows.append([name, rate, secs, f"{run['test_accuracy']:.2%}"])
-    return report.make_table(("", "thousand words/s", f"s of {epochs} epochs", "test accuracy"), rows)
+        rows.append([name, rate, secs, *(figure.format(**run) for figure in figures.values())])
+    return report.make_table(("", f"thousand {unit}/s", f"s of {epochs} epochs", *figures), rows)
 
 
-def train_ours(folder: str, script: str, num_steps: int, flags: Sequence[str]) -> dict[str, float]:
+def train_ours(folder: str, script: str, flags: Sequence[str]) -> dict[str, float]:
     """Train on one ps and two workers."""
     with tempfile.TemporaryDirectory() as train_dir:
-        flags = [f"--train_steps={num_steps}", f"--data_dir={WORDS}", f"--train_dir={train_dir}", *flags]
+        flags = [f"--train_dir={train_dir}", *flags]
         with Cluster(folder, 1, NUM_WORKERS, *flags, script=script) as cluster:
             cluster.start()
             assert not any(cluster.wait().values()), cluster["worker 0"].output()
         return json.loads(pathlib.Path(train_dir, "result.json").read_text())
 
 
-def train_classic(folder: str, num_steps: int) -> dict[str, float]:
-    """Train the classic way."""
+def train_classic(folder: str, flags: Sequence[str]) -> dict[str, float]:
+    """Train the classic way, on one ps and two workers."""
     ps_host, *worker_hosts = (f"localhost:{port}" for port in choose_ports(1 + NUM_WORKERS))
-    common = [ps_host, ",".join(worker_hosts), str(num_steps), str(RATE)]
-    tasks = [
-        Process([sys.executable, "lookup.py", *task, *common], f"{folder}/lookup-{number}.log", cwd=folder)
-        for number, task in enumerate([("worker", "0"), ("worker", "1"), ("ps", "0")])
-    ]
-    for worker in tasks[:-1]:
+    hosts = [f"--ps_hosts={ps_host}", f"--worker_hosts={','.join(worker_hosts)}"]
+    ps, chief, other = (
+        start_classic(folder, name, [f"--job_name={job}", f"--task_index={index}", *hosts, *flags])
+        for name, job, index in (("ps", "ps", 0), ("chief", "worker", 0), ("other", "worker", 1))
+    )
+    for worker in (chief, other):
         assert worker.wait(timeout_secs=3600) == 0, worker.output()
-    tasks[-1].kill()
-    return json.loads(re.findall(r"^\{.*\}$", tasks[0].output(), re.MULTILINE)[-1])
+    ps.kill()
+    return read_result(chief)
+
+
+def train_alone(folder: str, flags: Sequence[str]) -> dict[str, float]:
+    """Train in one plain process."""
+    process = start_classic(folder, "alone", flags)
+    assert process.wait(timeout_secs=3600) == 0, process.output()
+    return read_result(process)
+
+
+def start_classic(folder: str, name: str, flags: Sequence[str]) -> Process:
+    """Start a process of the classic way."""
+    return Process([sys.executable, LOOKUP.name, *flags], f"{folder}/{name}.log", cwd=folder)
+
+
+def read_result(process: Process) -> dict[str, float]:
+    """Return what a process that has ended has printed last."""
+    return json.loads(re.findall(r"^\{.*\}$", process.output(), re.MULTILINE)[-1])
 
 
 def train_fasttext(folder: str, words: Any, epochs: int) -> dict[str, float]:

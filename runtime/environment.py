@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import warnings
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last one comes when a terminal closes
 
@@ -61,6 +62,7 @@ if _raises_interrupt and _ending is signal.SIG_DFL:
 def choose_behavior() -> None:
     """Set what this program counts on, once a user's files, which may set something else, are imported."""
     global has_dimensions
+    warnings.filterwarnings("ignore", message=".* is deprecated")  # as TensorFlow says of its layers
     v1 = tensorflow.compat.v1
     has_dimensions = not isinstance(v1.TensorShape([1])[0], int)
     v1.disable_eager_execution()

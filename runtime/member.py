@@ -35,6 +35,12 @@ from runtime.updates.mode import Mode
 from runtime.updates.packing import Packing
 from runtime.users_files import Files, users_flags
 
+# Functions of a user's model, and the flags in whose place they are.
+USERS = {
+    "build_optimizer": ["optimizer"],
+    "build_learning_rate": ["learning_rate", "lr_schedule", "warmup_steps"],
+}
+
 
 class Member:
     """What this process is, before its server is there and after."""
@@ -139,6 +145,12 @@ class Member:
         model = Model(files, signature, seed, self.task.index, mode.may_have_tables, is_stepwise=mode.local_steps == 1)
         if self.is_evaluator:
             return model
+        for function, names in USERS.items():
+            given = [name for name in names if self.flags[name].present]
+            if given and getattr(model.own, function):
+                raise UnusableError(
+                    f"--{given[0]} changes nothing, since model.py has {function}(): leave one of them out"
+                )
         if self.flags.export_dir and self.task.is_chief:
             check_serving(model)
         for kind in ("tables", "state", "frozen"):

@@ -151,7 +151,8 @@ class Training:
             return
         session = me.connection.session()
         measures = evaluate_and_save(session, self._test, self._checkpoints)
-        result = make_result(me.task, me.agreed_flags, measures, self._progress)
+        own = {"optimizer": "build_optimizer"} if self._graph.model.own.build_optimizer else {}
+        result = make_result(me.task, {**me.agreed_flags, **own}, measures, self._progress)
         print(result)
         read_model = functools.cache(lambda: self._read_model(session, measures))
         steps = [

@@ -1,4 +1,5 @@
 import pathlib
+import runpy
 import signal
 import sys
 from typing import NamedTuple
@@ -14,8 +15,11 @@ import distributed
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
-from benchmarks.testbed.processes import Cluster
+<<<<<<< HEAD
 from runtime import environment
+=======
+from benchmarks.testbed.processes import PROJECT, Cluster
+>>>>>>> a7154ff9a7c6c6dc5800fffc371b16734d76299b
 from runtime.cluster.host_lists import HostLists, put_given
 from runtime.cluster.probes import Connection
 from runtime.cluster.task import Task
@@ -116,6 +120,14 @@ def mnist_dir():
     """The folder with the real MNIST; fetched into the user's cache if it is not there."""
     data_dir = download.default_data_dir()
     download.fetch(data_dir)
+    return data_dir
+
+
+@pytest.fixture(scope="session")
+def flights_dir():
+    """The folder with the archive of examples/flights; fetched into the user's cache if it is not there."""
+    data_dir = f"{download.default_data_dir()}-flights"
+    runpy.run_path(str(PROJECT / "examples" / "flights" / "mnist_input.py"))["fetch"](data_dir)
     return data_dir
 
 

@@ -99,13 +99,13 @@ def test_steps_that_are_lost_are_not_counted():
     assert run.global_step == 120
 
 
-def test_the_accuracy_is_that_of_the_last_test():
+def test_the_metric_is_the_first_of_the_last_test():
     run = make_run(*BEGUN)
-    assert run.test_accuracy is None
-    run.tell("worker-0", {"unix_secs": 20, "event": "evaluated", "test_accuracy": 0.875})
-    assert run.test_accuracy == 0.875
-    run.tell("worker-0", {"unix_secs": 30, "event": "tested", "test_accuracy": 0.75, "confusion": [], "mistakes": []})
-    assert run.test_accuracy == 0.75
+    assert run.test is None
+    run.tell("worker-0", {"unix_secs": 20, "event": "evaluated", "test_accuracy": 0.875, "test_loss": 0.5})
+    assert run.test == ("test accuracy", 0.875)
+    run.tell("worker-0", {"unix_secs": 30, "event": "tested", "test_auc": 0.75, "test_accuracy": 0.875})
+    assert run.test == ("test auc", 0.75)
 
 
 def draw(run, columns, *rows, bar=None):
@@ -235,7 +235,7 @@ def wait_for_waiting(terminal):
 
 
 def test_the_display_shows_lines_above_and_the_last_below(launch):
-    last_lines = ["test accuracy 1.0", "and more"]
+    last_lines = ["test auc 1.0", "and more"]
     terminal = launch(f"echo 'worker 0: begins'; {WAIT} echo '{last_lines[0]}'; echo '{last_lines[1]}'")
     picture = re.compile("worker 0: begins\n\nglobal step 0 .*◌ worker 0  waiting", re.DOTALL)
     poll_for(lambda: picture.search("\n".join(terminal.lines)), "line above a task that waits")

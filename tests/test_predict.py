@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 from PIL import Image, ImageDraw, ImageFont
 
 import predict
@@ -183,3 +184,17 @@ def test_a_folder_without_a_model_ends_with_2_and_one_line(tmp_path, monkeypatch
         f"error: --model {tmp_path} has no exported model that can be loaded: give what distributed.py was given as"
         " --export_dir\n"
     )
+
+
+def test_a_model_of_something_else_ends_with_2_and_says_what_it_takes(tmp_path, monkeypatch, capsys):
+    draw(5).save(tmp_path / "five.png")
+    with tf.Graph().as_default(), tf.Session() as session:
+        words = tf.placeholder(tf.int32, [None, 24], "words")
+        tf.saved_model.simple_save(session, str(tmp_path / "1"), {"words": words}, {"probabilities": words + 1})
+    monkeypatch.setattr(sys, "argv", ["predict.py", f"--model={tmp_path}", str(tmp_path / "five.png")])
+    with pytest.raises(SystemExit, match="2"):
+        predict.main()
+    expected = (
+        "a model from words to probabilities, expected images to classes and probabilities: give a model of pictures"
+    )
+    assert f"error: --model {tmp_path} has {expected}" in capsys.readouterr().err

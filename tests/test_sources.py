@@ -1,5 +1,6 @@
 """Examples that no model can learn from or be tested on are refused before anything is built."""
 
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -77,3 +78,11 @@ def test_test_examples_in_files_are_checked_too(tmp_path):
     convert.convert(lambda *_: examples, "", str(tmp_path / "files"), 1)
     with pytest.raises(UnusableError, match=r"expected labels from 0 on, found label \d+ is -1"):
         open_source(str(tmp_path / "files"), "t10k", Reader).load()
+
+
+def test_a_data_set_that_fetches_itself_gets_no_mnist(tmp_path):
+    reader = Reader([[1, 2]], [0])
+    reader.fetch = lambda data_dir: (tmp_path / "own_file").write_text(data_dir)
+    open_source(str(tmp_path), "train", reader)
+    assert os.listdir(tmp_path) == ["own_file"]
+    assert (tmp_path / "own_file").read_text() == str(tmp_path)

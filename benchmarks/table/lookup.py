@@ -1,58 +1,92 @@
-"""The classic way to train a table: `embedding_lookup` under `replica_device_setter`, one update for each batch.
+"""The classic way to train an example: `replica_device_setter`, `feed_dict` from numpy, one update for each batch.
 
-It runs beside the files of examples/languages, and trains their model.
+It runs beside the two files of an example, such as those of examples/languages, and trains their model. Without a
+--job_name it is one plain process.
 """
 
 import json
-import sys
 import time
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from absl import app, flags
 
 import mnist_input
 import model
 
-BATCH_SIZE, NUM_WORKERS = 100, 2
+FLAGS = flags.FLAGS
+flags.DEFINE_enum("job_name", None, ["ps", "worker"], "job of this process")
+flags.DEFINE_integer("task_index", 0, "index of this process within its job")
+flags.DEFINE_string("ps_hosts", "", "host:port of the ps")
+flags.DEFINE_list("worker_hosts", [], "host:port of the workers")
+flags.DEFINE_string("data_dir", None, "folder of the examples")
+flags.DEFINE_integer("train_steps", None, "global step at which training ends")
+flags.DEFINE_float("learning_rate", None, "of the optimizers")
+flags.DEFINE_boolean("falls", False, "whether the rate falls to 0 at the end")
+BATCH_SIZE, TEST_SIZE = 100, 1000
 
 
-def main(job_name: str, task_index: int, ps_host: str, worker_hosts: str, train_steps: int, rate: float) -> None:
+def main(_: list[str]) -> None:
     """Serve as the ps, or train as a worker; worker 0 prints the result."""
     tf.disable_eager_execution()
-    cluster = tf.train.ClusterSpec({"ps": [ps_host], "worker": worker_hosts.split(",")})
-    server = tf.train.Server(cluster, job_name, task_index)
-    if job_name == "ps":
-        server.join()
-    examples = mnist_input.load("/usr/share/dict", "train")
-    own = mnist_input.Examples(*(column[task_index::NUM_WORKERS] for column in examples))
-    worker = f"/job:worker/task:{task_index}"
-    with tf.device(tf.train.replica_device_setter(worker_device=worker, cluster=cluster)):
+    target, worker, setter = "", "", None
+    if FLAGS.job_name:
+        cluster = tf.train.ClusterSpec({"ps": [FLAGS.ps_hosts], "worker": FLAGS.worker_hosts})
+        server = tf.train.Server(cluster, FLAGS.job_name, FLAGS.task_index)
+        if FLAGS.job_name == "ps":
+            server.join()
+        target, worker = server.target, f"/job:worker/task:{FLAGS.task_index}"
+        setter = tf.train.replica_device_setter(worker_device=worker, cluster=cluster)
+    examples = mnist_input.load(FLAGS.data_dir, "train")
+    own = [column[FLAGS.task_index :: len(FLAGS.worker_hosts) or 1] for column in examples]
+    columns = [tf.placeholder(column.dtype, [None, *column.shape[1:]]) for column in own]
+    with tf.device(setter):
         global_step = tf.train.create_global_step()
-        parameters = model.build_parameters("ngrams", 0)
-        rows, dim, _ = parameters["ngrams"]
-        table = tf.get_variable("table", [rows, dim], initializer=tf.random_uniform_initializer(-1 / dim, 1 / dim))
-        words, labels = tf.placeholder(tf.int32, [None, model.MAX_LETTERS]), tf.placeholder(tf.int32, [None])
-        vectors = tf.nn.embedding_lookup(table, model.build_ids(words)["ngrams"])
-        logits = model.build_logits({**parameters, "ngrams": vectors}, words)
-        falling = tf.train.polynomial_decay(float(rate), global_step, train_steps, 0.0)
-        train_op = tf.train.GradientDescentOptimizer(falling).minimize(model.build_loss(logits, labels), global_step)
-        accuracy = model.build_accuracy(logits, labels)
-    generator, step, started = np.random.default_rng(task_index), 0, None
-    with tf.train.MonitoredTrainingSession(server.target, is_chief=task_index == 0) as session:
-        while step < train_steps:
-            batch = generator.integers(len(own.labels), size=BATCH_SIZE)
-            _, step = session.run([train_op, global_step], {words: own.words[batch], labels: own.labels[batch]})
+        inputs, labels = mnist_input.decode(*columns)
+        logits = model.build_logits(inputs, True)
+        train_op = build_train_op(model.build_loss(logits, labels), global_step)
+    with tf.device(worker):
+        metrics = model.build_metrics(logits, labels)
+    generator, step, started = np.random.default_rng(FLAGS.task_index), 0, None
+    with tf.train.MonitoredTrainingSession(target, is_chief=FLAGS.task_index == 0) as session:
+        while step < FLAGS.train_steps:
+            batch = generator.integers(len(own[0]), size=BATCH_SIZE)
+            feed_dict = {placeholder: column[batch] for placeholder, column in zip(columns, own, strict=True)}
+            _, step = session.run([train_op, global_step], feed_dict)
             started = started or (time.monotonic(), step)
         secs, steps = time.monotonic() - started[0], step - started[1]
-        if task_index == 0:
-            test = mnist_input.load("/usr/share/dict", "t10k")
-            parts = np.array_split(np.arange(len(test.labels)), 120)
-            right = [
-                len(p) * float(session.run(accuracy, {words: test.words[p], labels: test.labels[p]})) for p in parts
-            ]
-            result = {"test_accuracy": sum(right) / len(test.labels), "examples_per_sec": BATCH_SIZE * steps / secs}
-            print(json.dumps({**result, "train_secs": secs}), flush=True)
+        if FLAGS.task_index == 0:
+            result = {"examples_per_sec": BATCH_SIZE * steps / secs, "train_secs": secs}
+            print(json.dumps({**test(session, columns, metrics), **result}), flush=True)
+
+
+def build_train_op(loss, global_step):
+    """Build a step of the optimizers of the model, each for the variables of its scope; else of gradient descent."""
+    rate = FLAGS.learning_rate
+    if FLAGS.falls:
+        rate = tf.train.polynomial_decay(rate, global_step, FLAGS.train_steps, 0.0)
+    build_optimizer = getattr(model, "build_optimizer", lambda rate: {"": tf.train.GradientDescentOptimizer(rate)})
+    optimizers = build_optimizer(rate).items()
+    updates = [optimizer.minimize(loss, var_list=tf.trainable_variables(scope)) for scope, optimizer in optimizers]
+    with tf.control_dependencies(updates):
+        return global_step.assign_add(1)
+
+
+def test(session, columns, metrics):
+    """Return the metrics of all test examples: means over batches, or the last values of pairs as of `tf.metrics`."""
+    examples = mnist_input.load(FLAGS.data_dir, "t10k")
+    pairs = {name: metric for name, metric in metrics.items() if isinstance(metric, tuple)}
+    means = {name: metric for name, metric in metrics.items() if name not in pairs}
+    sums = dict.fromkeys(means, 0.0)
+    for start in range(0, len(examples[0]), TEST_SIZE):
+        batch = [column[start : start + TEST_SIZE] for column in examples]
+        feed_dict = dict(zip(columns, batch, strict=True))
+        found, _ = session.run([means, {name: update for name, (_, update) in pairs.items()}], feed_dict)
+        sums = {name: total + len(batch[0]) * float(found[name]) for name, total in sums.items()}
+    values = session.run({name: value for name, (value, _) in pairs.items()})
+    figures = {**{name: total / len(examples[0]) for name, total in sums.items()}, **values}
+    return {f"test_{name}": float(value) for name, value in figures.items()}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:5], int(sys.argv[5]), float(sys.argv[6]))
+    app.run(main)

@@ -1,40 +1,38 @@
-"""A network for Fashion-MNIST: three convolutions with strides in place of pooling.
+"""A network for Fashion-MNIST: three convolutions with strides in place of pooling, and dropout.
 
 Shapes: b examples in a batch, 784 = 28 * 28 pixels, 10 classes.
 """
 
-from collections.abc import Mapping
+from typing import Any
 
 import tensorflow.compat.v1 as tf
+from absl import flags
 
-MODELS = ("strided",)
-MAPS = (1, 16, 32, 64)  # of the image, and of what each convolution makes
-SIZE = 4  # 28 pixels, halved three times and rounded up
-
-
-def build_parameters(model: str, hidden_units: int) -> dict[str, tf.Variable]:
-    """Make the variables, float32; `hidden_units` is the width of the layer before the logits."""
-    shapes = {f"conv{n}/weights": [3, 3, *MAPS[n - 1 : n + 1]] for n in (1, 2, 3)}
-    shapes |= {"hidden/weights": [SIZE * SIZE * MAPS[-1], hidden_units], "logits/weights": [hidden_units, 10]}
-    parameters = {}
-    with tf.variable_scope(model):
-        for name, shape in shapes.items():
-            parameters[name] = tf.get_variable(name, shape, initializer=tf.glorot_uniform_initializer())
-            name = name.replace("weights", "biases")
-            parameters[name] = tf.get_variable(name, shape[-1:], initializer=tf.zeros_initializer())
-    return parameters
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("hidden_units", 100, "width of the layer before the logits", lower_bound=1)
+flags.DEFINE_float("dropout", 0.2, "part of this layer that a training step leaves out", 0, 1)
 
 
-def build_logits(parameters: Mapping[str, tf.Tensor], images: tf.Tensor) -> tf.Tensor:
+def build_logits(images: tf.Tensor, is_training: bool) -> tf.Tensor:
     """Build the logits, float32 [b, 10], of images, float32 [b, 784]."""
-    with tf.name_scope("model"):
-        maps = tf.reshape(images, [-1, 28, 28, 1])
-        for n in (1, 2, 3):
-            maps = tf.nn.conv2d(maps, parameters[f"conv{n}/weights"], strides=2, padding="SAME")
-            maps = tf.nn.relu(maps + parameters[f"conv{n}/biases"])
-        inputs = tf.reshape(maps, [-1, SIZE * SIZE * MAPS[-1]])
-        hidden = tf.nn.relu(tf.matmul(inputs, parameters["hidden/weights"]) + parameters["hidden/biases"])
-        return tf.matmul(hidden, parameters["logits/weights"]) + parameters["logits/biases"]
+    maps = tf.reshape(images, [-1, 28, 28, 1])
+    for n, size in enumerate((16, 32, 64), start=1):  # [b, 14, 14, 16], [b, 7, 7, 32], [b, 4, 4, 64]
+        weights, biases = _make_variables(f"conv{n}", [3, 3, maps.shape[3], size])
+        maps = tf.nn.relu(tf.nn.conv2d(maps, weights, strides=2, padding="SAME") + biases)
+    flat = tf.reshape(maps, [-1, 4 * 4 * 64])
+    weights, biases = _make_variables("hidden", [flat.shape[1], FLAGS.hidden_units])
+    hidden = tf.nn.relu(tf.matmul(flat, weights) + biases)
+    if is_training:
+        hidden = tf.nn.dropout(hidden, rate=FLAGS.dropout)
+    weights, biases = _make_variables("logits", [FLAGS.hidden_units, 10])
+    return tf.matmul(hidden, weights) + biases
+
+
+def _make_variables(layer: str, shape: list[Any]) -> tuple[tf.Variable, tf.Variable]:
+    """Make the weights of a layer, of this shape, and its biases."""
+    with tf.variable_scope(layer):
+        weights = tf.get_variable("weights", shape, initializer=tf.glorot_uniform_initializer())
+        return weights, tf.get_variable("biases", shape[-1:], initializer=tf.zeros_initializer())
 
 
 def build_loss(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -42,7 +40,6 @@ def build_loss(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=labels))
 
 
-def build_accuracy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+def build_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
     """Build the fraction of examples whose largest logit is that of their label: float32 [], in [0, 1]."""
-    predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
-    return tf.reduce_mean(tf.cast(tf.equal(predictions, labels), tf.float32))
+    return {"accuracy": tf.reduce_mean(tf.cast(tf.nn.in_top_k(logits, labels, 1), tf.float32))}

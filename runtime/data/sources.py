@@ -12,7 +12,7 @@ Source = MemorySource | ShardSource
 
 
 def open_source(data_dir: str, split: str, reader: Reader) -> Source:
-    """Return the examples of one split in `data_dir`; files of MNIST that are missing are fetched.
+    """Return the examples of one split in `data_dir`; what is missing is fetched as `reader` does, or as MNIST is.
 
     Raises:
       DownloadError: there are neither TFRecord files nor MNIST's, and these cannot be fetched.
@@ -20,7 +20,7 @@ def open_source(data_dir: str, split: str, reader: Reader) -> Source:
     """
     if download.has_shards(data_dir):
         return ShardSource(find_shards(data_dir, split, reader.RECORD_BYTES), reader)
-    download.fetch(data_dir)
+    getattr(reader, "fetch", download.fetch)(data_dir)
     examples = reader.load(data_dir, split)
     check_examples(examples, reader.INPUT, f"the examples {split!r} of --data_dir {data_dir}")
     return MemorySource(examples)

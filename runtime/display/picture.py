@@ -42,8 +42,8 @@ def make_picture(run: RunStatus, bar: Progress, num_rows: int = 1000) -> Rendera
     bar.update(bar.task_ids[0], description=count, completed=run.global_step, total=run.train_steps)
 
     speed = run.examples_per_sec or None
-    test = ("test accuracy {:.4f}", run.test_accuracy)
-    figures = _tell_known(", ", ("{:.0f} examples/s", speed), ("loss {:.4f}", run.loss), test)
+    name, value = run.test or ("", None)
+    figures = _tell_known(", ", ("{:.0f} examples/s", speed), ("loss {:.4f}", run.loss), (f"{name} {{:.4f}}", value))
 
     ellipsis = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     tasks = Table.grid(Column(no_wrap=True), Column(no_wrap=True), ellipsis, padding=(0, 2, 0, 0), expand=True)

@@ -57,14 +57,15 @@ class RunStatus:
         self.global_step = 0
         self.train_steps: int | None = None  # the global step at which it ends
         self.loss: float | None = None  # of one recent batch
-        self.test_accuracy: float | None = None  # of the last test
+        self.test: tuple[str, float] | None = None  # the first metric of the last test, such as "test accuracy"
 
     def tell(self, name: str, event: Event) -> None:
         """Take in an event of a task."""
         self.tasks[name].tell(event)
         self.train_steps = event.get("train_steps", self.train_steps)
         self.loss = event.get("loss", self.loss)
-        self.test_accuracy = event.get("test_accuracy", self.test_accuracy)
+        if metrics := [name for name in event if name.startswith("test_")]:
+            self.test = metrics[0].replace("_", " "), event[metrics[0]]
         if event["event"] in ("model", "steps lost"):
             self.global_step = min(self.global_step, event["global_step"])
         elif "local_step" in event:

@@ -14,6 +14,7 @@ from runtime.folder import RunFolder
 from runtime.launch.options import PROGRAM
 from runtime.launch.tasks import NUM_LAST_LINES
 
+RESULT = re.compile(r"test [a-z][\w ]* -?\d")  # begins the last line of the chief, whatever the first metric
 BOARD = re.compile(r"TensorBoard \S+ at (\S+) ")
 
 
@@ -68,7 +69,7 @@ class Console:
             return
         above: list[str] = []
         for line in lines:
-            if line.startswith("test accuracy "):
+            if RESULT.match(line):
                 self._result.append(f"\x1b[1;32m{line}\x1b[0m")
             elif self._result:
                 self._result.append(line)
