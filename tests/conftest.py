@@ -15,11 +15,8 @@ import distributed
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
-<<<<<<< HEAD
-from runtime import environment
-=======
 from benchmarks.testbed.processes import PROJECT, Cluster
->>>>>>> a7154ff9a7c6c6dc5800fffc371b16734d76299b
+from runtime import environment
 from runtime.cluster.host_lists import HostLists, put_given
 from runtime.cluster.probes import Connection
 from runtime.cluster.task import Task

@@ -49,14 +49,12 @@ exec >>"$2/tensorboard.log" 2>&1
 while kill -0 "$0"; do sleep 0.5; done
 kill $!
 """
-<<<<<<< HEAD
 # Settings of Linux with the values that forbid users other than root a private network, and that allow it.
 NAMESPACES = {
     "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),  # Ubuntu, from 24.04 on
     "kernel/unprivileged_userns_clone": ("0", "1"),  # Debian
     "user/max_user_namespaces": ("0", "10000"),
 }
-=======
 # Fetches the examples of a user into the folder $1.
 FETCH = """
 import sys
@@ -68,7 +66,6 @@ except mnist_input.DataError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
 """
->>>>>>> a7154ff9a7c6c6dc5800fffc371b16734d76299b
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 
 
