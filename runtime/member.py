@@ -26,6 +26,7 @@ from runtime.machine.session_config import lower_priority, make_server_config, m
 from runtime.model.function import Model
 from runtime.model.variables import make_constants, make_variables
 from runtime.monitoring.evaluation import ModelTest, build_evaluation, build_placeholders
+from runtime.saving.checkpoints import find_last_step
 from runtime.saving.export import check_export_dir, check_serving
 from runtime.saving.result import Goal
 from runtime.saving.train_dir import open_train_dir
@@ -141,8 +142,11 @@ class Member:
         Raises:
           UnusableError: it cannot be trained, or exported, as the flags say.
         """
-        mode, seed = self.mode, self.flags.seed
-        model = Model(files, signature, seed, self.task.index, mode.may_have_tables, is_stepwise=mode.local_steps == 1)
+        # A run that goes on draws other random numbers than it did before.
+        mode, stream = self.mode, f"{self.task.index} {find_last_step(self.folder)}"
+        model = Model(
+            files, signature, self.flags.seed, stream, mode.may_have_tables, is_stepwise=mode.local_steps == 1
+        )
         if self.is_evaluator:
             return model
         for function, names in USERS.items():

@@ -109,7 +109,7 @@ class Model:
         files: Files,
         signature: Sequence[tf.TensorSpec],
         seed: int,
-        stream: int,
+        stream: str,
         may_have_tables: Callable[[Own], bool],
         is_stepwise: bool,
     ):
@@ -164,7 +164,8 @@ class Model:
     def _is_table(self, name: str, total: tf.Tensor, is_stepwise: bool) -> bool:
         """Return whether rows of a variable are looked up, and nothing else is done with it."""
         variable = self.training.variables[name]
-        if variable.shape.rank != 2 or variable.dtype.base_dtype != tf.float32:
+        is_matrix = variable.shape.rank == 2 and variable.dtype.base_dtype == tf.float32
+        if not (is_matrix and gathers_of(self.training, name)):
             return False
         for made, results in ((self.training, [total]), (self.test, [self.test.loss, *_flat(self.test.metrics)])):
             if name not in made.variables:
@@ -180,7 +181,7 @@ class Model:
                 return False
             if not is_stepwise and any(map(is_random, ancestors)):
                 return False
-        return bool(gathers_of(self.training, name))
+        return True
 
     def _find_gradients(self, total: tf.Tensor, trainable: Sequence[str]) -> None:
         """Find what the loss has gradients for, and build these in the traced graph."""

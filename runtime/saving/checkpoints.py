@@ -38,6 +38,13 @@ def list_checkpoints(folder: RunFolder) -> list[str]:
     return []
 
 
+def find_last_step(folder: RunFolder) -> int:
+    """Return the global step in the name of the last checkpoint, or 0."""
+    *_, path = list_checkpoints(folder) or [""]
+    step = path.rpartition("-")[2]
+    return int(step) if step.isdecimal() else 0
+
+
 def find_last_checkpoint(folder: RunFolder) -> str | None:
     """Return the path of the last checkpoint, or None if there is none.
 
