@@ -1,5 +1,6 @@
 """The flags of `distributed.py`, in groups, and which values are refused. `member.py` and the script read them."""
 
+import contextlib
 import pathlib
 import re
 import sys
@@ -11,6 +12,7 @@ from runtime.data.streams import SHARDINGS
 from runtime.errors import UNUSABLE_STATUS
 from runtime.machine.session_config import are_gpus
 from runtime.monitoring import profiling
+from runtime.monitoring.evaluation import Target
 from runtime.process import STOP_SECS, end_process
 from runtime.updates import placement
 from runtime.updates.mode import EXCHANGE_DTYPES, OPTIMIZERS
@@ -133,8 +135,14 @@ def _define_periods() -> None:
 def _define_evaluation() -> None:
     """Define evaluation while the workers train."""
     flags.DEFINE_float("eval_every_secs", None, "period of the chief's evaluations; default: only at the end", 0.1)
-    flags.DEFINE_float("stop_at_accuracy", None, "end training when an evaluation reaches this test accuracy", 0, 1)
+    flags.DEFINE_string(
+        "stop_at", None, "NAME:VALUE: end training when an evaluation finds this metric as high; as low: NAME:<VALUE"
+    )
+    flags.register_validator("stop_at", _is_target, "it must be NAME:VALUE, such as accuracy:0.97, or loss:<0.1")
+    flags.DEFINE_float("stop_at_accuracy", None, "the same as --stop_at=accuracy:VALUE", 0, 1)
+    _refuse_without("stop_at", "eval_every_secs")
     _refuse_without("stop_at_accuracy", "eval_every_secs")
+    flags.mark_flags_as_mutual_exclusive(["stop_at", "stop_at_accuracy"])
 
 
 def _refuse_without(name: str, other: str) -> None:
@@ -142,6 +150,12 @@ def _refuse_without(name: str, other: str) -> None:
     flags.register_multi_flags_validator(
         [name, other], lambda values: values[name] is None or values[other], f"it needs --{other}"
     )
+
+
+def _is_target(value: str | None) -> bool:
+    with contextlib.suppress(ValueError):
+        return value is None or bool(Target.parse(value))
+    return False
 
 
 def _is_text(value: str) -> bool:

@@ -25,7 +25,7 @@ from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.session_config import lower_priority, make_server_config, make_session_config
 from runtime.model.function import Model
 from runtime.model.variables import make_constants, make_variables
-from runtime.monitoring.evaluation import ModelTest, build_evaluation, build_placeholders
+from runtime.monitoring.evaluation import ModelTest, Target, build_evaluation, build_placeholders
 from runtime.saving.checkpoints import find_last_step
 from runtime.saving.export import check_export_dir, check_serving
 from runtime.saving.result import Goal
@@ -52,7 +52,10 @@ class Member:
         self.is_evaluator = task.job_name == "evaluator"
         of_mode: dict[str, Any] = {name: values[name].value for name in Mode._fields}
         self.mode = Mode(**of_mode)
-        self.goal = Goal(values.train_steps, values.stop_at_accuracy)
+        self.target = Target.parse(values.stop_at) if values.stop_at else None
+        if values.stop_at_accuracy is not None:
+            self.target = Target("accuracy", values.stop_at_accuracy)
+        self.goal = Goal(values.train_steps, self.target)
         self.timeouts = Timeouts(values.startup_timeout_secs, values.recovery_timeout_secs)
 
     @classmethod
@@ -147,6 +150,11 @@ class Member:
         model = Model(
             files, signature, self.flags.seed, stream, mode.may_have_tables, is_stepwise=mode.local_steps == 1
         )
+        if self.target and self.target.name not in (*model.test.metrics, "loss"):
+            found = ", ".join([*model.test.metrics, "loss"])
+            raise UnusableError(
+                f"training cannot stop at {self.target}: the model has no metric {self.target.name}, but {found}"
+            )
         if self.is_evaluator:
             return model
         for function, names in USERS.items():
@@ -174,8 +182,9 @@ class Member:
     @property
     def agreed_flags(self) -> dict[str, object]:
         """The flags that all workers must be given alike."""
-        names = ["batch_size", "ps_strategy", "partition_bytes", "seed", "stop_at_accuracy", "replication", "sharding"]
-        return {name: self.flags[name].value for name in (*users_flags(), *Mode._fields, *names)}
+        names = ["batch_size", "ps_strategy", "partition_bytes", "seed", "replication", "sharding"]
+        values = {name: self.flags[name].value for name in (*users_flags(), *Mode._fields, *names)}
+        return {**values, "stop_at": self.target and str(self.target)}
 
 
 def choose_task(values: flags.FlagValues) -> Task:

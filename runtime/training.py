@@ -95,9 +95,7 @@ class Training:
             if not task.is_chief
             else [
                 # First: the others must hear that they shall stop before the chief waits for them.
-                EvaluationHook(
-                    task, self._test, me.folder, roll_call, flags.eval_every_secs, flags.stop_at_accuracy, is_done
-                ),
+                EvaluationHook(task, self._test, me.folder, roll_call, flags.eval_every_secs, me.target, is_done),
                 WaitForWorkersHook(roll_call, task, flags.recovery_timeout_secs),
                 self._checkpoints,  # when nobody changes the model any more
             ]
@@ -108,7 +106,7 @@ class Training:
             *updates.hooks,
             *profile_hooks,
             StopAtStepHook(task, self.scaffold, updates.global_step, flags.train_steps, is_done),
-            StopWithChiefHook(task, roll_call, flags.stop_at_accuracy),
+            StopWithChiefHook(task, roll_call, me.target is not None),
             self._progress,
             SummaryHook(task, updates, graph.batches.inputs, me.folder, flags.log_every_secs),
             AbandonSessionHook(task, me.watch, roll_call),

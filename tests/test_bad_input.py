@@ -76,6 +76,8 @@ def assert_refused(tmp_path):
         ([*WORKER, "--train_step=5"], "Unknown command line flag 'train_step'. Did you mean: train_steps ?"),
         ([*WORKER, "--stop_at_accuracy=0.9"], "it needs --eval_every_secs"),
         ([*WORKER, "--stop_at_accuracy=97"], "flag --stop_at_accuracy=97"),
+        ([*WORKER, "--stop_at=0.9", "--eval_every_secs=1"], "it must be NAME:VALUE"),
+        ([*WORKER, "--stop_at=auc:good", "--eval_every_secs=1"], "it must be NAME:VALUE"),
         (["--job_name=evaluator"], "the evaluator needs --train_dir"),
         ([*WORKER, "--export_dir=out[1]"], "--export_dir out[1] has one of the characters * ? [ ] \\ in its path"),
         ([*WORKER, "--stop_timeout_secs=0"], "flag --stop_timeout_secs=0"),

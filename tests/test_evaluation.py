@@ -27,6 +27,7 @@ from runtime.monitoring.evaluation import (
     EvaluationLog,
     Measures,
     ModelTest,
+    Target,
     build_evaluation,
     build_placeholders,
 )
@@ -90,25 +91,39 @@ def test_an_evaluation_that_cannot_be_written_is_written_with_the_next_one(tmp_p
     assert [line["global_step"] for line in log.read()] == [40, 50]
 
 
+GOAL = Target("accuracy", 0.9)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "is_reached"),
+    [("accuracy:0.9", 0.9, True), ("accuracy:0.9", 0.8, False), ("loss:<0.1", 0.1, True), ("loss:<0.1", 0.2, False)],
+)
+def test_a_target_is_a_floor_or_a_ceiling(text, value, is_reached):
+    target = Target.parse(text)
+    assert target.is_reached(value) == is_reached
+    assert str(target) == text
+
+
 @pytest.mark.parametrize(
     ("result", "finished"),
     [
-        ('{"global_step": 100, "reached_accuracy": null}', True),
-        ('{"global_step": 99, "reached_accuracy": 0.8}', False),
-        ('{"global_step": 99, "reached_accuracy": 0.9}', True),
+        ('{"global_step": 100, "reached": null}', True),
+        ('{"global_step": 99, "reached": "accuracy:0.8"}', False),
+        ('{"global_step": 99, "reached": "accuracy:0.9"}', True),
+        ('{"global_step": 99, "reached": "loss:<0.9"}', False),
         ('{"global_step": 99}', False),
         ("", False),
     ],
 )
 def test_a_run_is_finished_when_its_result_has_reached_the_goal(tmp_path, leave_checkpoint, result, finished):
     (tmp_path / "result.json").write_text(result)
-    goal = Goal(train_steps=100, test_accuracy=0.9)
+    goal = Goal(train_steps=100, target=GOAL)
     global_step = json.loads(result or '{"global_step": 100}')["global_step"]
     leave_checkpoint(global_step)
     assert is_finished(RunFolder(tmp_path), goal) == finished
     leave_checkpoint(global_step - 1)
     assert not is_finished(RunFolder(tmp_path), goal), "its model could not be saved, or another run has begun"
-    assert not is_finished(RunFolder(""), Goal(100, 0.9)), "without a folder, nobody knows"
+    assert not is_finished(RunFolder(""), Goal(100, GOAL)), "without a folder, nobody knows"
 
 
 def test_an_evaluator_that_is_started_again_waits_as_long_as_one_that_was_not(tmp_path, leave_checkpoint):
@@ -135,7 +150,7 @@ def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers, las
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
         hook = EvaluationHook(
-            CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9, is_done=is_not_done
+            CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, target=Target("accuracy", 0.9), is_done=is_not_done
         )
         for is_said in (False, True):
             if is_said:
@@ -157,7 +172,7 @@ def test_a_worker_that_comes_after_the_chief_has_stopped_takes_no_step(local_ser
         roll_calls[0].say(session, word)
     with servers.worker_session(1, graphs[1]) as session:
         coord = tf.train.Coordinator()
-        hook = StopWithChiefHook(servers.task("worker", 1), roll_calls[1], stop_at_accuracy=0.9)
+        hook = StopWithChiefHook(servers.task("worker", 1), roll_calls[1], has_target=True)
         hook.after_create_session(session, coord)
         assert coord.should_stop() == is_over
         coord.request_stop()
@@ -172,7 +187,7 @@ def test_any_accuracy_reaches_the_goal_of_0(local_servers):
     with servers.worker_session(0, graph) as session:
         session.run(initialize)
         hook = EvaluationHook(
-            CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.0, is_done=is_not_done
+            CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, target=Target("accuracy", 0.0), is_done=is_not_done
         )
         hook.after_create_session(session, tf.train.Coordinator())
         context = tf.train.SessionRunContext(None, session)
@@ -470,7 +485,7 @@ def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers)
         roll_call = RollCall(servers.task("worker", 0))
         initializer = tf.train.create_global_step().initializer
     hook = EvaluationHook(
-        CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, stop_at_accuracy=0.9, is_done=is_not_done
+        CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, target=Target("accuracy", 0.9), is_done=is_not_done
     )
     hook._has_reached = True
     with servers.worker_session(0, graph) as session:
@@ -487,7 +502,7 @@ def test_an_evaluation_of_a_model_that_was_lost_meanwhile_does_not_end_training(
         roll_call = RollCall(servers.task("worker", 0))
         initializer = tf.train.create_global_step().initializer
     hook = EvaluationHook(
-        CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9, is_done=is_not_done
+        CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, target=Target("accuracy", 0.9), is_done=is_not_done
     )
     hook._has_reached = False
     coord = tf.train.Coordinator()
@@ -512,7 +527,13 @@ def test_an_evaluation_that_fails_is_said_and_the_next_one_counts(local_servers,
         return MEASURES
 
     hook = EvaluationHook(
-        CHIEF, FixedTest(evaluate), NOWHERE, roll_call, every_secs=0.1, stop_at_accuracy=0.9, is_done=is_not_done
+        CHIEF,
+        FixedTest(evaluate),
+        NOWHERE,
+        roll_call,
+        every_secs=0.1,
+        target=Target("accuracy", 0.9),
+        is_done=is_not_done,
     )
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
@@ -539,7 +560,7 @@ def test_a_worker_that_did_not_hear_the_chief_once_listens_on(local_servers, cap
 
     with servers.worker_session(0, graphs[0]) as session, servers.worker_session(1, graphs[1]) as other_session:
         chief.say(session, TRAINING)
-        hook = StopWithChiefHook(servers.task("worker", 1), worker, stop_at_accuracy=0.9)
+        hook = StopWithChiefHook(servers.task("worker", 1), worker, has_target=True)
         coord = tf.train.Coordinator()
         hook.after_create_session(other_session, coord)
         worker.listen = fail_once

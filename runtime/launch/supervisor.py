@@ -24,7 +24,7 @@ LEAVE_SECS = 15.0  # how long tasks may take to end after the chief has
 MARGIN_SECS = 7.0  # a ps that was told to stop leaves 2 s after the chief, at the latest
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED = re.compile(r"error: (ps|worker) (\d+) has ended: ")  # says a task that ends because of another one
-REACHED = re.compile("--?(train_steps|stop_at_accuracy)(=.*)?")  # flags that would end a run that trains on
+REACHED = re.compile("--?(train_steps|stop_at|stop_at_accuracy)(=.*)?")  # flags that would end a run that trains on
 
 
 class GivenUpError(Exception):

@@ -64,6 +64,33 @@ def describe(scalars: Mapping[str, float]) -> str:
     return f"test {name} {value:.4f}" + (f" (test loss {scalars['test_loss']:.4f})" if others else "")
 
 
+class Target(NamedTuple):
+    """What is good enough: a metric, or the loss, that is as high as this; or as low."""
+
+    name: str
+    value: float
+    is_ceiling: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "Target":
+        """Return what `NAME:VALUE` says, or `NAME:<VALUE` for a ceiling.
+
+        Raises:
+          ValueError: it is neither.
+        """
+        name, _, value = text.partition(":")
+        if not name.isidentifier():
+            raise ValueError(text)
+        return cls(name, float(value.removeprefix("<")), value.startswith("<"))
+
+    def is_reached(self, value: float) -> bool:
+        """Return whether a value is good enough."""
+        return value <= self.value if self.is_ceiling else value >= self.value
+
+    def __str__(self) -> str:
+        return f"{self.name}:{'<' * self.is_ceiling}{self.value:g}"
+
+
 class EvaluationGraph(NamedTuple):
     """The part of the graph that measures the model on the examples that it is fed."""
 
@@ -230,16 +257,16 @@ class EvaluationHook(tf.train.SessionRunHook):
         folder: RunFolder,
         roll_call: RollCall,
         every_secs: float | None,
-        stop_at_accuracy: float | None,
+        target: Target | None,
         is_done: Callable[[int], bool],
     ):
-        """Evaluate every `every_secs`, or never, and stop all workers at `stop_at_accuracy`, or never.
+        """Evaluate every `every_secs`, or never, and stop all workers at `target`, or never.
 
         `is_done` tells whether an earlier run has found the model of a global step good enough.
         """
         self._task, self._test, self._roll_call = task, test, roll_call
         self._log = EvaluationLog(task, folder)
-        self._every_secs, self._stop_at_accuracy, self._is_done = every_secs, stop_at_accuracy, is_done
+        self._every_secs, self._target, self._is_done = every_secs, target, is_done
 
     def begin(self) -> None:
         events.record(EXAMPLES, checksum=self._test.checksum)
@@ -248,7 +275,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._test.check(session)
         self._thread: threading.Thread | None = None
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
-        if self._stop_at_accuracy is not None:
+        if self._target:
             last_word = self._roll_call.listen(session)[0].text  # of this task in its last life
             global_step = session.run(tf.train.get_global_step(session.graph))
             self._has_reached = last_word in (REACHED, TRAINED) or self._is_done(global_step)
@@ -270,11 +297,10 @@ class EvaluationHook(tf.train.SessionRunHook):
                 measures = self._test(session)
                 self._log.write(measures)
                 last_step = measures.global_step
-                goal = self._stop_at_accuracy
                 # The model may have been lost in the time that writing has taken.
-                self._has_reached = (
-                    goal is not None and goal <= measures.metrics["accuracy"] and not coord.should_stop()
-                )
+                target = self._target
+                is_good = target is not None and target.is_reached(measures.scalars[f"test_{target.name}"])
+                self._has_reached = is_good and not coord.should_stop()
             return self._has_reached
 
         repeat_in_session(coord, has_reached, every_secs, f"{self._task} could not evaluate the model")

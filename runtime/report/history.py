@@ -42,7 +42,7 @@ class History(NamedTuple):
     began_at: float  # seconds since 1970
     secs: float  # that it took
     events: list[Event]  # of all tasks, each with the task that it is `by`, and `secs` since the run began
-    evaluations: list[Event]  # with `secs`, `global_step`, `test_accuracy` and `test_loss`
+    evaluations: list[Event]  # with `secs`, `global_step`, `test_loss`, and the metrics as `test_NAME`
     result: Event  # as in result.json; empty if it is of an earlier run
 
     @property
@@ -92,7 +92,7 @@ def read(folder: RunFolder) -> History:
 
     events = of_run(events)
     evaluations = of_run(read_lines(folder.evaluations))
-    tests = [event for event in events if "test_accuracy" in event]
+    tests = [event for event in events if "test_loss" in event]
     evaluations += tests
     name, secs = os.path.basename(os.path.abspath(folder.path)), max(events[-1]["secs"], 1e-3) if events else 0.0
     return History(name, began_at, secs, events, evaluations, result if tests or not events else {})

@@ -45,16 +45,17 @@ def _make_figures(run: History) -> str:
         return f"<p>The run has no result: it goes on, or was ended. It came to global step {step}.</p>"
     result = run.result
     steps = f"global steps, from {run.first_step} on" if run.first_step else "global steps"
+    scalars = {name: value for name, value in result.items() if name.startswith("test_")}
     figures = {
-        "test accuracy": f"{result['test_accuracy']:.2%}",
-        "test loss": charts.format_number(result["test_loss"]),
-        steps: charts.format_number(result["global_step"]),
+        name.replace("_", " "): f"{value:.2%}" if name == "test_accuracy" else charts.format_number(value)
+        for name, value in scalars.items()
     }
+    figures[steps] = charts.format_number(result["global_step"])
     if result["train_secs"]:
         figures["of training"] = f"{result['train_secs']:.1f} s"
         figures["examples/s"] = charts.format_number(result["examples_per_sec"])
     items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
-    shown = ("test_accuracy", "test_loss", "global_step", "train_secs", "examples_per_sec")
+    shown = (*scalars, "global_step", "train_secs", "examples_per_sec")
     others = ", ".join(f"{name}: {value}" for name, value in result.items() if name not in shown and value is not None)
     return f'<dl class="figures">{items}</dl><p class="soft">{html.escape(others)}</p>'
 
@@ -66,10 +67,14 @@ def _make_curves(run: History) -> str:
         def read(entries: list[Event], name: str, axis: str = axis, start: float = start) -> list[tuple[float, float]]:
             return [(max(entry[axis] - start, 0.0), entry[name]) for entry in entries]
 
-        accuracy = {"test accuracy": read(run.evaluations, "test_accuracy")}
+        metrics = [name for entry in run.evaluations[-1:] for name in entry if name.startswith("test_")]
         losses = {"test images": read(run.evaluations, "test_loss")}
         losses |= {task: read(run.of_kind("progress", task), "loss") for task in run.tasks}
-        figures += charts.make_line_chart(f"Test accuracy by {x_name}", x_name, "accuracy", accuracy)
+        for name in metrics:
+            words = name.replace("_", " ")
+            if name != "test_loss":  # it is in the other chart
+                lines = {words: read(run.evaluations, name)}
+                figures += charts.make_line_chart(f"{words.capitalize()} by {x_name}", x_name, words[5:], lines)
         title = f"Loss by {x_name}, that of a worker on one batch"
         figures += charts.make_line_chart(title, x_name, "loss", losses)
     return f'<div class="charts">{figures}</div>' if figures else TOO_SHORT

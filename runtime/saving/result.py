@@ -13,7 +13,7 @@ from runtime.cluster.waiting import LOOK_SECS, wait_until_nothing_is_missing
 from runtime.errors import UnsavedError, UnusableError
 from runtime.files import read_json, replace_file
 from runtime.folder import RunFolder
-from runtime.monitoring.evaluation import Measures, ModelTest, describe
+from runtime.monitoring.evaluation import Measures, ModelTest, Target, describe
 from runtime.monitoring.progress import ProgressHook
 from runtime.saving.checkpoints import CheckpointHook, is_saved
 from runtime.users_files import users_flags
@@ -23,7 +23,7 @@ class Goal(NamedTuple):
     """Where training ends."""
 
     train_steps: int  # at this global step
-    test_accuracy: float | None  # or before it, when an evaluation reaches this; in [0, 1]
+    target: Target | None = None  # or before it, when an evaluation reaches this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Result:
     """One run's result; its fields are those of `result.json`."""
 
     figures: dict[str, float]  # of `Measures`, rounded: the metrics of the test, its loss, and the global step
-    reached_accuracy: float | None  # the --stop_at_accuracy that ended training, if one did
+    reached: str | None  # the `Target` that ended training, if one did
     train_secs: float | None  # from the chief's first step to its last, if this process has taken any
     examples_per_sec: float | None  # used by all workers in that time
     flags: dict[str, Any]  # of the user's files
@@ -120,7 +120,7 @@ def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progre
     names = ("optimizer", "sync_replicas", "local_steps", "replication", "sharding", "batch_size")
     return Result(
         figures={name: round(value, 6) for name, value in measures.figures.items()},
-        reached_accuracy=flags["stop_at_accuracy"] if measures.global_step < flags["train_steps"] else None,
+        reached=flags["stop_at"] if measures.global_step < flags["train_steps"] else None,
         train_secs=round(progress.train_secs, 3) or None,
         examples_per_sec=round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else None,
         num_ps=len(task.ps_hosts),
@@ -137,8 +137,10 @@ def is_finished(folder: RunFolder, goal: Goal) -> bool:
     A result does not count if the model could not be saved, or was removed: then training may begin again.
     """
     result = read_json(folder.result)
-    global_step, reached_accuracy = result.get("global_step", -1), result.get("reached_accuracy") or 0.0
-    is_good = goal.test_accuracy is not None and reached_accuracy >= goal.test_accuracy
+    global_step, is_good = result.get("global_step", -1), False
+    if goal.target and result.get("reached"):
+        name, value, is_ceiling = Target.parse(result["reached"])
+        is_good = (name, is_ceiling) == (goal.target.name, goal.target.is_ceiling) and goal.target.is_reached(value)
     return (global_step >= goal.train_steps or is_good) and is_saved(folder, global_step)
 
 

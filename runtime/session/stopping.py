@@ -74,10 +74,10 @@ class StopWithChiefHook(tf.train.SessionRunHook):
     after `LAST_STEP_SECS`: a worker other than the chief has nothing left to do. The thread ends with its session.
     """
 
-    def __init__(self, task: Task, roll_call: RollCall, stop_at_accuracy: float | None):
-        """Listen to the chief if there is such an accuracy, and if `task` is not the chief itself."""
+    def __init__(self, task: Task, roll_call: RollCall, has_target: bool):
+        """Listen to the chief if there is a `Target`, and if `task` is not the chief itself."""
         self._task, self._roll_call = task, roll_call
-        self._listens = stop_at_accuracy is not None and not task.is_chief
+        self._listens = has_target and not task.is_chief
         self._shall_stop = self._has_stopped = False
         self._thread: threading.Thread | None = None
 
