@@ -32,7 +32,7 @@ from runtime.saving.result import evaluate_and_save, is_of_finished_run, keep_tr
 from runtime.session.attendance import RollCallHook, WaitForWorkersHook
 from runtime.session.scaffold import InputHook, Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
-from runtime.tables import Lookups, TableReader
+from runtime.tables import Lookups, Parameters, TableReader
 from runtime.updates import placement
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
@@ -119,19 +119,27 @@ class Training:
         model, packing = self._graph.model, self._graph.packing
         columns = build_placeholders(examples)
         dense = packing.evaluated.fetch(Lookups({}, []))
-        rows = packing.of_tables.fetch(model.build_test_lookups(columns)) if packing.tables else {}
+        lookups = model.build_test_lookups(columns)
         self._readers = {name: TableReader(table) for name, table in packing.tables.items()}
-        return ModelTest(build_evaluation(model, dense, rows, columns, self._me.batch_size), examples)
+        batch_size, samples = self._me.batch_size, lookups.samples
+        return ModelTest(
+            build_evaluation(model, dense, self._fetch_rows(lookups), columns, batch_size, samples), examples
+        )
 
     def _build_summaries(self) -> None:
         """Build the chief's summaries, of one batch of each run in which they are written."""
         graph, model = self._graph, self._graph.model
         columns = graph.batches.columns(graph.batches.inputs[-1])
         fetched = graph.packing.fetch(model.build_lookups(columns))
-        means = model.build_measures(fetched, columns).means
-        users = model.build_summaries(fetched, columns)
+        tested, shown = model.build_test_lookups(columns), model.build_summary_lookups(columns)
+        means = model.build_measures({**fetched, **self._fetch_rows(tested)}, columns, tested.samples).means
+        users = model.build_summaries({**fetched, **self._fetch_rows(shown)}, columns, shown.samples)
         schedule = self._me.mode.make_schedule(model.own)
         summaries.build(graph.updates, graph.packing, fetched, means, users, schedule)
+
+    def _fetch_rows(self, lookups: Lookups) -> Parameters:
+        """Build the rows of tables, as they are now, that something else than training needs."""
+        return self._graph.packing.of_tables.fetch(lookups) if lookups.ids else {}
 
     def _read_model(self, session: tf.Session, measures: Measures) -> dict[str, Any]:
         """Return the values of all variables of the model, by name."""

@@ -380,11 +380,14 @@ def test_a_checkpoint_of_three_ps_restores_into_any_number_of_them(servers_of, t
 @pytest.mark.parametrize("sync_replicas", [False, True])
 def test_a_table_may_be_looked_up_twice(servers_of, sync_replicas, num_ps):
     mode, expected = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), Reference("adagrad")
-    worker = Worker(servers_of(num_ps, 1), 0, mode, num_firsts=1)
-    run_together([worker])
-    for ids in [*make_ids(0, mode.num_batches)] * NUM_RUNS:
-        expected.apply([expected.gradient(ids)], ids)
-    expected.assert_equals(worker.read())
+    num_workers = 1 + sync_replicas
+    servers = servers_of(num_ps, num_workers)
+    workers = [Worker(servers, index, mode, num_firsts=1) for index in range(num_workers)]
+    run_together(workers)
+    batches = [make_ids(worker, mode.num_batches) for worker in range(num_workers)]
+    for of_workers in [*zip(*batches, strict=True)] * NUM_RUNS:
+        expected.apply([expected.gradient(ids) for ids in of_workers], np.concatenate(of_workers))
+    expected.assert_equals(workers[0].read())
 
 
 def train_alone(servers, model, mode):
@@ -429,15 +432,49 @@ def sum_up(logits, labels):
 
 @pytest.mark.parametrize("num_ps", [1, 3])
 @pytest.mark.parametrize("sync_replicas", [False, True])
-def test_the_loss_uses_the_random_rows_that_were_fetched_for_it(servers_of, sync_replicas, num_ps):
+def test_the_loss_uses_the_random_rows_that_were_fetched_for_it(local_servers, sync_replicas, num_ps):
     model, mode = make_model(build_sampled_logits, sum_up, IDS), make_mode(optimizer="sgd", learning_rate=1.0)
     assert model.tables == ["table"]
     mode = mode._replace(sync_replicas=sync_replicas)
-    lowered = train_alone(servers_of(num_ps, 1), model, mode)
+    lowered = train_alone(local_servers(num_ps, 1), model, mode)  # a row has another size there
     counts = np.diag(lowered)
     np.testing.assert_array_equal(lowered, np.diag(counts))
     assert counts.sum() == SAMPLES * mode.num_batches
     assert not (counts % mode.num_batches == 0).all(), "each exchange draws its own"
+
+
+def check_sampled(ids, is_training):
+    """Build 0 if what is looked up are the rows of the random numbers, and of other ones in a test and a summary."""
+    table = tf.get_variable("table", [ROWS, DIM], initializer=tf.constant_initializer(FIRST_ROWS))
+    for number in range(1 if is_training else 2):
+        sampled = tf.random_uniform([SAMPLES], 0, ROWS, tf.int64)
+        error = tf.reduce_sum(tf.abs(tf.nn.embedding_lookup(table, sampled) - tf.gather(FIRST_ROWS, sampled)))
+        tf.summary.scalar(f"error_{number}", error)
+    if is_training:
+        other = tf.get_variable("other", [ROWS, DIM], initializer=tf.zeros_initializer())
+        error += tf.reduce_sum(tf.nn.embedding_lookup(other, ids))
+    return error
+
+
+def test_tests_and_summaries_use_the_random_rows_that_were_fetched_for_them_and_so_do_whole_tables(graph):
+    model = make_model(check_sampled, sum_up, IDS)
+    assert sorted(model.tables) == ["other", "table"]
+    tf.train.create_global_step()
+    variables, columns = make_variables(model.training, model.tables, num_slices=3), [tf.zeros([4, 3], tf.int32)]
+    packing = Packing(variables)
+    tested, shown = model.build_test_lookups(columns), model.build_summary_lookups(columns)
+    whole = {name: tf.concat(table.slices, axis=0) for name, table in variables.items()}
+    losses = [
+        model.build_measures(packing.fetch(tested), columns, tested.samples).loss,
+        model.build_measures(whole, columns).loss,
+    ]
+    summaries = model.build_summaries(packing.fetch(shown), columns, shown.samples)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(3):
+            found, (shown_error,) = session.run([losses, summaries])
+            assert found == [0, 0]
+            assert tf.Summary.FromString(shown_error).value[0].simple_value == 0
 
 
 def test_local_steps_take_no_random_rows_in_advance():
@@ -453,9 +490,13 @@ def look_up_in_parts(ids):
     return tf.nn.embedding_lookup(table, ids)
 
 
-def look_up_in_a_loop(ids):
-    table = get_table()
+def look_up_in_a_loop(ids, table=None):
+    table = get_table() if table is None else table
     return tf.map_fn(lambda of_example: tf.nn.embedding_lookup(table, of_example), ids, tf.float32)
+
+
+def look_up_in_a_loop_as_a_whole(ids):
+    return look_up_in_a_loop(ids, tf.identity(get_table()))
 
 
 def look_up_and_multiply(ids):
@@ -480,7 +521,7 @@ def look_up_what_a_table_says(ids):
         (lambda ids: tf.gather(get_table(), tf.cast(ids, tf.int64)), ["table"]),
         (lambda ids: tf.gather(tf.Variable(tf.zeros([ROWS, DIM]), name="table"), ids), ["table"]),
         (look_up_in_parts, ["table"]),
-        (look_up_in_a_loop, []),
+        (look_up_in_a_loop_as_a_whole, []),
         (look_up_and_multiply, []),
         (look_up_what_a_parameter_says, []),
         (look_up_what_a_table_says, []),
@@ -492,6 +533,13 @@ def test_a_variable_in_which_rows_are_looked_up_and_nothing_else_is_a_table(look
     model = make_model(lambda ids, is_training: look_up(ids), sum_up, IDS)
     assert model.tables == tables
     assert not set(model.tables) & set(model.parameters)
+
+
+def test_a_lookup_in_a_loop_is_refused_with_a_remedy():
+    with pytest.raises(
+        UnusableError, match=r"^model\.py: .*a loop or a branch looks up rows .* give it tf\.identity\("
+    ):
+        make_model(lambda ids, is_training: look_up_in_a_loop(ids), sum_up, IDS)
 
 
 def test_a_test_that_needs_all_of_a_variable_makes_it_no_table():

@@ -30,6 +30,7 @@ class Computation:
         ids = [op.inputs[1] for _, op in self._gathers]
         samples = [output for op in find_ancestors([i.op for i in ids]) if is_random(op) for output in op.outputs]
         rows = [op.outputs[0] for _, op in self._gathers]
+        self._is_random = bool(samples)
         self._choices = Template(made.graph, [*ids, *samples], made.columns)
         self._ids = Template(made.graph, ids, [*made.columns, *samples])
         self._outputs = Template(made.graph, outputs, [*made.columns, *samples, *rows], kept)
@@ -58,7 +59,12 @@ class Computation:
         samples: Sequence[tf.Tensor] = (),
         stream: object = None,
     ) -> tuple[list[Any], list[tuple[str, tf.Tensor]]]:
-        """Build the outputs, and for each lookup its table and the places of its ids among the rows that are there."""
+        """Build the outputs, and for each lookup its table and the places of its ids among the rows that are there.
+
+        Without `samples`, random rows are chosen here: of whole tables, or none would be there.
+        """
+        if self._is_random and not samples:
+            samples = self.build_lookups(columns, stream).samples
         values = {name: value for name, value in parameters.items() if not isinstance(value, Rows)}
         if self._outputs.needs(GLOBAL_STEP):
             values[GLOBAL_STEP] = build_global_step()
@@ -292,9 +298,11 @@ class Model:
         self._num_reset = len(kept)
         return Computation(made, outputs, self.tables, kept)
 
-    def build_measures(self, parameters: Parameters, columns: Sequence[tf.Tensor]) -> Measured:
-        """Build what the model says of some examples, as in a test."""
-        results = iter(self._test.build(columns, {**self.constants, **parameters}, "measures")[0])
+    def build_measures(
+        self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()
+    ) -> Measured:
+        """Build what the model says of some examples, as in a test; `samples` chose the rows in `parameters`."""
+        results = iter(self._test.build(columns, {**self.constants, **parameters}, "measures", samples)[0])
         loss = next(results)
         means = {name: next(results) for name in self._means}
         updates = {name: next(results) for name in self._pairs}
@@ -318,13 +326,13 @@ class Model:
                 logging.warning("%s: no summary of a whole table is written", self._files.place_of(summary))
         return Computation(made, self.summaries, self.tables)
 
-    def build_summaries(self, parameters: Parameters, columns: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Build the user's summaries of a batch."""
-        return (
-            self._summaries.build(columns, {**self.constants, **parameters}, "summaries", stream=self._stream)[0]
-            if self.summaries
-            else []
-        )
+    def build_summaries(
+        self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
+        """Build the user's summaries of a batch; `samples` chose the rows in `parameters`."""
+        values = {**self.constants, **parameters}
+        results, _ = self._summaries.build(columns, values, "summaries", samples, self._stream)
+        return results
 
     def build_lookup_tables(self) -> None:
         """Build what initialises the lookup tables of the user, as `tf.tables_initializer()` runs it."""
@@ -363,6 +371,10 @@ class Model:
     def build_test_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
         """Build which rows of the tables a test of some examples needs."""
         return self._test.build_lookups(columns)
+
+    def build_summary_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
+        """Build which rows of the tables the user's summaries of a batch need."""
+        return self._summaries.build_lookups(columns, self._stream)
 
 
 def build_global_step() -> tf.Tensor:

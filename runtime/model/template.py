@@ -68,7 +68,7 @@ class Template:
                     axis.attr["dtype"].type = tf.int32.as_datatype_enum
                     axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0))
             elif _holds_state(op) and op.name not in kept_handles:
-                raise UnusableError(f"{find_place_of(op)}: {_refusal(op)}")
+                raise UnusableError(f"{find_place_of(op) or 'model.py'}: {_refusal(op)}")
             befores = [before for before in op.control_inputs if not _changes_state(before, kept_handles)]
             del node.input[len(node.input) - len(op.control_inputs) :]
             node.input.extend(f"^{before.name}" for before in befores)
@@ -186,7 +186,7 @@ def _take_value(op: tf.Operation, node: tf.NodeDef) -> list[tf.Tensor]:
         node.attr["T"].type = op.inputs[0].op.get_attr("dtype").as_datatype_enum
         node.attr["out_type"].CopyFrom(attributes["out_type"])
     else:
-        raise UnusableError(f"{find_place_of(op)}: {_refusal(op)}")
+        raise UnusableError(f"{find_place_of(op) or 'model.py'}: {_refusal(op)}")
     return []
 
 

@@ -108,7 +108,12 @@ def build_placeholders(examples: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def build_evaluation(
-    model: Model, dense: Parameters, rows: Parameters, columns: Sequence[tf.Tensor], batch_size: int
+    model: Model,
+    dense: Parameters,
+    rows: Parameters,
+    columns: Sequence[tf.Tensor],
+    batch_size: int,
+    samples: Sequence[tf.Tensor] = (),
 ) -> EvaluationGraph:
     """Build what measures `model`.
 
@@ -118,9 +123,10 @@ def build_evaluation(
       rows: those of its tables that the examples need.
       columns: placeholders of examples.
       batch_size: how many are measured at once, since a model may take no other number.
+      samples: the random numbers that chose some of `rows`.
     """
     num_classes = model.test.logits.shape[-1] if model.test.is_of_classes else None
-    measured = model.build_measures({**dense, **rows}, columns)
+    measured = model.build_measures({**dense, **rows}, columns, samples)
     ids = [of_table.ids for of_table in rows.values() if isinstance(of_table, Rows)]
     return EvaluationGraph(dense, columns, ids, measured, num_classes, batch_size)
 

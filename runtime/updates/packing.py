@@ -99,8 +99,13 @@ class Packing:
 
     def select(self, wanted: Sequence[Lookups]) -> list[Selection]:
         """Build the selections of several exchanges, and send each ps its part of all in one message."""
+        nothing = tf.zeros([0], tf.int64)
         selections = [
-            Selection([choose_rows(n, table.num_rows, ids[n]) for n, table in self.tables.items()], [], samples)
+            Selection(
+                [choose_rows(name, table.num_rows, ids.get(name, nothing)) for name, table in self.tables.items()],
+                [],
+                samples,
+            )
             for ids, samples in wanted
         ]
         split = [
