@@ -42,7 +42,9 @@ from tests.models import make_model
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
 EVALUATOR = Task("evaluator", 0, ("a:1",), ("b:2",))
 NOWHERE = RunFolder("")
-MEASURES = Measures(loss=0.25, metrics={"accuracy": 0.9375}, global_step=40, parameters={}, find_mistakes=dict)
+MEASURES = Measures(
+    loss=0.25, metrics={"accuracy": 0.9375}, global_step=40, parameters={}, find_mistakes=lambda spec: {}
+)
 
 
 class FixedTest:
@@ -373,7 +375,7 @@ def test_a_model_that_is_no_classifier_is_measured_and_makes_no_mistakes(graph):
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         measures = test(session)
-    assert (measures.loss, measures.metrics, measures.find_mistakes()) == (5, {}, {})
+    assert (measures.loss, measures.metrics, measures.find_mistakes(spec)) == (5, {}, {})
     assert str(measures) == "test loss 5.0000"
 
 
@@ -394,7 +396,8 @@ def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(tmp_path,
             return self.texts[index]
 
     examples = Examples(np.zeros([1, 2], np.float32), np.array([1]))
-    find = functools.partial(find_mistakes, [guess(np.array([[1.0, 0.0]], np.float32))], examples, 2)
+    guesses = [guess(np.array([[1.0, 0.0]], np.float32))]
+    find = functools.partial(find_mistakes, guesses, examples.labels, examples, 2)
 
     def run_out_of_memory(_):
         raise MemoryError("Unable to allocate 3 GiB")
@@ -420,7 +423,8 @@ def test_what_show_and_name_return_is_recorded_as_text():
             return np.int64(label)
 
     batches = [guess(np.array([[1.0, 0.0]], np.float32))]
-    found = find_mistakes(batches, Examples(np.array([[7]]), np.array([1])), 2, None)
+    examples = Examples(np.array([[7]]), np.array([1]))
+    found = find_mistakes(batches, examples.labels, examples, 2, None)
     assert json.loads(json.dumps(found))["mistakes"] == [
         {"index": 0, "label": "1", "guess": "0", "probability": 0.7311, "text": "[7]"}
     ]
