@@ -34,6 +34,9 @@ TESTED = {
 }
 
 
+ONE_GUESS, NO_LABEL = [Guesses(np.array([1]), np.ones(1))], np.array([0])
+
+
 def progress(step, local_step):
     return {"loss": 1 / step, "examples_per_sec": 10 * step, "global_step": step, "local_step": local_step}
 
@@ -310,7 +313,8 @@ def test_the_confusion_matrix_and_the_worst_mistakes():
     logits = np.log(np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]], np.float32))
     images = np.arange(8, dtype=np.uint8).reshape(4, 2)
     spec = tf.TensorSpec([1, 2], tf.uint8)
-    found = find_mistakes([guess(logits[:3]), guess(logits[3:])], (images, np.array([0, 1, 1, 1], np.uint8)), 2, spec)
+    labels = np.array([0, 1, 1, 1], np.uint8)
+    found = find_mistakes([guess(logits[:3]), guess(logits[3:])], labels, (images, labels), 2, spec)
     assert found["confusion"] == [[1, 0], [2, 1]]
     assert [(m["index"], m["label"], m["guess"], m["probability"]) for m in found["mistakes"]] == [
         (2, "1", "0", 0.8),
@@ -326,7 +330,7 @@ def test_many_classes_are_told_by_the_pairs_that_are_most_often_confused(train_d
     classes = np.where(labels % 2, labels, 99_999)
     classes[labels == 98] = [99_998, 99_998, 98]
     batches = [Guesses(classes, np.full(300, 0.5, np.float32))]
-    found = find_mistakes(batches, (np.zeros([300, 2], np.uint8), labels), 100_000, None)
+    found = find_mistakes(batches, labels, (np.zeros([300, 2], np.uint8), labels), 100_000, None)
     assert len(found["confused"]) == 20
     assert found["confused"][0] == ["0", "99999", 3]
     assert len(json.dumps(found)) < 5000
@@ -340,7 +344,7 @@ def test_many_classes_are_told_by_the_pairs_that_are_most_often_confused(train_d
 
 @pytest.mark.parametrize("num_classes", [50, 51])
 def test_a_confusion_matrix_has_a_size_that_can_be_read(num_classes):
-    found = find_mistakes([Guesses(np.array([1]), np.ones(1))], (np.zeros([1, 2]), np.array([0])), num_classes, None)
+    found = find_mistakes(ONE_GUESS, NO_LABEL, (np.zeros([1, 2]), NO_LABEL), num_classes, None)
     assert ("confusion" in found, "confused" in found) == (num_classes == 50, num_classes == 51)
 
 
@@ -360,7 +364,7 @@ def test_only_what_input_calls_a_picture_is_drawn(train_dir, spec, mode):
     size = 24 if isinstance(spec, dict) else spec.shape.num_elements()
     dtype = np.uint8 if isinstance(spec, dict) else spec.dtype.as_numpy_dtype
     inputs = np.arange(size).astype(dtype)[None]
-    found = find_mistakes([Guesses(np.array([1]), np.ones(1))], (inputs, np.array([0])), 2, spec)
+    found = find_mistakes(ONE_GUESS, NO_LABEL, (inputs, NO_LABEL), 2, spec)
     write(train_dir, {"worker-0": [(27, "tested", {**TESTED_FIGURES, **found})]})
     assert report.write(RunFolder(train_dir))
     page = (train_dir / "report.html").read_text()
