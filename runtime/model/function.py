@@ -12,8 +12,8 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.errors import UnusableError
-from runtime.model.template import Template, control_flow_v2
-from runtime.model.trace import CHANGES, Trace, build_total_loss, find_ancestors, trace, traced_as_users_expect
+from runtime.model.template import Template, control_flow_v2, find_ancestors
+from runtime.model.trace import CHANGES, Trace, build_total_loss, trace, traced_as_users_expect
 from runtime.tables import Lookups, Parameters, Rows, add_rows, find_places
 from runtime.users_files import Files
 
@@ -135,14 +135,15 @@ class Model:
             place, names = files.place_of(self.test.variables[min(unknown)]), ", ".join(sorted(unknown))
             raise UnusableError(f"{place}: {names} is not made for training: make it always")
         total = build_total_loss(made)
-        trainable = [v.op.name for v in made.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)]
+        of_graph = made.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
+        trainable = [v.op.name for v in of_graph if v.op.name in made.variables]
         self.tables = [name for name in trainable if self._is_table(name, total, is_stepwise)]
         if self.tables and not may_have_tables(self.own):
             logging.warning(
                 "%s: sent as a whole, since only plain SGD takes local steps on rows", ", ".join(self.tables)
             )
             self.tables = []
-        self._find_gradients(total, [name for name in trainable if name in made.variables])
+        self._find_gradients(total, trainable)
         self._find_changes(total)
         self.frozen = [n for n in made.variables if n not in {*self.parameters, *self.tables, *self.state}]
         gradients = [self._gradients[name] for name in self.parameters]
@@ -168,7 +169,9 @@ class Model:
         for made, results in ((self.training, [total]), (self.test, [self.test.loss, *_flat(self.test.metrics)])):
             if name not in made.variables:
                 continue
-            needed = find_ancestors([tensor.op for tensor in [*results, *_flat(made.logits)]])
+            results += [*_flat(made.logits), *_flat(made.predictions)]
+            results += made.graph.get_collection(tf.GraphKeys.UPDATE_OPS)
+            needed = find_ancestors([getattr(result, "op", result) for result in results])
             uses = [op for op in made.variables[name].handle.consumers() if op in needed]
             if any(op.type != "ResourceGather" or op.get_attr("batch_dims") for op in uses):
                 return False

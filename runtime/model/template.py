@@ -16,6 +16,7 @@ from runtime.errors import UnusableError
 from runtime.users_files import find_place_of, note_copy
 
 LOOKUP_TABLES = ("HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2")
+NEW_VALUES = {"AssignVariableOp": "Identity", "AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 OF_ONE_RUN = ("TensorArrayV3", "StackV2")  # each copy has its own
 _numbers = itertools.count(1)
 
@@ -49,7 +50,8 @@ class Template:
         kept_handles = {variable.handle.op.name for variable in kept}
         self._definition = tf.GraphDef(versions=graph.graph_def_versions)
         self._names: set[str] = set()  # of the tensors that the copied nodes take
-        todo = [_op_of(output) for output in outputs if getattr(output, "name", "") not in self._given]
+        self._users: dict[str, tf.Operation] = {}  # by the name of a variable: an op that takes its value
+        todo = [*dict.fromkeys(_op_of(output) for output in outputs if output.name not in self._given)]
         seen = set(todo)
         while todo:
             op = todo.pop()
@@ -59,7 +61,8 @@ class Template:
             inputs = [*op.inputs]
             handles = [tensor for tensor in inputs if _is_handle(tensor) and tensor.op.name not in kept_handles]
             if handles:
-                _take_value(op, node)
+                inputs += _take_value(op, node)
+                self._users.update({handle.op.name: op for handle in handles})
                 if op.type == "ResourceGather":
                     axis = self._definition.node.add(name=f"{op.name}/axis", op="Const")
                     axis.attr["dtype"].type = tf.int32.as_datatype_enum
@@ -80,7 +83,7 @@ class Template:
 
     def needs(self, name: str) -> bool:
         """Return whether a copy needs the value of the variable of that name."""
-        return f"{name}:0" in self._names
+        return name in self._users
 
     def has(self, op_types: Sequence[str]) -> bool:
         """Return whether there is an op of one of these types."""
@@ -103,6 +106,9 @@ class Template:
         """
         replaced = dict(zip(self._given, given, strict=True))
         replaced |= {f"{variable}:0": value for variable, value in values.items()}
+        for variable, op in self._users.items():
+            if f"{variable}:0" not in replaced:
+                raise UnusableError(f"{find_place_of(op)}: variable {variable} is in no collection of global variables")
         number = next(_numbers)
         definition = self._definition
         if stream is not None or definition.library.function:  # else it can be imported as it is
@@ -146,8 +152,10 @@ def _clean(node: tf.NodeDef) -> None:
         node.attr["shared_name"].s = f"lookup_table_{node.name}".encode()
 
 
-def _take_value(op: tf.Operation, node: tf.NodeDef) -> None:
-    """Turn an op on a variable's handle into one on its value.
+def _take_value(op: tf.Operation, node: tf.NodeDef) -> list[tf.Tensor]:
+    """Turn an op on a variable's handle into one on its value, and return what else that takes.
+
+    A read that comes after an assignment has the new value, which no variable has.
 
     Raises:
       UnusableError: it does something else with the variable.
@@ -155,13 +163,28 @@ def _take_value(op: tf.Operation, node: tf.NodeDef) -> None:
     attributes = dict(node.attr)
     node.ClearField("attr")
     if op.type == "ReadVariableOp":
-        node.op = "Identity"
         node.attr["T"].CopyFrom(attributes["dtype"])
-    elif op.type == "ResourceGather":
-        node.op = "GatherV2"
-        node.input.insert(2, f"{node.name}/axis")
+        assignments = [change for change in op.inputs[0].consumers() if change.type in NEW_VALUES]
+        is_state = len(assignments) > 1  # not only the first value is assigned
+        assignments = [*find_ancestors(op.control_inputs).intersection(assignments)] if is_state else []
+        if len(assignments) > 1:
+            raise UnusableError(
+                f"{find_place_of(op)}: {op.inputs[0].op.name} has been assigned to twice when it is read"
+            )
+        node.op = NEW_VALUES[assignments[0].type] if assignments else "Identity"
+        if assignments:
+            operand = assignments[0].inputs[1]
+            del node.input[0 if node.op == "Identity" else 1 :]
+            node.input.append(operand.name)
+            node.input.extend(f"^{before.name}" for before in op.control_inputs)
+            return [operand]
+    elif op.type in ("ResourceGather", "ResourceGatherNd"):
+        node.op = "GatherV2" if op.type == "ResourceGather" else "GatherNd"
         node.attr["Tparams"].CopyFrom(attributes["dtype"])
         node.attr["Tindices"].CopyFrom(attributes["Tindices"])
+        if op.type == "ResourceGatherNd":
+            return []
+        node.input.insert(2, f"{node.name}/axis")
         node.attr["Taxis"].type = tf.int32.as_datatype_enum
         node.attr["batch_dims"].i = attributes["batch_dims"].i
     elif op.type == "VariableShape":
@@ -170,10 +193,17 @@ def _take_value(op: tf.Operation, node: tf.NodeDef) -> None:
         node.attr["out_type"].CopyFrom(attributes["out_type"])
     else:
         raise UnusableError(f"{find_place_of(op)}: {_refusal(op)}")
+    return []
 
 
 def _refusal(op: tf.Operation) -> str:
-    return f"TensorFlow's op {op.type} ({op.name}) cannot be copied, as a model is for each step"
+    text = f"TensorFlow's op {op.type} ({op.name}) cannot be copied, as a model is for each step"
+    if _functions_of(op.node_def):
+        text += (
+            ": a loop or a branch looks up rows of a variable, or assigns to it; give it tf.identity(variable), and"
+            " assign outside, where `if is_training:` is a branch"
+        )
+    return text
 
 
 def _holds_state(op: tf.Operation) -> bool:
@@ -202,3 +232,15 @@ def _adapt(nodes: Iterable[tf.NodeDef], names: Mapping[str, str], salt: str) -> 
                 function.name = names.get(function.name, function.name)
         if salt and "seed2" in node.attr:
             node.attr["seed2"].i = zlib.crc32(f"{node.attr['seed2'].i} {salt}".encode()) % 2**31
+
+
+def find_ancestors(ops: Sequence[tf.Operation]) -> set[tf.Operation]:
+    """Return `ops` and all that must run before them."""
+    found, todo = set(ops), list(ops)
+    while todo:
+        op = todo.pop()
+        for before in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            if before not in found:
+                found.add(before)
+                todo.append(before)
+    return found

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime import environment
 from runtime.errors import UnusableError
-from runtime.model.template import control_flow_v2
+from runtime.model.template import control_flow_v2, find_ancestors
 from runtime.users_files import Files
 
 Metric = Any  # float32 [], a mean over the batch; or a pair of a value and an update, as of `tf.metrics`
@@ -75,6 +75,11 @@ def trace(files: Files, signature: Sequence[tf.TensorSpec], is_training: bool, s
             raise UnusableError(
                 f"{files.place_of(variable)}: variable {name} has the shape {variable.shape}: give it a whole one"
             )
+        if variable.constraint:
+            raise UnusableError(
+                f"{files.place_of(variable)}: variable {name} has a constraint, which nobody would apply: compute with"
+                " the constrained value instead"
+            )
     return made._replace(variables=variables)
 
 
@@ -95,12 +100,15 @@ def traced_as_users_expect(initializers: dict[str, Any]) -> Iterator[None]:
     """Let functions make variables as they always did, of which copies can be made.
 
     Loops are those of version 2, whose gradients survive a copy. A variable is one resource, whatever partitioner a
-    user has: it is split elsewhere. All that read it read one tensor, `caching_device` says; inside a loop, too, which
-    would else have the variable itself for an input.
+    user has: it is split elsewhere. What is inside of a loop or a branch reads one tensor outside, as `caching_device`
+    says; else the variable itself would be an input of the loop.
     """
+    graph = tf.get_default_graph()
 
     def get(getter: Any, name: str, *args: Any, **kwargs: Any) -> tf.Variable:
         variable = getter(name, *args, **{**kwargs, "partitioner": None})
+        losses = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
+        losses[:] = map(tf.convert_to_tensor, losses)  # what is lazy there would be another tensor for each who asks
         if callable(kwargs.get("initializer")):
             initializers[variable.op.name] = kwargs["initializer"]
         return variable
@@ -108,7 +116,11 @@ def traced_as_users_expect(initializers: dict[str, Any]) -> Iterator[None]:
     def create(next_creator: Any, **kwargs: Any) -> tf.Variable:
         is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
         kwargs |= {"use_resource": True, "caching_device": None if is_local else "/device:CPU:0"}
-        return next_creator(**kwargs)
+        variable = next_creator(**kwargs)
+        cached = variable.value()
+        variable.initialized_value = lambda: variable.initial_value
+        variable.value = lambda: variable.read_value() if tf.get_default_graph() is graph else cached
+        return variable
 
     if environment.has_dimensions:
         tf.disable_v2_tensorshape()
@@ -129,15 +141,3 @@ def build_total_loss(made: Trace) -> tf.Tensor:
     more = {loss.name: loss for key in keys for loss in made.graph.get_collection(key) if loss.op not in known}
     with made.graph.as_default():
         return tf.add_n([made.loss, *more.values()])
-
-
-def find_ancestors(ops: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """Return `ops` and all that must run before them."""
-    found, todo = set(ops), list(ops)
-    while todo:
-        op = todo.pop()
-        for before in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
-            if before not in found:
-                found.add(before)
-                todo.append(before)
-    return found

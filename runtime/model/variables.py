@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from runtime.model.function import Model, is_random
-from runtime.model.template import Template
-from runtime.model.trace import Trace, find_ancestors
+from runtime.model.template import Template, find_ancestors
+from runtime.model.trace import Trace
 from runtime.tables import TableVariable
 
 

@@ -1,0 +1,670 @@
+"""A user's model as a function: its arithmetic beside that of one plain session, and what is refused."""
+
+import itertools
+import types
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from tensorflow.python.training.moving_averages import assign_moving_average
+
+from benchmarks.testbed.processes import PROJECT
+from runtime.errors import UnusableError
+from runtime.model.function import Model
+from runtime.model.variables import make_constants, make_variables
+from runtime.tables import Rows, choose_rows, slices_of
+from runtime.users_files import Files
+
+NUM_EXAMPLES, NUM_ROWS, NUM_CLASSES = 6, 11, 3
+RANDOM = np.random.default_rng(0)
+BATCH = [
+    RANDOM.normal(size=(NUM_EXAMPLES, 4)).astype(np.float32),
+    RANDOM.integers(0, NUM_ROWS, (NUM_EXAMPLES, 3)).astype(np.int32),
+    RANDOM.integers(0, NUM_CLASSES, NUM_EXAMPLES).astype(np.int32),
+]
+DIGITS = 2.0 ** np.arange(4 * NUM_EXAMPLES, dtype=np.float32).reshape(NUM_EXAMPLES, 4)  # each has a bit of its own
+ROWS = RANDOM.normal(size=(NUM_ROWS, 2)).astype(np.float32)
+SIGNATURE = [tf.TensorSpec(column.shape[1:], tf.as_dtype(column.dtype)) for column in BATCH]
+
+
+def build_loss(logits, labels):
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=labels))
+
+
+def make_files(build_logits, build_loss=build_loss, **functions):
+    """Return the files of a user, whose examples are four numbers `x` and three `ids`, and a class."""
+    model = types.SimpleNamespace(build_logits=build_logits, build_loss=build_loss, **functions)
+    names = dict(zip(("x", "ids"), SIGNATURE, strict=False))
+    data = types.SimpleNamespace(
+        INPUT=names, decode=lambda x, ids, labels: ((x, ids), labels), to_inputs=lambda x, ids: (x, ids)
+    )
+    return Files(model, data)
+
+
+def trace(files, seed=0, stream=0, is_stepwise=True):
+    return Model(files, SIGNATURE, seed, stream, lambda own: True, is_stepwise)
+
+
+def train_plainly(files):
+    """Return what a plain session has for a batch: its loss, its gradients, and its variables before and after."""
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        tf.set_random_seed(0)
+        tf.train.create_global_step()
+        columns = [tf.constant(column) for column in BATCH]
+        inputs, labels = files.decode(columns)
+        logits = files.build_logits(inputs, True)
+        loss = files.build_loss(logits, labels)
+        if not graph.get_collection(tf.GraphKeys.LOSSES):  # else the user has asked for the total
+            loss += tf.losses.get_regularization_loss()
+        trained = tf.trainable_variables()
+        gradients = {}
+        for variable, gradient in zip(trained, tf.gradients(loss, trained), strict=True):
+            if gradient is not None:
+                gradients[variable.op.name] = tf.convert_to_tensor(gradient)
+        session.run([tf.global_variables_initializer(), tf.tables_initializer()])
+        variables = {variable.op.name: variable for variable in tf.global_variables()}
+        before = session.run(variables)
+        results = session.run([loss, gradients, graph.get_collection(tf.GraphKeys.UPDATE_OPS)])
+        return (*results[:2], before, session.run(variables))
+
+
+def train_copy(model, before, num_copies=1, num_runs=1, partitioner=None, num_slices=1):
+    """Return the loss, and by how much each variable is lowered, in each of some copies of a model."""
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        tf.set_random_seed(0)
+        tf.train.create_global_step()
+        with tf.variable_scope("", partitioner=partitioner):
+            variables = make_variables(model.training, model.tables, num_slices)
+        columns = [tf.constant(column) for column in BATCH]
+        copies = []
+        for _ in range(num_copies):
+            lookups = model.build_lookups(columns)
+            parameters = {}
+            for name, variable in variables.items():
+                if name in model.tables:
+                    whole = tf.concat(variable.slices, axis=0)
+                    ids = choose_rows(name, variable.num_rows, lookups.ids[name])
+                    parameters[name] = Rows(ids, tf.gather(whole, ids))
+                else:
+                    parameters[name] = tf.convert_to_tensor(variable)
+            loss, lowers = model.build_gradients(parameters, columns, lookups.samples)
+            for name in model.tables:  # as an IndexedSlices is made dense
+                ids, num_rows = parameters[name].ids, variables[name].num_rows
+                lowers[name] = tf.math.unsorted_segment_sum(lowers[name], ids, num_rows)
+            copies.append((loss, lowers))
+        model.build_lookup_tables()
+        assert [op.name for op in graph.get_operations() if op.type in ("Placeholder", "VariableV2")] == []
+        session.run([tf.global_variables_initializer(), tf.tables_initializer()])
+        for name, variable in variables.items():
+            value, slices = before[name], slices_of(variable)
+            values = np.array_split(value, len(slices)) if len(slices) > 1 else [value]
+            for part, of_part in zip(slices, values, strict=True):
+                part.load(of_part, session)
+        return [session.run(copies) for _ in range(num_runs)]
+
+
+def dense(name, x, size, **more):
+    with tf.variable_scope(name):
+        w = tf.get_variable("w", [x.shape[1], size], **more)
+        return tf.matmul(x, w) + tf.get_variable("b", [size], initializer=tf.zeros_initializer())
+
+
+def two_layers(inputs, is_training, **more):
+    return dense("out", tf.nn.relu(dense("hidden", inputs[0], 5, **more)), NUM_CLASSES, **more)
+
+
+def numbered_variables(inputs, is_training):
+    hidden = tf.nn.relu(tf.matmul(inputs[0], tf.Variable(tf.truncated_normal([4, 5]))) + tf.Variable(tf.zeros([5])))
+    return tf.matmul(hidden, tf.Variable(tf.truncated_normal([5, NUM_CLASSES]), name="w")) + tf.Variable(
+        [0.0, 1.0, 2.0]
+    )
+
+
+def decay_of_all(logits, labels):
+    return build_loss(logits, labels) + 0.1 * tf.add_n([tf.nn.l2_loss(v) for v in tf.trainable_variables()])
+
+
+def with_users_losses(inputs, is_training):
+    logits = two_layers(inputs, is_training)
+    for variable in tf.trainable_variables():
+        tf.add_to_collection("losses", tf.multiply(tf.nn.l2_loss(variable), 0.1))
+    return logits
+
+
+def sum_of_users_losses(logits, labels):
+    tf.add_to_collection("losses", build_loss(logits, labels))
+    return tf.add_n(tf.get_collection("losses"))
+
+
+def with_regularizer(inputs, is_training):
+    return two_layers(inputs, is_training, regularizer=lambda w: 0.1 * tf.nn.l2_loss(w))
+
+
+def losses_of_tensorflow(logits, labels):
+    tf.losses.sparse_softmax_cross_entropy(labels, logits)
+    return tf.losses.get_total_loss()
+
+
+def with_frozen(inputs, is_training):
+    fixed = tf.get_variable("fixed", [4], trainable=False)
+    stopped = tf.get_variable("stopped", [4])
+    return two_layers((inputs[0] * fixed + tf.stop_gradient(stopped), None), is_training)
+
+
+def batch_norm_by_hand(inputs, is_training):
+    x = inputs[0]
+    mean = tf.Variable(tf.zeros([4]), trainable=False, name="mean")
+    variance = tf.Variable(tf.ones([4]), trainable=False, name="variance")
+    if is_training:
+        of_batch = tf.nn.moments(x, [0])
+        for variable, value in zip((mean, variance), of_batch, strict=True):
+            change = assign_moving_average(variable, value, 0.9, zero_debias=False)
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, change)
+        return two_layers((tf.nn.batch_normalization(x, *of_batch, None, None, 0.001), None), is_training)
+    return two_layers((tf.nn.batch_normalization(x, mean, variance, None, None, 0.001), None), is_training)
+
+
+def batch_norm_in_place(inputs, is_training):
+    mean = tf.get_variable("mean", [4], initializer=tf.zeros_initializer(), trainable=False)
+    of_batch = tf.reduce_mean(inputs[0], axis=0)
+    with tf.control_dependencies([tf.assign(mean, mean * 0.9 + of_batch * 0.1)]):
+        return two_layers((inputs[0] - of_batch, None), is_training)
+
+
+def normalise_later(change):
+    """Return a function that uses an average as it is after its change."""
+
+    def build_logits(inputs, is_training):
+        mean = tf.get_variable("mean", [4], trainable=False)
+        return two_layers((inputs[0] - change(mean, tf.reduce_mean(inputs[0], axis=0)), None), is_training)
+
+    return build_logits
+
+
+def read_after(change):
+    """Return what changes an average and, once that is done, reads it."""
+
+    def build(mean, of_batch):
+        with tf.control_dependencies([tf.group(change(mean, of_batch))]):
+            return tf.identity(mean)
+
+    return build
+
+
+def batch_norm_of_averages(inputs, is_training):
+    of_batch = tf.nn.moments(inputs[0], [0])
+    averages = tf.train.ExponentialMovingAverage(0.9, zero_debias=True)
+    apply = averages.apply(of_batch)
+    with tf.control_dependencies([apply] if is_training else []):
+        moments = [tf.identity(averages.average(moment)) for moment in of_batch]
+    return two_layers((tf.nn.batch_normalization(inputs[0], *moments, None, None, 0.001), None), is_training)
+
+
+def fused_batch_norm(inputs, is_training):
+    pictures = tf.reshape(inputs[0], [-1, 2, 2, 1])
+    x = tf.layers.batch_normalization(pictures, training=is_training, fused=True, name="norm")
+    return two_layers((tf.reshape(x, [-1, 4]), None), is_training)
+
+
+def batch_norm_of_layers(inputs, is_training):
+    x = tf.layers.batch_normalization(inputs[0], training=is_training)
+    return tf.layers.dense(x, NUM_CLASSES, kernel_regularizer=lambda w: 0.1 * tf.nn.l2_loss(w))
+
+
+def with_while_loop(inputs, is_training):
+    w = tf.get_variable("w", [4, 4])
+    _, x = tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, tf.tanh(tf.matmul(x, w))), (0, inputs[0]))
+    return dense("out", x, NUM_CLASSES)
+
+
+def with_cond(inputs, is_training):
+    w, v = tf.get_variable("w", [4, NUM_CLASSES]), tf.get_variable("v", [4, NUM_CLASSES])
+    return tf.cond(tf.reduce_sum(inputs[0]) > 0, lambda: tf.matmul(inputs[0], w), lambda: tf.matmul(inputs[0], v) * 2.0)
+
+
+def with_rnn(inputs, is_training):
+    steps = tf.stack([inputs[0], inputs[0] * 2, inputs[0] * 3], axis=1)
+    lengths = tf.math.floormod(inputs[1][:, 0], 4)
+    cell = tf.nn.rnn_cell.BasicLSTMCell(5)
+    _, state = tf.nn.dynamic_rnn(cell, steps, sequence_length=lengths, dtype=tf.float32)
+    return dense("out", state.h, NUM_CLASSES)
+
+
+def with_lookup_table(inputs, is_training):
+    values = tf.lookup.KeyValueTensorInitializer(tf.constant([1, 2, 3], tf.int32), tf.constant([0.5, 2.0, 4.0]))
+    found = tf.lookup.StaticHashTable(values, 1.0).lookup(inputs[1])
+    return dense("out", found, NUM_CLASSES)
+
+
+def with_global_step(inputs, is_training):
+    share = 1 / (1 + tf.cast(tf.train.get_or_create_global_step(), tf.float32))
+    return two_layers((inputs[0] * share, None), is_training)
+
+
+def on_a_device(inputs, is_training):
+    with tf.device("/cpu:0"):
+        return two_layers(inputs, is_training)
+
+
+def with_a_name_like_a_slice(inputs, is_training):
+    with tf.variable_scope("block/part_1"):
+        return two_layers(inputs, is_training)
+
+
+def reused(inputs, is_training):
+    with tf.variable_scope("scope", reuse=tf.AUTO_REUSE):
+        return two_layers(inputs, is_training) + two_layers((inputs[0] * 2.0, None), is_training)
+
+
+def tied(inputs, is_training):
+    embedding = tf.get_variable("embedding", [NUM_ROWS, 4])
+    hidden = tf.reduce_sum(tf.nn.embedding_lookup(embedding, inputs[1]), axis=1)
+    return tf.matmul(hidden, embedding, transpose_b=True)[:, :NUM_CLASSES]
+
+
+def gathered(inputs, is_training):
+    table = tf.get_variable("table", [NUM_ROWS, 4])
+    return dense("out", tf.reduce_sum(tf.gather(table, inputs[1]), axis=1), NUM_CLASSES)
+
+
+def looked_up_twice(inputs, is_training):
+    table = tf.Variable(tf.random_uniform([NUM_ROWS, 4], -1.0, 1.0), name="table")
+    first = tf.nn.embedding_lookup(table, inputs[1])
+    second = tf.nn.embedding_lookup(table, tf.math.floormod(tf.cast(inputs[1], tf.int64) + 5, NUM_ROWS))
+    return dense("out", tf.reduce_sum(first * second, axis=1), NUM_CLASSES)
+
+
+def gathered_by_places(inputs, is_training):
+    return dense("out", tf.gather_nd(tf.get_variable("rows", [NUM_ROWS, 4]), inputs[1][:, :1]), NUM_CLASSES)
+
+
+def averaged_table(inputs, is_training):
+    mean = tf.get_variable("mean", [4], initializer=tf.zeros_initializer(), trainable=False)
+    table = tf.get_variable("table", [NUM_ROWS, 4])
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(mean, tf.reduce_mean(table, axis=0)))
+    return dense("out", tf.reduce_sum(tf.nn.embedding_lookup(table, inputs[1]), axis=1), NUM_CLASSES)
+
+
+def looked_up_sparse(inputs, is_training):
+    table = tf.get_variable("table", [NUM_ROWS, 4], partitioner=tf.fixed_size_partitioner(3))
+    ids = tf.sparse.from_dense(tf.cast(inputs[1], tf.int64))
+    found = tf.nn.embedding_lookup_sparse(table, ids, None, partition_strategy="div", combiner="mean")
+    return dense("out", tf.reshape(found, [-1, 4]), NUM_CLASSES)
+
+
+def looked_up_in_parts(inputs, is_training):
+    table = tf.get_variable("table", [NUM_ROWS, 4], partitioner=tf.fixed_size_partitioner(3))
+    found = tf.nn.embedding_lookup(table, inputs[1], partition_strategy="div")
+    return dense("out", tf.reduce_sum(found, axis=1), NUM_CLASSES, partitioner=tf.fixed_size_partitioner(2))
+
+
+def looked_up_safely(inputs, is_training):
+    table = tf.get_variable("table", [NUM_ROWS, 4], partitioner=tf.fixed_size_partitioner(3))
+    ids = tf.sparse.from_dense(tf.cast(inputs[1], tf.int64))
+    found = tf.nn.safe_embedding_lookup_sparse(table, ids, partition_strategy="div", combiner="sqrtn")
+    return dense("out", tf.reshape(found, [-1, 4]), NUM_CLASSES)
+
+
+def looked_up_in_a_loop(inputs, is_training):
+    table = tf.get_variable("table", [NUM_ROWS, 4])
+    found = tf.map_fn(lambda ids: tf.reduce_sum(tf.gather(tf.identity(table), ids), axis=0), inputs[1], tf.float32)
+    return dense("out", found, NUM_CLASSES)
+
+
+def with_custom_gradient(inputs, is_training):
+    @tf.custom_gradient
+    def double(x):
+        return x, lambda gradient: 2.0 * gradient
+
+    return dense("out", double(tf.nn.silu(dense("hidden", inputs[0], 5))), NUM_CLASSES)
+
+
+def with_summaries(inputs, is_training):
+    logits = two_layers(inputs, is_training)
+    tf.summary.scalar("mean", tf.reduce_mean(logits))
+    for variable in tf.trainable_variables():
+        tf.summary.histogram(variable.op.name, variable)
+    return logits
+
+
+OF_LAYERS = ["batch_normalization/moving_mean", "batch_normalization/moving_variance"]
+OF_AVERAGES = [
+    f"moments/Squeeze{number}/{name}"
+    for number in ("", "_1")
+    for name in (
+        "ExponentialMovingAverage",
+        "ExponentialMovingAverage/biased",
+        "ExponentialMovingAverage/local_step",
+    )
+]
+# By name: the functions; then the tables, and what is state and frozen.
+CASES = {
+    "get_variable": ([two_layers], [], [], []),
+    "Variable": ([numbered_variables], [], [], []),
+    "decay of all": ([two_layers, decay_of_all], [], [], []),
+    "a user's losses": ([with_users_losses, sum_of_users_losses], [], [], []),
+    "regularizer": ([with_regularizer], [], [], []),
+    "total loss": ([with_regularizer, losses_of_tensorflow], [], [], []),
+    "total loss of layers": ([batch_norm_of_layers, losses_of_tensorflow], [], OF_LAYERS, []),
+    "frozen": ([with_frozen], [], [], ["fixed", "stopped"]),
+    "batch norm by hand": ([batch_norm_by_hand], [], ["mean", "variance"], []),
+    "batch norm in place": ([batch_norm_in_place], [], ["mean"], []),
+    "batch norm of layers": ([batch_norm_of_layers], [], OF_LAYERS, []),
+    "fused batch norm": ([fused_batch_norm], [], ["norm/moving_mean", "norm/moving_variance"], []),
+    "batch norm of averages": ([batch_norm_of_averages], [], OF_AVERAGES, []),
+    "assigned": ([normalise_later(lambda mean, new: tf.assign(mean, new * 0.5))], [], ["mean"], []),
+    "added": ([normalise_later(lambda mean, new: tf.assign_add(mean, new))], [], ["mean"], []),
+    "subtracted": ([normalise_later(lambda mean, new: tf.assign_sub(mean, mean - new))], [], ["mean"], []),
+    "read once assigned": ([normalise_later(read_after(tf.assign))], [], ["mean"], []),
+    "read once subtracted": ([normalise_later(read_after(tf.assign_sub))], [], ["mean"], []),
+    "while_loop": ([with_while_loop], [], [], []),
+    "cond": ([with_cond], [], [], []),
+    "dynamic_rnn": ([with_rnn], [], [], []),
+    "StaticHashTable": ([with_lookup_table], [], [], []),
+    "global step": ([with_global_step], [], [], []),
+    "device": ([on_a_device], [], [], []),
+    "names": ([with_a_name_like_a_slice], [], [], []),
+    "reuse": ([reused], [], [], []),
+    "tied": ([tied], [], [], []),
+    "gather": ([gathered], ["table"], [], []),
+    "gather_nd": ([gathered_by_places], [], [], []),
+    "two lookups": ([looked_up_twice], ["table"], [], []),
+    "averaged table": ([averaged_table], [], ["mean"], []),
+    "sparse lookup": ([looked_up_sparse], ["table"], [], []),
+    "safe lookup": ([looked_up_safely], ["table"], [], []),
+    "partitioned": ([looked_up_in_parts], ["table"], [], []),
+    "gather in a loop": ([looked_up_in_a_loop], [], [], []),
+    "custom gradient": ([with_custom_gradient], [], [], []),
+    "summaries": ([with_summaries], [], [], []),
+}
+
+
+def join_slices(values):
+    """Return the values of variables by name, those of slices such as `table/part_0` put together by rows."""
+    parts = {}
+    for name, value in values.items():
+        whole, _, number = name.rpartition("/part_")
+        parts.setdefault(whole if number.isdigit() else name, []).append(value)
+    return {name: np.concatenate(of_name) if len(of_name) > 1 else of_name[0] for name, of_name in parts.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_copy_computes_what_one_session_does(name):
+    functions, tables, state, frozen = CASES[name]
+    loss, gradients, before, after = train_plainly(make_files(*functions))
+    gradients, before, after = (join_slices(values) for values in (gradients, before, after))
+    model = trace(make_files(*functions))
+    assert (model.tables, sorted(model.state), sorted(model.frozen)) == (tables, state, frozen)
+    assert sorted({*model.parameters, *tables}) == sorted(gradients)
+    for of_copy, lowers in train_copy(model, before, num_copies=2)[0]:
+        assert of_copy == pytest.approx(loss, rel=1e-5)
+        for variable, gradient in gradients.items():
+            np.testing.assert_allclose(lowers.pop(variable), gradient, rtol=1e-3, atol=1e-6, err_msg=variable)
+        assert sorted(lowers) == state
+        for variable, change in lowers.items():
+            expected = before[variable] - after[variable]
+            assert np.abs(expected).max() > 0
+            np.testing.assert_allclose(change, expected, rtol=1e-3, atol=1e-6, err_msg=variable)
+
+
+@pytest.fixture
+def number_copies(monkeypatch):
+    """A function that counts copies from 1 again, as a new process does."""
+    return lambda: monkeypatch.setattr("runtime.model.template._numbers", itertools.count(1))
+
+
+def test_dropout_has_a_mask_for_each_copy_each_stream_and_each_run(number_copies):
+    def with_dropout(inputs, is_training):
+        return tf.nn.dropout(inputs[0] ** 0 * tf.get_variable("w", []), rate=0.5 if is_training else 0.0)
+
+    files = make_files(with_dropout, lambda logits, labels: tf.reduce_mean(logits * DIGITS))
+
+    def losses(seed, stream):
+        number_copies()
+        model = trace(files, seed, stream)
+        return [loss for run in train_copy(model, {"w": 1.0}, num_copies=2, num_runs=2) for loss, _ in run]
+
+    first = losses(0, 0)
+    assert losses(0, 0) == first
+    assert len({*first, *losses(0, 1), *losses(1, 0)}) == 12
+
+
+def test_random_ids_choose_rows_once_for_lookup_and_loss():
+    def build_logits(inputs, is_training):
+        table = tf.get_variable("table", [NUM_ROWS, 2], initializer=tf.constant_initializer(ROWS))
+        ids = tf.random.uniform([NUM_EXAMPLES], 0, NUM_ROWS, tf.int64)
+        return {"found": tf.nn.embedding_lookup(table, ids), "ids": ids}
+
+    def mistake(logits, labels):
+        wanted = tf.gather(tf.constant(ROWS), logits["ids"])
+        return tf.reduce_sum((logits["found"] - wanted) ** 2) + tf.reduce_sum(logits["found"])
+
+    model = trace(make_files(build_logits, mistake))
+    assert model.tables == ["table"]
+    copies = [copy for run in train_copy(model, {"table": ROWS}, num_copies=2, num_runs=2) for copy in run]
+    for loss, lowers in copies:
+        counts = lowers["table"][:, 0]
+        assert counts.sum() == NUM_EXAMPLES
+        assert loss == pytest.approx(np.sum(counts[:, None] * ROWS), rel=1e-5)
+    assert len({tuple(lowers["table"][:, 0]) for _, lowers in copies}) == 4
+    assert trace(make_files(build_logits, mistake), is_stepwise=False).tables == []
+
+
+ARRAY = np.arange(12, dtype=np.float32).reshape(6, 2)
+FIRST_VALUES = {
+    "an array": (lambda: tf.Variable(ARRAY), ARRAY),
+    "a list": (lambda: tf.Variable([1.0, 2.0]), [1.0, 2.0]),
+    "a number": (lambda: tf.Variable(3.0), 3.0),
+    "a tensor": (lambda: tf.Variable(tf.ones([6, 2]) * 2.0), np.full([6, 2], 2.0)),
+    "a function": (lambda: tf.Variable(lambda: tf.fill([6, 2], 4.0)), np.full([6, 2], 4.0)),
+    "another variable's": (lambda: twice_another(tf.Variable(ARRAY)), ARRAY * 2.0),
+    "get_variable of an array": (lambda: tf.get_variable("v", initializer=ARRAY), ARRAY),
+    "get_variable of a number": (lambda: tf.get_variable("v", initializer=3.0), 3.0),
+    "get_variable of a tensor": (lambda: tf.get_variable("v", initializer=tf.ones([6, 2])), np.ones([6, 2])),
+    "get_variable of a function": (lambda: tf.get_variable("v", [6, 2], initializer=own_initializer), ARRAY),
+    "a constant": (lambda: tf.get_variable("v", [6, 2], initializer=tf.constant_initializer(ARRAY)), ARRAY),
+    "an empty shape": (lambda: tf.get_variable("v", [], initializer=tf.ones_initializer()), 1.0),
+}
+
+
+def twice_another(variable):
+    return tf.reduce_sum(variable) * tf.Variable(variable.initialized_value() * 2.0)
+
+
+def own_initializer(shape, dtype=None, partition_info=None):
+    return tf.reshape(tf.range(12.0), shape)
+
+
+@pytest.mark.parametrize("partitioner", [None, tf.variable_axis_size_partitioner(16, max_shards=2)])
+@pytest.mark.parametrize("name", FIRST_VALUES)
+def test_first_values_are_those_of_the_user_also_where_a_variable_is_split(graph, name, partitioner):
+    make, expected = FIRST_VALUES[name]
+    model = trace(make_files(lambda inputs, is_training: dense("out", inputs[0], 3) * tf.reduce_sum(make())))
+    with tf.variable_scope("", partitioner=partitioner):
+        variables = make_variables(model.training)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        values = session.run([tf.convert_to_tensor(variables[n]) for n in variables if not n.startswith("out/")])
+    np.testing.assert_array_equal(values[-1], expected)
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.get_variable("table", [3000, 4], initializer=tf.random_normal_initializer()),
+        lambda: tf.Variable(tf.random_normal([3000, 4]), name="table"),
+    ],
+)
+def test_random_first_values_of_a_table_differ_in_each_row_and_for_each_seed(make, num_slices):
+    def build_logits(inputs, is_training):
+        return dense("out", tf.reduce_sum(tf.nn.embedding_lookup(make(), inputs[1]), axis=1), NUM_CLASSES)
+
+    rows = []
+    for seed in (0, 0, 1):
+        with tf.Graph().as_default(), tf.Session() as session:
+            tf.set_random_seed(seed)
+            model = trace(make_files(build_logits), seed)
+            (table,) = (make_variables(model.training, model.tables, num_slices)[name] for name in model.tables)
+            session.run(tf.global_variables_initializer())
+            rows.append(np.concatenate(session.run(table.slices)))
+    assert len(np.unique(rows[0], axis=0)) == 3000
+    assert rows[0].std() == pytest.approx(1.0, abs=0.1)
+    np.testing.assert_array_equal(rows[0], rows[1])
+    assert np.abs(rows[0] - rows[2]).max() > 1
+
+
+def test_a_frozen_variable_has_a_copy_on_the_worker(graph):
+    model = trace(make_files(with_frozen))
+    variables = make_variables(model.training)
+    make_constants(model, {name: variables[name] for name in model.frozen})
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(tf.local_variables_initializer())
+        values = session.run([model.constants, {name: variables[name] for name in model.frozen}])
+    np.testing.assert_equal(*values)
+
+
+def test_measures_are_those_of_one_session_and_of_all_batches(graph):
+    def build_metrics(logits, labels):
+        predictions, is_first = tf.argmax(logits, axis=1, output_type=tf.int32), tf.equal(labels, 0)
+        return {
+            "accuracy": tf.reduce_mean(tf.cast(tf.equal(predictions, labels), tf.float32)),
+            "auc": tf.metrics.auc(is_first, tf.nn.softmax(logits)[:, 0]),
+            "precision": tf.metrics.precision(is_first, tf.equal(predictions, 0)),
+        }
+
+    files = make_files(batch_norm_by_hand, build_metrics=build_metrics)
+    halves = [[column[:4] for column in BATCH], [column[4:] for column in BATCH]]
+    with tf.Session() as session:
+        columns = [tf.placeholder(column.dtype, [None, *column.shape]) for column in SIGNATURE]
+        logits = files.build_logits(columns[:2], is_training=False)
+        plain = files.build_metrics(logits, columns[2])
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        before = session.run({variable.op.name: variable for variable in tf.global_variables()})
+        updates = [plain["accuracy"], plain["auc"][1], plain["precision"][1]]
+        accuracies = [session.run(updates, dict(zip(columns, half, strict=True)))[0] for half in halves]
+        expected = [accuracies, *session.run([plain["auc"][0], plain["precision"][0]])]
+    model = trace(files)
+    with tf.Graph().as_default(), tf.Session() as session:
+        columns = [tf.placeholder(column.dtype, [None, *column.shape]) for column in SIGNATURE]
+        measured = model.build_measures({name: tf.constant(value) for name, value in before.items()}, columns)
+        assert measured.names == ["accuracy", "auc", "precision"]
+        for _ in range(2):  # a second test begins anew
+            session.run(measured.reset)
+            accuracies = [
+                session.run([measured.means, measured.updates], dict(zip(columns, half, strict=True)))[0]["accuracy"]
+                for half in halves
+            ]
+            values = session.run(measured.values)
+            assert [accuracies, values["auc"], values["precision"]] == [pytest.approx(value) for value in expected]
+
+
+# What build_logits() does before it returns its logits, and what is told of it. The first line is line 5.
+REFUSED = [
+    (
+        "tf.get_variable('unused', [3])",
+        "model.py, line 5: the loss does not depend on unused: use it, or do not make it",
+    ),
+    ("x = x + tf.placeholder(tf.float32, [4])", "model.py, line 5: TensorFlow's op Placeholder .* cannot be copied"),
+    ("x = x + tf.FIFOQueue(1, tf.float32, [[4]]).dequeue()", "model.py, line 5: TensorFlow's op FIFOQueueV2 .* cannot"),
+    (
+        "x = x + tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(np.ones(4, np.float32))).get_next()",
+        "model.py, line 5: TensorFlow's op OneShotIterator .* cannot be copied",
+    ),
+    (
+        "x = tf.cast(x * tf.get_variable('v', [4], tf.float64), tf.float32)",
+        "model.py, line 5: TypeError: .*; correct model.py",
+    ),
+    (
+        "x = x * tf.cast(tf.get_variable('v', [4], tf.float64), tf.float32)",
+        "model.py, line 5: v is float64, but what is trained must be float32",
+    ),
+    ("x = x + tf.get_variable('v', [4], constraint=tf.abs)", "model.py, line 5: variable v has a constraint, which"),
+    ("x = x + tf.Variable(1.0, collections=[])", "model.py, line 5: variable Variable is in no collection of global"),
+    (
+        "if not is_training:\n        x = x + tf.get_variable('v', [4])",
+        "model.py, line 6: v is not made for training: make it always",
+    ),
+    (
+        "v = tf.get_variable('v', [4], trainable=False)\n"
+        "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.scatter_update(v, [0], [1.0]))",
+        "model.py, line 6: ResourceScatterUpdate of v, float32, cannot be done by workers",
+    ),
+    (
+        "v = tf.get_variable('v', [4])\n"
+        "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(v, v * 0.5))\n"
+        "    x = x + v",
+        "model.py, line 6: v is trained, so no other assignment may change it",
+    ),
+    (
+        "n = tf.get_variable('n', [], tf.int32, trainable=False)\n"
+        "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(n, 1))",
+        "model.py, line 6: AssignAddVariableOp of n, int32, cannot be done by workers",
+    ),
+    (
+        "v = tf.get_variable('v', [4], trainable=False)\n"
+        "    with tf.control_dependencies([tf.assign(v, x[0])]):\n"
+        "        x = x + tf.assign_add(v, x[0])",
+        "model.py, line 7: v has been assigned to twice when it is read",
+    ),
+    (
+        "v = tf.get_variable('v', [11, 4])\n"
+        "    x = tf.map_fn(lambda i: tf.nn.embedding_lookup(v, i), inputs[1][:, 0], tf.float32)",
+        r"model.py, line 6: TensorFlow's op (Stateless)?While .* give it tf.identity\\(variable\\)",
+    ),
+    (
+        "v = tf.get_variable('v', [4], trainable=False)\n"
+        "    x = x + tf.cond(tf.constant(is_training), lambda: tf.identity(tf.assign(v, x[0])), lambda: v + 0.0)",
+        r"model.py, line 6: TensorFlow's op If .* assign outside, where `if is_training:` is a branch",
+    ),
+    (
+        "v = tf.Variable(tf.zeros(tf.shape(x)), validate_shape=False)\n    x = x + v",
+        "model.py, line 5: variable Variable has",
+    ),
+    ("1 / 0", "model.py, line 5: ZeroDivisionError: division by zero; correct model.py"),
+]
+
+
+def write_model(text, functions="build_loss = own_loss"):
+    """Return what stands in a user's model.py."""
+    lines = [
+        "import tensorflow.compat.v1 as tf",
+        functions,
+        "def build_logits(inputs, is_training):",
+        "    x = inputs[0]",
+    ]
+    model = {"np": np, "own_loss": build_loss}
+    text = "\n".join([*lines, f"    {text}", "    return tf.matmul(x, tf.get_variable('w', [4, 3]))"])
+    exec(compile(text, PROJECT / "model.py", "exec"), model)
+    return {name: function for name, function in model.items() if name.startswith("build_")}
+
+
+@pytest.mark.parametrize(("text", "told"), REFUSED)
+def test_what_cannot_be_trained_is_refused_with_its_place(text, told):
+    with pytest.raises(UnusableError, match=told):
+        train_copy(trace(make_files(**write_model(text))), {})
+
+
+@pytest.mark.parametrize(
+    ("functions", "told"),
+    [
+        ({"build_logits": lambda inputs: inputs}, "model.py, build_logits.*: TypeError: .*takes 1 positional argument"),
+        ({"build_loss": lambda logits: logits}, "model.py, build_loss.*: TypeError: .*takes 1 positional argument"),
+        ({"build_logits": lambda inputs, is_training: None}, "build_logits.* must return a tensor, or a dict of them"),
+        ({"build_loss": lambda logits, labels: logits}, "build_loss.* must return float32 .*, found float32"),
+        ({"build_loss": lambda logits, labels: 1.0}, "build_loss.* must return float32 .*, found 1.0"),
+        ({"build_loss": lambda logits, labels: tf.constant(1.0, tf.float64)}, "build_loss.* found float64"),
+        ({"build_metrics": lambda logits, labels: [1.0]}, "build_metrics.* must return a dict by name"),
+        (
+            {"build_metrics": lambda logits, labels: {"loss": 1.0}},
+            "build_metrics.* must return names .* other than loss",
+        ),
+        ({"build_metrics": lambda logits, labels: {"auc": labels}}, "build_metrics.*, auc must return float32"),
+        ({"build_predictions": lambda logits: logits}, "build_predictions.* must return a dict of tensors by name"),
+        ({"build_parameters": lambda: {}}, "model.py has build_parameters.*, as in version 1"),
+    ],
+)
+def test_functions_that_are_not_as_they_must_be_are_refused(functions, told):
+    with pytest.raises(UnusableError, match=told):
+        trace(make_files(**{"build_logits": two_layers, **functions}))
