@@ -13,6 +13,7 @@ import distributed
 from benchmarks import report
 from benchmarks.testbed.processes import PROJECT
 from runtime.data import download
+from tests.ported import KINDS
 from tests.test_placement import bytes_by_ps
 
 PLACEMENTS = (
@@ -95,7 +96,14 @@ def make_imports():
     return "\n".join(["```mermaid", LOW, "flowchart TD", *boxes, arrows, "```"])
 
 
+def make_kinds():
+    """Return a table of the kinds of scripts that the tests train, and what their users had to change."""
+    rows = [(f"[{kind.script}](../tests/ported/{kind.module}.py)", kind.changed) for kind in KINDS.values()]
+    return report.make_table(("a script of this kind", "what changes, besides pasting the function"), rows)
+
+
 SECTIONS = {
+    ("docs/porting.md", "kinds"): make_kinds,
     ("docs/flags.md", "flags"): make_flags,
     ("docs/scaling.md", "placement"): make_placement,
     ("CONTRIBUTING.md", "rooms"): make_rooms,

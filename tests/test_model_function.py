@@ -611,7 +611,7 @@ REFUSED = [
     (
         "v = tf.get_variable('v', [11, 4])\n"
         "    x = tf.map_fn(lambda i: tf.nn.embedding_lookup(v, i), inputs[1][:, 0], tf.float32)",
-        r"model.py, line 6: TensorFlow's op (Stateless)?While .* give it tf.identity\\(variable\\)",
+        r"model.py, line 6: TensorFlow's op (Stateless)?While .* give it tf.identity\(variable\)",
     ),
     (
         "v = tf.get_variable('v', [4], trainable=False)\n"
@@ -621,6 +621,10 @@ REFUSED = [
     (
         "v = tf.Variable(tf.zeros(tf.shape(x)), validate_shape=False)\n    x = x + v",
         "model.py, line 5: variable Variable has",
+    ),
+    (
+        "v = tf.get_variable('v', [4])\n    tf.train.AdamOptimizer().minimize(tf.reduce_sum(v * x))\n    x = x + v",
+        "model.py, line 6: an optimizer changes v: return it from build_optimizer",
     ),
     ("1 / 0", "model.py, line 5: ZeroDivisionError: division by zero; correct model.py"),
 ]

@@ -216,6 +216,9 @@ class Model:
         with made.graph.as_default():
             for name, variable in made.variables.items():
                 for op in variable.handle.consumers():
+                    if op.type.startswith(("ResourceApply", "ResourceSparseApply")):
+                        place = self._files.place_of(op)
+                        raise UnusableError(f"{place}: an optimizer changes {name}: return it from build_optimizer()")
                     if op not in steps or not op.type.startswith(("Assign", "ResourceScatter")):
                         continue
                     place = self._files.place_of(op)

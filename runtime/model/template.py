@@ -164,20 +164,14 @@ def _take_value(op: tf.Operation, node: tf.NodeDef) -> list[tf.Tensor]:
     node.ClearField("attr")
     if op.type == "ReadVariableOp":
         node.attr["T"].CopyFrom(attributes["dtype"])
-        assignments = [change for change in op.inputs[0].consumers() if change.type in NEW_VALUES]
-        is_state = len(assignments) > 1  # not only the first value is assigned
-        assignments = [*find_ancestors(op.control_inputs).intersection(assignments)] if is_state else []
-        if len(assignments) > 1:
-            raise UnusableError(
-                f"{find_place_of(op)}: {op.inputs[0].op.name} has been assigned to twice when it is read"
-            )
-        node.op = NEW_VALUES[assignments[0].type] if assignments else "Identity"
-        if assignments:
-            operand = assignments[0].inputs[1]
-            del node.input[0 if node.op == "Identity" else 1 :]
-            node.input.append(operand.name)
-            node.input.extend(f"^{before.name}" for before in op.control_inputs)
+        if assignment := _find_assignment_before(op):
+            operand = assignment.inputs[1]
+            node.op = NEW_VALUES[assignment.type]
+            node.input.insert(1, operand.name)
+            if node.op == "Identity":
+                del node.input[0]
             return [operand]
+        node.op = "Identity"
     elif op.type in ("ResourceGather", "ResourceGatherNd"):
         node.op = "GatherV2" if op.type == "ResourceGather" else "GatherNd"
         node.attr["Tparams"].CopyFrom(attributes["dtype"])
@@ -194,6 +188,18 @@ def _take_value(op: tf.Operation, node: tf.NodeDef) -> list[tf.Tensor]:
     else:
         raise UnusableError(f"{find_place_of(op)}: {_refusal(op)}")
     return []
+
+
+def _find_assignment_before(read: tf.Operation) -> tf.Operation | None:
+    """Return the assignment of a step after which a variable is read, if there is one."""
+    assignments = [op for op in read.inputs[0].consumers() if op.type in NEW_VALUES]
+    if len(assignments) < 2:  # that of the first value
+        return None
+    earlier = find_ancestors(read.control_inputs).intersection(assignments)
+    if len(earlier) > 1:
+        name = read.inputs[0].op.name
+        raise UnusableError(f"{find_place_of(read)}: {name} has been assigned to twice when it is read: do it once")
+    return next(iter(earlier), None)
 
 
 def _refusal(op: tf.Operation) -> str:

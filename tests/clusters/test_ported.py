@@ -1,0 +1,141 @@
+"""Kinds of scripts for TensorFlow 1: this program and one plain session train the same function equally well."""
+
+import importlib
+import json
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import mnist_input
+from benchmarks.testbed.processes import PROJECT, Cluster, Process
+from tests.clusters.test_examples import copy_project
+from tests.ported import KINDS
+
+pytest.importorskip("tf_keras")  # which tests/requirements.txt brings
+
+
+def write_project(kind, folder):
+    """Write a user's checkout with the files of a kind."""
+    copy_project(PROJECT, folder, "mnist_input.py")
+    text = (PROJECT / "tests" / "ported" / f"{kind.module}.py").read_text()
+    for name in ("model.py", *(["mnist_input.py"] if "def load" in text else [])):
+        (folder / name).write_text(text)
+
+
+def train_on_a_cluster(kind, folder, flags):
+    """Train with one ps and two workers; return the result, and what they said."""
+    num_workers = 2
+    flags = [*flags, f"--train_dir={folder / 'train'}", f"--train_steps={kind.num_updates}"]
+    flags += ["--issync", f"--batch_size={kind.batch_size // num_workers}"] if kind.is_sync else []
+    flags += [f"--{name}={value}" for name in ("clip_norm", "ema_decay") if (value := getattr(kind, name)) is not None]
+    if kind.has_tf_config:
+        cluster = Cluster(folder, 1, num_workers, script=folder / "distributed.py")
+        spec = {"ps": cluster.ps_hosts.split(","), "worker": cluster.worker_hosts.split(",")}
+        with cluster:
+            for name in cluster.names:
+                job_name, index = name.split()
+                task = {"type": job_name, "index": int(index)}
+                cluster.start_with(name, *flags, env={"TF_CONFIG": json.dumps({"cluster": spec, "task": task})})
+            assert set(cluster.wait().values()) == {0}
+            output = "".join(task.output() for task in cluster.tasks.values())
+    else:
+        run = Process([sys.executable, "runtime/launch", *flags], folder / "output", cwd=folder)
+        assert run.wait() == 0, run.output()
+        output = run.output()
+    return json.loads((folder / "train" / "result.json").read_text()), output
+
+
+def batches_of(columns, size, num_batches=None):
+    """Yield batches: so many in a random order, or all in theirs."""
+    order, random = np.arange(len(columns[0])), np.random.default_rng(0)
+    if num_batches:
+        order = np.concatenate([random.permutation(order) for _ in range(1 + num_batches * size // len(order))])
+    for start in range(0, num_batches * size if num_batches else len(order), size):
+        yield [column[order[start : start + size]] for column in columns]
+
+
+class PlainSession:
+    """One graph and one session, as a script has them that knows of no cluster."""
+
+    def __init__(self, users, data, examples, is_training):
+        tf.set_random_seed(0)
+        self.step = tf.train.create_global_step()
+        self.columns = [tf.placeholder(column.dtype, [None, *column.shape[1:]]) for column in examples]
+        inputs, self.labels = data.decode(*self.columns)
+        self.outputs = users.build_logits(inputs, is_training)
+        self.loss = users.build_loss(self.outputs, self.labels)
+        self.session = tf.Session()
+
+    def run(self, fetches, batch):
+        return self.session.run(fetches, dict(zip(self.columns, batch, strict=True)))
+
+
+def build_training(kind, users, plain):
+    """Build what a script's `train()` has, and the variables that it tests."""
+    rate = users.build_learning_rate(plain.step) if hasattr(users, "build_learning_rate") else 0.0
+    optimizers = users.build_optimizer(rate)
+    trained = tf.trainable_variables()
+    gradients = tf.gradients(plain.loss, trained)
+    if kind.clip_norm:
+        gradients, _ = tf.clip_by_global_norm(gradients, kind.clip_norm)
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        by_scope = optimizers if isinstance(optimizers, dict) else {"": optimizers}
+        updates = [
+            optimizer.apply_gradients(
+                [pair for pair in zip(gradients, trained, strict=True) if pair[1].name.startswith(scope)]
+            )
+            for scope, optimizer in by_scope.items()
+        ]
+        updates.append(tf.assign_add(plain.step, 1))
+    tested = {variable.op.name: variable for variable in tf.global_variables()}
+    if kind.ema_decay:
+        averages = tf.train.ExponentialMovingAverage(kind.ema_decay)
+        with tf.control_dependencies(updates):
+            updates = [averages.apply(trained)]
+        tested |= {variable.op.name: averages.average(variable) for variable in trained}
+    return updates, tested
+
+
+def train_alone(kind, users, data, data_dir):
+    """Train in one plain session with as many updates; return the loss and the metrics of the test."""
+    train, test = data.load(data_dir, "train"), data.load(data_dir, "t10k")
+    with tf.Graph().as_default():
+        plain = PlainSession(users, data, train, is_training=True)
+        updates, tested = build_training(kind, users, plain)
+        plain.session.run(tf.global_variables_initializer())
+        for batch in batches_of(train, kind.batch_size, kind.num_updates):
+            plain.run(updates, batch)
+        values = plain.session.run(tested)
+    with tf.Graph().as_default():
+        plain = PlainSession(users, data, test, is_training=False)
+        metrics = users.build_metrics(plain.outputs, plain.labels) if hasattr(users, "build_metrics") else {}
+        pairs = {name: metric for name, metric in metrics.items() if isinstance(metric, tuple)}
+        means = {"loss": plain.loss, **{name: metric for name, metric in metrics.items() if name not in pairs}}
+        plain.session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        for variable in tf.global_variables():
+            variable.load(values[variable.op.name], plain.session)
+        found = [plain.run([means, pairs], batch)[0] for batch in batches_of(test, 500)]
+        values = plain.session.run({name: value for name, (value, _) in pairs.items()})
+    return {name: np.mean([of_batch[name] for of_batch in found]) for name in means} | values
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", KINDS)
+def test_a_ported_script_trains_as_well_as_one_plain_session(tmp_path, mnist_dir, name):
+    kind = KINDS[name]
+    write_project(kind, tmp_path)
+    users = importlib.import_module(f"tests.ported.{kind.module}")
+    data = users if hasattr(users, "load") else mnist_input
+    if hasattr(users, "LoggerHook"):
+        script = tmp_path / "distributed.py"
+        hooks = "hooks=[*training.hooks, model.LoggerHook(graph.updates.loss)]"
+        script.write_text(script.read_text().replace("hooks=training.hooks", hooks))
+    result, output = train_on_a_cluster(kind, tmp_path, [f"--data_dir={mnist_dir}"])
+    alone = train_alone(kind, users, data, mnist_dir)
+    assert result[f"test_{kind.figure}"] == pytest.approx(alone[kind.figure], abs=kind.tolerance), (result, alone)
+    assert kind.bounds[0] <= alone[kind.figure] <= kind.bounds[1]
+    assert kind.says in output
+    written = b"".join(path.read_bytes() for path in (tmp_path / "train").rglob("events.out.tfevents.*"))
+    assert kind.writes.encode() in written
