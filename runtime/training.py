@@ -121,17 +121,21 @@ class Training:
         model, packing = self._graph.model, self._graph.packing
         columns = build_placeholders(examples)
         dense = packing.evaluated.fetch(Lookups({}, []))
-        rows = packing.of_tables.fetch(model.build_test_lookups(columns)) if packing.tables else {}
+        lookups = model.build_test_lookups(columns)
+        rows = packing.of_tables.fetch(lookups) if packing.tables else {}
         self._readers = {name: TableReader(table) for name, table in packing.tables.items()}
-        return ModelTest(build_evaluation(model, dense, rows, columns, self._me.batch_size), examples)
+        graph = build_evaluation(model, dense, rows, columns, self._me.batch_size, lookups.samples)
+        return ModelTest(graph, examples)
 
     def _build_summaries(self) -> None:
         """Build the chief's summaries, of one batch of each run in which they are written."""
         graph, model = self._graph, self._graph.model
         columns = graph.batches.columns(graph.batches.inputs[-1])
-        fetched = graph.packing.fetch(model.build_lookups(columns))
-        means = model.build_measures(fetched, columns).means
-        users = model.build_summaries(fetched, columns)
+        lookups, of_test = model.build_lookups(columns), model.build_test_lookups(columns)
+        fetched = graph.packing.fetch(lookups)
+        rows = graph.packing.of_tables.fetch(of_test) if graph.packing.tables else {}
+        means = model.build_measures({**fetched, **rows}, columns, of_test.samples).means
+        users = model.build_summaries(fetched, columns, lookups.samples)
         schedule = self._me.mode.make_schedule(model.own)
         summaries.build(graph.updates, graph.packing, fetched, means, users, schedule)
 

@@ -23,13 +23,21 @@ GLOBAL_STEP = tf.GraphKeys.GLOBAL_STEP  # "global_step", the name of the variabl
 class Computation:
     """Some outputs of a trace as a function of examples and parameters."""
 
-    def __init__(self, made: Trace, outputs: Sequence[Any], tables: Sequence[str], kept: Sequence[tf.Variable] = ()):
-        """Take what `outputs` need; of `tables` that is rows. See `Template` for `kept`."""
-        needed = find_ancestors([getattr(output, "op", output) for output in outputs])
+    def __init__(
+        self,
+        made: Trace,
+        outputs: Sequence[Any],
+        tables: Sequence[str],
+        kept: Sequence[tf.Variable] = (),
+        others: Sequence[Any] = (),
+    ):
+        """Take what `outputs` need; of `tables` that is rows, those of `others` too. See `Template` for `kept`."""
+        needed = find_ancestors([getattr(output, "op", output) for output in (*outputs, *others)])
         self._gathers = [(name, op) for name in tables for op in gathers_of(made, name) if op in needed]
         ids = [op.inputs[1] for _, op in self._gathers]
         samples = [output for op in find_ancestors([i.op for i in ids]) if is_random(op) for output in op.outputs]
         rows = [op.outputs[0] for _, op in self._gathers]
+        self._is_random = bool(samples)
         self._choices = Template(made.graph, [*ids, *samples], made.columns)
         self._ids = Template(made.graph, ids, [*made.columns, *samples])
         self._outputs = Template(made.graph, outputs, [*made.columns, *samples, *rows], kept)
@@ -58,7 +66,12 @@ class Computation:
         samples: Sequence[tf.Tensor] = (),
         stream: object = None,
     ) -> tuple[list[Any], list[tuple[str, tf.Tensor]]]:
-        """Build the outputs, and for each lookup its table and the places of its ids among the rows that are there."""
+        """Build the outputs, and for each lookup its table and the places of its ids among the rows that are there.
+
+        `samples` are those of the lookups that have chosen the rows; where tables are whole, there need be none.
+        """
+        if self._is_random and not samples:
+            samples = self.build_lookups(columns, stream).samples
         values = {name: value for name, value in parameters.items() if not isinstance(value, Rows)}
         if self._outputs.needs(GLOBAL_STEP):
             values[GLOBAL_STEP] = build_global_step()
@@ -149,8 +162,9 @@ class Model:
         gradients = [self._gradients[name] for name in self.parameters]
         of_rows = [gradient for table in self.tables for gradient in self._gradients_of_rows[table]]
         outputs = [total, *gradients, *of_rows, *self._changes]
-        self._training = Computation(made, outputs, self.tables)
-        self._summaries = self._take_summaries()
+        self._take_summaries()
+        self._training = Computation(made, outputs, self.tables, others=self.summaries)
+        self._summaries = Computation(made, self.summaries, self.tables, others=outputs)
         self._test = self._take_test()
 
     @property
@@ -291,9 +305,11 @@ class Model:
         self._num_reset = len(kept)
         return Computation(made, outputs, self.tables, kept)
 
-    def build_measures(self, parameters: Parameters, columns: Sequence[tf.Tensor]) -> Measured:
-        """Build what the model says of some examples, as in a test."""
-        results = iter(self._test.build(columns, {**self.constants, **parameters}, "measures")[0])
+    def build_measures(
+        self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()
+    ) -> Measured:
+        """Build what the model says of some examples, as in a test; see `build_gradients()` for `samples`."""
+        results = iter(self._test.build(columns, {**self.constants, **parameters}, "measures", samples)[0])
         loss = next(results)
         means = {name: next(results) for name in self._means}
         updates = {name: next(results) for name in self._pairs}
@@ -304,7 +320,7 @@ class Model:
         )
         return Measured(loss, means, updates, values, reset, logits, labels, list(self.test.metrics))
 
-    def _take_summaries(self) -> Computation:
+    def _take_summaries(self) -> None:
         """Take the user's summaries, but for those that need the whole of a table."""
         made = self.training
         reads = {
@@ -315,15 +331,15 @@ class Model:
         for summary in found:
             if summary not in self.summaries:
                 logging.warning("%s: no summary of a whole table is written", self._files.place_of(summary))
-        return Computation(made, self.summaries, self.tables)
 
-    def build_summaries(self, parameters: Parameters, columns: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Build the user's summaries of a batch."""
-        return (
-            self._summaries.build(columns, {**self.constants, **parameters}, "summaries", stream=self._stream)[0]
-            if self.summaries
-            else []
-        )
+    def build_summaries(
+        self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
+        """Build the user's summaries of a batch; see `build_gradients()` for `samples`."""
+        if not self.summaries:
+            return []
+        values = {**self.constants, **parameters}
+        return self._summaries.build(columns, values, "summaries", samples, self._stream)[0]
 
     def build_lookup_tables(self) -> None:
         """Build what initialises the lookup tables of the user, as `tf.tables_initializer()` runs it."""

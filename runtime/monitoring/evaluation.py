@@ -80,7 +80,12 @@ def build_placeholders(examples: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def build_evaluation(
-    model: Model, dense: Parameters, rows: Parameters, columns: Sequence[tf.Tensor], batch_size: int
+    model: Model,
+    dense: Parameters,
+    rows: Parameters,
+    columns: Sequence[tf.Tensor],
+    batch_size: int,
+    samples: Sequence[tf.Tensor] = (),
 ) -> EvaluationGraph:
     """Build what measures `model`.
 
@@ -90,9 +95,11 @@ def build_evaluation(
       rows: those of its tables that the examples need.
       columns: placeholders of examples.
       batch_size: how many are measured at once, since a model may take no other number.
+      samples: the random numbers that chose `rows`, if any did.
     """
+    measured = model.build_measures({**dense, **rows}, columns, samples)
     num_classes = model.test.logits.shape[-1] if model.test.is_of_classes else None
-    return EvaluationGraph(dense, columns, model.build_measures({**dense, **rows}, columns), num_classes, batch_size)
+    return EvaluationGraph(dense, columns, measured, num_classes, batch_size)
 
 
 class ModelTest:
