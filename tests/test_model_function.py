@@ -429,7 +429,7 @@ def test_dropout_has_a_mask_for_each_copy_each_stream_and_each_run(number_copies
     assert len({*first, *losses(0, 1), *losses(1, 0)}) == 12
 
 
-def test_random_ids_choose_rows_once_for_lookup_and_loss():
+def test_random_ids_choose_rows_once_for_lookup_and_loss(graph):
     def build_logits(inputs, is_training):
         table = tf.get_variable("table", [NUM_ROWS, 2], initializer=tf.constant_initializer(ROWS))
         ids = tf.random.uniform([NUM_EXAMPLES], 0, NUM_ROWS, tf.int64)
@@ -448,6 +448,18 @@ def test_random_ids_choose_rows_once_for_lookup_and_loss():
         assert loss == pytest.approx(np.sum(counts[:, None] * ROWS), rel=1e-5)
     assert len({tuple(lowers["table"][:, 0]) for _, lowers in copies}) == 4
     assert trace(make_files(build_logits, mistake), is_stepwise=False).tables == []
+
+    columns = [tf.constant(column) for column in BATCH]
+    lookups = model.build_test_lookups(columns)
+    chosen = choose_rows("table", NUM_ROWS, lookups.ids["table"])
+    rows = Rows(chosen, tf.gather(tf.constant(ROWS), chosen))
+    measured = [
+        model.build_measures({"table": rows}, columns, lookups.samples),
+        model.build_measures({"table": tf.constant(ROWS)}, columns),  # it draws its own
+    ]
+    with tf.Session() as session:
+        for loss, logits in session.run([(of.loss, of.logits) for of in measured]):
+            assert loss == pytest.approx(np.sum(ROWS[logits["ids"]]), rel=1e-5)
 
 
 ARRAY = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -558,6 +570,14 @@ def test_measures_are_those_of_one_session_and_of_all_batches(graph):
             ]
             values = session.run(measured.values)
             assert [accuracies, values["auc"], values["precision"]] == [pytest.approx(value) for value in expected]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "similarity"])
+def test_a_classifier_is_what_has_an_accuracy(name):
+    model = trace(make_files(two_layers, build_metrics=lambda logits, labels: {name: tf.reduce_mean(logits)}))
+    is_classifier = name == "accuracy"
+    assert model.test.is_of_classes == is_classifier
+    assert sorted(model.test.predictions) == (["classes", "probabilities"] if is_classifier else ["outputs"])
 
 
 # What build_logits() does before it returns its logits, and what is told of it. The first line is line 5.

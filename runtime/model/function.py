@@ -23,9 +23,16 @@ GLOBAL_STEP = tf.GraphKeys.GLOBAL_STEP  # "global_step", the name of the variabl
 class Computation:
     """Some outputs of a trace as a function of examples and parameters."""
 
-    def __init__(self, made: Trace, outputs: Sequence[Any], tables: Sequence[str], kept: Sequence[tf.Variable] = ()):
-        """Take what `outputs` need; of `tables` that is rows. See `Template` for `kept`."""
-        needed = find_ancestors([getattr(output, "op", output) for output in outputs])
+    def __init__(
+        self,
+        made: Trace,
+        outputs: Sequence[Any],
+        tables: Sequence[str],
+        kept: Sequence[tf.Variable] = (),
+        others: Sequence[Any] = (),
+    ):
+        """Take what `outputs` need; of `tables` that is rows, those of `others` too. See `Template` for `kept`."""
+        needed = find_ancestors([getattr(output, "op", output) for output in (*outputs, *others)])
         self._gathers = [(name, op) for name in tables for op in gathers_of(made, name) if op in needed]
         ids = [op.inputs[1] for _, op in self._gathers]
         samples = [output for op in find_ancestors([i.op for i in ids]) if is_random(op) for output in op.outputs]
@@ -155,8 +162,9 @@ class Model:
         gradients = [self._gradients[name] for name in self.parameters]
         of_rows = [gradient for table in self.tables for gradient in self._gradients_of_rows[table]]
         outputs = [total, *gradients, *of_rows, *self._changes]
-        self._training = Computation(made, outputs, self.tables)
-        self._summaries = self._take_summaries()
+        self._take_summaries()
+        self._training = Computation(made, outputs, self.tables, others=self.summaries)
+        self._summaries = Computation(made, self.summaries, self.tables, others=outputs)
         self._test = self._take_test()
 
     @property
@@ -313,7 +321,7 @@ class Model:
         )
         return Measured(loss, means, updates, values, reset, logits, labels, list(self.test.metrics))
 
-    def _take_summaries(self) -> Computation:
+    def _take_summaries(self) -> None:
         """Take the user's summaries, but for those that need the whole of a table."""
         made = self.training
         reads = {
@@ -324,7 +332,6 @@ class Model:
         for summary in found:
             if summary not in self.summaries:
                 logging.warning("%s: no summary of a whole table is written", self._files.place_of(summary))
-        return Computation(made, self.summaries, self.tables)
 
     def build_summaries(
         self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()

@@ -30,9 +30,10 @@ class Trace(NamedTuple):
 
     @property
     def is_of_classes(self) -> bool:
-        """Whether the model is a classifier: a number for each class, and labels that are numbers of classes."""
+        """Whether the model is a classifier: an accuracy, a number for each class, and labels that are classes."""
         logits, labels = self.logits, self.labels
-        if not (isinstance(logits, tf.Tensor) and isinstance(labels, tf.Tensor)):
+        are_tensors = isinstance(logits, tf.Tensor) and isinstance(labels, tf.Tensor)
+        if not are_tensors or "accuracy" not in self.metrics:  # else they may be embeddings, say
             return False
         are_classes = logits.shape.rank == 2 and (logits.shape[-1] or 0) >= 2
         return are_classes and logits.dtype.is_floating and labels.dtype.is_integer and labels.shape.rank == 1

@@ -125,8 +125,8 @@ def build_evaluation(
       batch_size: how many are measured at once, since a model may take no other number.
       samples: the random numbers that chose some of `rows`.
     """
-    num_classes = model.test.logits.shape[-1] if model.test.is_of_classes else None
     measured = model.build_measures({**dense, **rows}, columns, samples)
+    num_classes = model.test.logits.shape[-1] if model.test.is_of_classes else None
     ids = [of_table.ids for of_table in rows.values() if isinstance(of_table, Rows)]
     return EvaluationGraph(dense, columns, ids, measured, num_classes, batch_size)
 

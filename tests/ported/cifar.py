@@ -51,4 +51,4 @@ def build_metrics(logits, labels):
 
 
 def build_optimizer(learning_rate):
-    return tf.train.RMSPropOptimizer(0.002, decay=0.9, momentum=0.5, epsilon=0.01)
+    return tf.train.RMSPropOptimizer(0.01, decay=0.9, momentum=0.5, epsilon=0.01)
