@@ -95,7 +95,7 @@ def test_wide_and_deep_rank_late_flights_like_one_plain_process(tmp_path, flight
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # pip takes the archive from a folder here, as from an index
     monkeypatch.setenv("PIP_FIND_LINKS", flights_dir)
     flags = ["--data_dir=flights", "--learning_rate=0.05", "--train_steps=600"]
-    more = ["--train_dir=train", "--export_dir=exported", "--eval_every_secs=1"]
+    more = ["--train_dir=train", "--export_dir=exported"]
     run = Process(["./run_local_cluster.sh", *flags, *more], tmp_path / "output", cwd=tmp_path)
     assert run.wait() == 0, run.output()
     auc = float(re.search(r"\ntest auc (\S+) ", run.output())[1])
@@ -111,8 +111,13 @@ def test_wide_and_deep_rank_late_flights_like_one_plain_process(tmp_path, flight
     result = json.loads((tmp_path / "train" / "result.json").read_text())
     assert {"test_auc", "test_accuracy", "test_loss"} < result.keys()
     assert (result["layers"], result["optimizer"]) == ([64, 32], "build_optimizer")
-    evaluated = [json.loads(line) for line in (tmp_path / "train" / "eval.jsonl").read_text().splitlines()]
-    assert all(0 <= line["test_auc"] <= 1 for line in evaluated)
+    command = [sys.executable, "distributed.py", "--job_name=evaluator", *flags, "--train_dir=train"]
+    evaluator = Process(command, tmp_path / "evaluated", cwd=tmp_path)
+    assert evaluator.wait() == 0, evaluator.output()
+    evaluated = json.loads((tmp_path / "train" / "eval.jsonl").read_text().splitlines()[-1])
+    assert {name: evaluated[name] for name in ("test_auc", "test_accuracy")} == pytest.approx(
+        {name: result[name] for name in ("test_auc", "test_accuracy")}, abs=1e-5
+    )
 
     served = subprocess.run([sys.executable, "-c", RANK], cwd=tmp_path, capture_output=True, text=True)
     assert served.returncode == 0, served.stderr
