@@ -47,11 +47,10 @@ def main(_: list[str]) -> None:
         train_op = build_train_op(model.build_loss(logits, labels), global_step)
     with tf.device(worker):
         metrics = model.build_metrics(logits, labels)
-    generator, step, started = np.random.default_rng(FLAGS.task_index), 0, None
+    batches, step, started = next_batches(own), 0, None
     with tf.train.MonitoredTrainingSession(target, is_chief=FLAGS.task_index == 0) as session:
         while step < FLAGS.train_steps:
-            batch = generator.integers(len(own[0]), size=BATCH_SIZE)
-            feed_dict = {placeholder: column[batch] for placeholder, column in zip(columns, own, strict=True)}
+            feed_dict = dict(zip(columns, next(batches), strict=True))
             _, step = session.run([train_op, global_step], feed_dict)
             started = started or (time.monotonic(), step)
         secs, steps = time.monotonic() - started[0], step - started[1]
@@ -70,6 +69,15 @@ def build_train_op(loss, global_step):
     updates = [optimizer.minimize(loss, var_list=tf.trainable_variables(scope)) for scope, optimizer in optimizers]
     with tf.control_dependencies(updates):
         return global_step.assign_add(1)
+
+
+def next_batches(columns):
+    """Yield batches of examples, each example once in an epoch, in an order that is new in each."""
+    generator = np.random.default_rng(FLAGS.task_index)
+    while True:
+        order = generator.permutation(len(columns[0]))
+        for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
+            yield [column[order[start : start + BATCH_SIZE]] for column in columns]
 
 
 def test(session, columns, metrics):

@@ -112,7 +112,8 @@ def fetch(data_dir: str) -> None:
 
     The tasks could not: a private network leads nowhere.
     """
-    if not re.search(r"^def fetch\(", (PROJECT / "mnist_input.py").read_text(), re.MULTILINE):
+    path = PROJECT / "mnist_input.py"
+    if not (path.is_file() and re.search(rb"^def fetch\(", path.read_bytes(), re.MULTILINE)):
         download.fetch(data_dir)
     elif not os.path.isdir(data_dir) or not os.listdir(data_dir):
         logging.info("fetching the examples into %s", data_dir)

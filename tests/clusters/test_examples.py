@@ -1,5 +1,6 @@
 """The examples of docs/your-own.md train with everything else as it is."""
 
+import json
 import os
 import pathlib
 import re
@@ -16,6 +17,8 @@ from benchmarks.testbed.processes import PROJECT, Process, poll_for, running_wit
 EXAMPLE = PROJECT / "examples" / "fashion_mnist"
 FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
 LANGUAGES = PROJECT / "examples" / "languages"
+FLIGHTS = PROJECT / "examples" / "flights"
+LOOKUP = PROJECT / "benchmarks" / "table" / "lookup.py"
 WORDS = pathlib.Path("/usr/share/dict")
 WORDS_OF_TEST = 4000  # of each language
 LISTS = runpy.run_path(str(LANGUAGES / "mnist_input.py"))["LISTS"]
@@ -84,6 +87,63 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
     evaluator = Process([sys.executable, "distributed.py", *flags], tmp_path / "evaluated", cwd=tmp_path)
     assert evaluator.wait() == 0, evaluator.output()
     assert f"evaluator 0: test accuracy {accuracy:.4f} " in evaluator.output()
+
+
+@pytest.mark.long
+def test_wide_and_deep_rank_late_flights_like_one_plain_process(tmp_path, flights_dir, monkeypatch):
+    copy_project(FLIGHTS, tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # pip takes the archive from a folder here, as from an index
+    monkeypatch.setenv("PIP_FIND_LINKS", flights_dir)
+    flags = ["--data_dir=flights", "--learning_rate=0.05", "--train_steps=600"]
+    more = ["--train_dir=train", "--export_dir=exported"]
+    run = Process(["./run_local_cluster.sh", *flags, *more], tmp_path / "output", cwd=tmp_path)
+    assert run.wait() == 0, run.output()
+    auc = float(re.search(r"\ntest auc (\S+) ", run.output())[1])
+    assert os.listdir(tmp_path / "flights") == [path.name for path in pathlib.Path(flights_dir).iterdir()]
+
+    shutil.copy(LOOKUP, tmp_path)
+    alone = Process([sys.executable, LOOKUP.name, *flags], tmp_path / "alone", cwd=tmp_path)
+    assert alone.wait() == 0, alone.output()
+    expected = json.loads(re.findall(r"^\{.*\}$", alone.output(), re.MULTILINE)[-1])
+    assert 0.6 < expected["test_auc"] < 0.75
+    assert auc == pytest.approx(expected["test_auc"], abs=0.01)
+
+    result = json.loads((tmp_path / "train" / "result.json").read_text())
+    assert {"test_auc", "test_accuracy", "test_loss"} < result.keys()
+    assert (result["layers"], result["optimizer"]) == ([64, 32], "build_optimizer")
+    command = [sys.executable, "distributed.py", "--job_name=evaluator", *flags, "--train_dir=train"]
+    evaluator = Process(command, tmp_path / "evaluated", cwd=tmp_path)
+    assert evaluator.wait() == 0, evaluator.output()
+    evaluated = json.loads((tmp_path / "train" / "eval.jsonl").read_text().splitlines()[-1])
+    assert {name: evaluated[name] for name in ("test_auc", "test_accuracy")} == pytest.approx(
+        {name: result[name] for name in ("test_auc", "test_accuracy")}, abs=1e-5
+    )
+
+    served = subprocess.run([sys.executable, "-c", RANK], cwd=tmp_path, capture_output=True, text=True)
+    assert served.returncode == 0, served.stderr
+    assert float(served.stdout) == pytest.approx(auc, abs=0.001), "from the ranks of all test examples"
+
+
+RANK = """
+import numpy as np
+import tensorflow as tf
+import mnist_input
+
+serve = tf.saved_model.load("exported/1").signatures["serving_default"]
+examples = mnist_input.load("flights", "t10k")
+columns = dict(zip(mnist_input.INPUT, map(tf.constant, examples), strict=False))
+ranks = serve(**columns)["probability"].numpy().argsort().argsort()
+late = examples.labels == 1
+print((ranks[late].mean() - (late.sum() - 1) / 2) / (~late).sum())
+"""
+
+
+def test_a_flag_that_a_function_of_the_model_replaces_is_refused(tmp_path, flights_dir):
+    copy_project(FLIGHTS, tmp_path)
+    flags = ["--workers=1", f"--data_dir={flights_dir}", "--optimizer=sgd"]
+    run = Process(["./run_local_cluster.sh", *flags], tmp_path / "output", cwd=tmp_path)
+    assert run.wait() == 2
+    assert "error: --optimizer changes nothing, since model.py has build_optimizer(): leave one of them" in run.output()
 
 
 GUESSING_MODEL = """
