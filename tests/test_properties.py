@@ -106,9 +106,10 @@ def test_any_tf_config_makes_a_task_or_is_refused(text):
         assert task.address in json.loads(text)["cluster"][task.job_name]
 
 
+MODULES = (distributed.__name__, distributed.model.__name__)
 names = st.sampled_from(
-    sorted(distributed.FLAGS.flags_by_module_dict()[distributed.__name__], key=lambda f: f.name)
-).map(lambda flag: flag.name)
+    sorted(flag.name for module in MODULES for flag in distributed.FLAGS.flags_by_module_dict()[module])
+)
 values = st.one_of(
     st.text(max_size=6), st.integers().map(str), st.floats().map(str), st.sampled_from(["", "true", "1:2"])
 )
