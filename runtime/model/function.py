@@ -1,9 +1,4 @@
-"""The model as a function: from examples and parameters to a loss, gradients and measures.
-
-Of the variables that a user's functions make, a *parameter* is one that the loss has a gradient for. A *table* is a
-parameter of which rows are looked up, and nothing else. *State* is what only an assignment changes, such as the moving
-averages of batch normalisation: the difference that it makes travels with the gradients. All else is *frozen*.
-"""
+"""The model as a function: from examples and parameters to a loss, gradients and measures."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,79 +7,12 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.errors import UnusableError
-from runtime.model.template import Template, control_flow_v2, find_ancestors
-from runtime.model.trace import CHANGES, Trace, build_total_loss, trace, traced_as_users_expect
-from runtime.tables import Lookups, Parameters, Rows, add_rows, find_places
+from runtime.model.computation import Computation
+from runtime.model.roles import find_roles, flat
+from runtime.model.template import Template, find_ancestors
+from runtime.model.trace import trace, traced_as_users_expect
+from runtime.tables import Lookups, Parameters, add_rows
 from runtime.users_files import Files
-
-GLOBAL_STEP = tf.GraphKeys.GLOBAL_STEP  # "global_step", the name of the variable
-
-
-class Computation:
-    """Some outputs of a trace as a function of examples and parameters."""
-
-    def __init__(
-        self,
-        made: Trace,
-        outputs: Sequence[Any],
-        tables: Sequence[str],
-        kept: Sequence[tf.Variable] = (),
-        others: Sequence[Any] = (),
-    ):
-        """Take what `outputs` need; of `tables` that is rows, those of `others` too. See `Template` for `kept`."""
-        needed = find_ancestors([getattr(output, "op", output) for output in (*outputs, *others)])
-        self._gathers = [(name, op) for name in tables for op in gathers_of(made, name) if op in needed]
-        ids = [op.inputs[1] for _, op in self._gathers]
-        samples = [output for op in find_ancestors([i.op for i in ids]) if is_random(op) for output in op.outputs]
-        rows = [op.outputs[0] for _, op in self._gathers]
-        self._is_random = bool(samples)
-        self._choices = Template(made.graph, [*ids, *samples], made.columns)
-        self._ids = Template(made.graph, ids, [*made.columns, *samples])
-        self._outputs = Template(made.graph, outputs, [*made.columns, *samples, *rows], kept)
-
-    @property
-    def calls_python(self) -> bool:
-        """Whether there is a Python function in it."""
-        return self._outputs.has(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
-
-    def build_lookups(self, columns: Sequence[tf.Tensor], stream: object = None) -> Lookups:
-        """Build which rows of each table some examples need."""
-        if not self._gathers:
-            return Lookups({}, [])
-        results = self._choices.copy(columns, {}, "lookups", stream)
-        num_ids = len(self._gathers)
-        ids: dict[str, list[tf.Tensor]] = {}
-        for (name, _), of_gather in zip(self._gathers, results[:num_ids], strict=True):
-            ids.setdefault(name, []).append(tf.reshape(tf.cast(of_gather, tf.int64), [-1]))
-        return Lookups({name: tf.concat(parts, axis=0) for name, parts in ids.items()}, results[num_ids:])
-
-    def build(
-        self,
-        columns: Sequence[tf.Tensor],
-        parameters: Parameters,
-        name: str,
-        samples: Sequence[tf.Tensor] = (),
-        stream: object = None,
-    ) -> tuple[list[Any], list[tuple[str, tf.Tensor]]]:
-        """Build the outputs, and for each lookup its table and the places of its ids among the rows that are there.
-
-        Without `samples`, random rows are chosen here: of whole tables, or none would be there.
-        """
-        if self._is_random and not samples:
-            samples = self.build_lookups(columns, stream).samples
-        values = {name: value for name, value in parameters.items() if not isinstance(value, Rows)}
-        if self._outputs.needs(GLOBAL_STEP):
-            values[GLOBAL_STEP] = build_global_step()
-        lookups, rows = [], []
-        if self._gathers:
-            for (table, _), ids in zip(self._gathers, self._ids.copy([*columns, *samples], {}, "ids"), strict=True):
-                parameter = parameters[table]
-                if isinstance(parameter, Rows):
-                    lookups.append((table, find_places(parameter, ids)))
-                    rows.append(tf.gather(parameter.values, lookups[-1][1]))
-                else:
-                    rows.append(tf.gather(parameter, ids))
-        return self._outputs.copy([*columns, *samples, *rows], values, name, stream), lookups
 
 
 class Serving(NamedTuple):
@@ -147,24 +75,11 @@ class Model:
         if unknown := self.test.variables.keys() - made.variables.keys():
             place, names = files.place_of(self.test.variables[min(unknown)]), ", ".join(sorted(unknown))
             raise UnusableError(f"{place}: {names} is not made for training: make it always")
-        total = build_total_loss(made)
-        of_graph = made.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
-        trainable = [v.op.name for v in of_graph if v.op.name in made.variables]
-        self.tables = [name for name in trainable if self._is_table(name, total, is_stepwise)]
-        if self.tables and not may_have_tables(self.own):
-            logging.warning(
-                "%s: sent as a whole, since only plain SGD takes local steps on rows", ", ".join(self.tables)
-            )
-            self.tables = []
-        self._find_gradients(total, trainable)
-        self._find_changes(total)
-        self.frozen = [n for n in made.variables if n not in {*self.parameters, *self.tables, *self.state}]
-        gradients = [self._gradients[name] for name in self.parameters]
-        of_rows = [gradient for table in self.tables for gradient in self._gradients_of_rows[table]]
-        outputs = [total, *gradients, *of_rows, *self._changes]
+        roles = find_roles(files, made, self.test, may_have_tables(self.own), is_stepwise)
+        self.parameters, self.tables, self.state, self.frozen, outputs = roles
         self._take_summaries()
-        self._training = Computation(made, outputs, self.tables, others=self.summaries)
-        self._summaries = Computation(made, self.summaries, self.tables, others=outputs)
+        self._training = Computation(made, outputs, self.tables)
+        self._summaries = Computation(made, self.summaries, self.tables)
         self._test = self._take_test()
 
     @property
@@ -172,85 +87,6 @@ class Model:
         """What an input is, where a model has one."""
         specs = list(self._files.inputs.values())
         return specs[0] if len(specs) == 1 else None
-
-    # What the variables are
-
-    def _is_table(self, name: str, total: tf.Tensor, is_stepwise: bool) -> bool:
-        """Return whether rows of a variable are looked up, and nothing else is done with it."""
-        variable = self.training.variables[name]
-        is_matrix = variable.shape.rank == 2 and variable.dtype.base_dtype == tf.float32
-        if not (is_matrix and gathers_of(self.training, name)):
-            return False
-        for made, results in ((self.training, [total]), (self.test, [self.test.loss, *_flat(self.test.metrics)])):
-            if name not in made.variables:
-                continue
-            results += [*_flat(made.logits), *_flat(made.predictions)]
-            results += made.graph.get_collection(tf.GraphKeys.UPDATE_OPS)
-            needed = find_ancestors([getattr(result, "op", result) for result in results])
-            uses = [op for op in made.variables[name].handle.consumers() if op in needed]
-            if any(op.type != "ResourceGather" or op.get_attr("batch_dims") for op in uses):
-                return False
-            ancestors = find_ancestors([op.inputs[1].op for op in uses])
-            if any(op.type in ("ReadVariableOp", "ResourceGather") for op in ancestors):
-                return False
-            if not is_stepwise and any(map(is_random, ancestors)):
-                return False
-        return True
-
-    def _find_gradients(self, total: tf.Tensor, trainable: Sequence[str]) -> None:
-        """Find what the loss has gradients for, and build these in the traced graph."""
-        made = self.training
-        dense = [name for name in trainable if name not in self.tables]
-        gathers = {name: gathers_of(made, name) for name in self.tables}
-        targets = [made.variables[name] for name in dense]
-        rows = [op.outputs[0] for name in self.tables for op in gathers[name]]
-        with control_flow_v2(), made.graph.as_default():
-            gradients = [g if g is None else tf.convert_to_tensor(g) for g in tf.gradients(total, targets + rows)]
-            of_rows = iter(gradients[len(dense) :])
-            self._gradients_of_rows = {
-                name: [_or_zeros(next(of_rows), op.outputs[0]) for op in gathers[name]] for name in self.tables
-            }
-        self._gradients = {n: g for n, g in zip(dense, gradients, strict=False) if g is not None}
-        self.parameters = list(self._gradients)
-        for name in self.parameters:
-            if (dtype := made.variables[name].dtype.base_dtype) != tf.float32:
-                place = self._files.place_of(made.variables[name])
-                raise UnusableError(f"{place}: {name} is {dtype.name}, but what is trained must be float32")
-        used = find_ancestors([t.op for t in [total, *_flat(made.logits)]])
-        for name in dense:
-            if name not in self._gradients and not used.intersection(made.variables[name].handle.consumers()):
-                place = self._files.place_of(made.variables[name])
-                raise UnusableError(f"{place}: the loss does not depend on {name}: use it, or do not make it")
-
-    def _find_changes(self, total: tf.Tensor) -> None:
-        """Find the assignments that belong to a step, and build by how much they lower each variable."""
-        made = self.training
-        updates = made.graph.get_collection(tf.GraphKeys.UPDATE_OPS)
-        steps = find_ancestors([getattr(update, "op", update) for update in [*updates, total]])
-        changes: dict[str, list[tf.Tensor]] = {}
-        with made.graph.as_default():
-            for name, variable in made.variables.items():
-                for op in variable.handle.consumers():
-                    if op.type.startswith(("ResourceApply", "ResourceSparseApply")):
-                        place = self._files.place_of(op)
-                        raise UnusableError(f"{place}: an optimizer changes {name}: return it from build_optimizer()")
-                    if op not in steps or not op.type.startswith(("Assign", "ResourceScatter")):
-                        continue
-                    place = self._files.place_of(op)
-                    if op.type not in CHANGES or variable.dtype.base_dtype != tf.float32:
-                        raise UnusableError(
-                            f"{place}: {op.type} of {name}, {variable.dtype.name}, cannot be done by workers"
-                        )
-                    if name in (*self.parameters, *self.tables):
-                        raise UnusableError(f"{place}: {name} is trained, so no other assignment may change it")
-                    change = op.inputs[1]
-                    if op.type == "AssignAddVariableOp":
-                        change = -change
-                    if op.type == "AssignVariableOp":
-                        change = variable.read_value() - change
-                    changes.setdefault(name, []).append(change)
-            self.state = list(changes)
-            self._changes = [tf.add_n(parts) for parts in changes.values()]
 
     def _take_learning_rate(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
         """Take the user's learning rate for a function of the global step."""
@@ -302,7 +138,7 @@ class Model:
         outputs = [made.loss, *(made.metrics[name] for name in self._means)]
         outputs += [update for _, update in pairs.values()] + [value for value, _ in pairs.values()]
         outputs += [variable.initializer for variable in kept]
-        outputs += _flat([made.logits, made.labels])
+        outputs += flat([made.logits, made.labels])
         self._num_reset = len(kept)
         return Computation(made, outputs, self.tables, kept)
 
@@ -382,35 +218,3 @@ class Model:
     def build_summary_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
         """Build which rows of the tables the user's summaries of a batch need."""
         return self._summaries.build_lookups(columns, self._stream)
-
-
-def build_global_step() -> tf.Tensor:
-    """Build the global step, int64 [], once in a run, as a model sees it; an exported one sees 0."""
-    variable = tf.train.get_global_step()
-    with tf.control_dependencies(None):  # it is no part of any loop
-        if variable is None:
-            return tf.zeros([], tf.int64)
-        with tf.device(variable.device):
-            return variable.read_value()
-
-
-def is_random(op: tf.Operation) -> bool:
-    """Return whether an op has another result in each run."""
-    return "seed2" in op.node_def.attr
-
-
-def gathers_of(made: Trace, name: str) -> list[tf.Operation]:
-    """Return the lookups in a variable of a trace."""
-    return (
-        [op for op in made.variables[name].handle.consumers() if op.type == "ResourceGather"]
-        if name in made.variables
-        else []
-    )
-
-
-def _flat(structure: Any) -> list[tf.Tensor]:
-    return [tensor for tensor in tf.nest.flatten(structure) if isinstance(tensor, tf.Tensor)]
-
-
-def _or_zeros(gradient: tf.Tensor | None, rows: tf.Tensor) -> tf.Tensor:
-    return tf.zeros_like(rows) if gradient is None else gradient

@@ -5,7 +5,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from runtime.model.function import Model, is_random
+from runtime.model.computation import is_random
+from runtime.model.function import Model
 from runtime.model.template import Template, find_ancestors
 from runtime.model.trace import Trace
 from runtime.tables import TableVariable

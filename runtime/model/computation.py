@@ -1,0 +1,102 @@
+"""Computations: some outputs of a trace as a function of examples and parameters, of which tables give rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from runtime.model.template import Template, find_ancestors
+from runtime.model.trace import Trace
+from runtime.tables import Lookups, Parameters, Rows, find_places
+
+GLOBAL_STEP = tf.GraphKeys.GLOBAL_STEP  # "global_step", the name of the variable
+
+
+class Computation:
+    """Some outputs of a trace as a function of examples and parameters."""
+
+    def __init__(
+        self,
+        made: Trace,
+        outputs: Sequence[Any],
+        tables: Sequence[str],
+        kept: Sequence[tf.Variable] = (),
+    ):
+        """Take what `outputs` need; of `tables` that is rows. See `Template` for `kept`."""
+        needed = find_ancestors([getattr(output, "op", output) for output in outputs])
+        self._gathers = [(name, op) for name in tables for op in gathers_of(made, name) if op in needed]
+        ids = [op.inputs[1] for _, op in self._gathers]
+        samples = [output for op in find_ancestors([i.op for i in ids]) if is_random(op) for output in op.outputs]
+        rows = [op.outputs[0] for _, op in self._gathers]
+        self._is_random = bool(samples)
+        self._choices = Template(made.graph, [*ids, *samples], made.columns)
+        self._ids = Template(made.graph, ids, [*made.columns, *samples])
+        self._outputs = Template(made.graph, outputs, [*made.columns, *samples, *rows], kept)
+
+    @property
+    def calls_python(self) -> bool:
+        """Whether there is a Python function in it."""
+        return self._outputs.has(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
+
+    def build_lookups(self, columns: Sequence[tf.Tensor], stream: object = None) -> Lookups:
+        """Build which rows of each table some examples need."""
+        if not self._gathers:
+            return Lookups({}, [])
+        results = self._choices.copy(columns, {}, "lookups", stream)
+        num_ids = len(self._gathers)
+        ids: dict[str, list[tf.Tensor]] = {}
+        for (name, _), of_gather in zip(self._gathers, results[:num_ids], strict=True):
+            ids.setdefault(name, []).append(tf.reshape(tf.cast(of_gather, tf.int64), [-1]))
+        return Lookups({name: tf.concat(parts, axis=0) for name, parts in ids.items()}, results[num_ids:])
+
+    def build(
+        self,
+        columns: Sequence[tf.Tensor],
+        parameters: Parameters,
+        name: str,
+        samples: Sequence[tf.Tensor] = (),
+        stream: object = None,
+    ) -> tuple[list[Any], list[tuple[str, tf.Tensor]]]:
+        """Build the outputs, and for each lookup its table and the places of its ids among the rows that are there.
+
+        Without `samples`, random rows are chosen here: of whole tables, or none would be there.
+        """
+        if self._is_random and not samples:
+            samples = self.build_lookups(columns, stream).samples
+        values = {name: value for name, value in parameters.items() if not isinstance(value, Rows)}
+        if self._outputs.needs(GLOBAL_STEP):
+            values[GLOBAL_STEP] = build_global_step()
+        lookups, rows = [], []
+        if self._gathers:
+            for (table, _), ids in zip(self._gathers, self._ids.copy([*columns, *samples], {}, "ids"), strict=True):
+                parameter = parameters[table]
+                if isinstance(parameter, Rows):
+                    lookups.append((table, find_places(parameter, ids)))
+                    rows.append(tf.gather(parameter.values, lookups[-1][1]))
+                else:
+                    rows.append(tf.gather(parameter, ids))
+        return self._outputs.copy([*columns, *samples, *rows], values, name, stream), lookups
+
+
+def build_global_step() -> tf.Tensor:
+    """Build the global step, int64 [], once in a run, as a model sees it; an exported one sees 0."""
+    variable = tf.train.get_global_step()
+    with tf.control_dependencies(None):  # it is no part of any loop
+        if variable is None:
+            return tf.zeros([], tf.int64)
+        with tf.device(variable.device):
+            return variable.read_value()
+
+
+def is_random(op: tf.Operation) -> bool:
+    """Return whether an op has another result in each run."""
+    return "seed2" in op.node_def.attr
+
+
+def gathers_of(made: Trace, name: str) -> list[tf.Operation]:
+    """Return the lookups in a variable of a trace."""
+    return (
+        [op for op in made.variables[name].handle.consumers() if op.type == "ResourceGather"]
+        if name in made.variables
+        else []
+    )
