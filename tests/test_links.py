@@ -22,7 +22,8 @@ from tests import forked
 PROJECT = pathlib.Path(__file__).parents[1]
 README = PROJECT / "README.md"
 PAGES = sorted((PROJECT / "docs").glob("*.md"))
-DOCUMENTS = [README, PROJECT / "CONTRIBUTING.md", PROJECT / "CHANGELOG.md", *PAGES]
+EXAMPLES = sorted((PROJECT / "examples").glob("*/README.md"))
+DOCUMENTS = [README, PROJECT / "CONTRIBUTING.md", PROJECT / "CHANGELOG.md", *PAGES, *EXAMPLES]
 MAX_README_LINES, MAX_README_WORDS, MAX_PAGE_LINES = 150, 1200, 200
 NUM_PIECES = 2  # a message may be put together from this many string literals between two variable parts
 
@@ -226,6 +227,8 @@ EXERCISED = {
     "cp examples/fashion_mnist/*.py .": RunBy("def test_two_files_of_a_user_train_"),
     "./run_local_cluster.sh --data_dir=/usr/share/datasets/fashion-mnist": ParsedFlags(),
     f"sudo apt-get install {WORD_LISTS}": RunBy(f"for words in {WORD_LISTS.partition(' wnorwegian')[0]} "),
+    "cp examples/flights/*.py .": RunBy("def test_wide_and_deep_rank_late_flights_"),
+    "./run_local_cluster.sh --data_dir=flights --learning_rate=0.05 --train_steps=6000": ParsedFlags(),
     "cp examples/languages/*.py .": RunBy("def test_a_table_tells_the_language_of_a_word_"),
     "./run_local_cluster.sh --data_dir=/usr/share/dict --optimizer=sgd --learning_rate=10 --lr_schedule=one_cycle"
     " --local_steps=16 --train_steps=32000 --export_dir=exported": ParsedFlags(),
