@@ -359,8 +359,9 @@ def test_means_and_metrics_that_need_all_examples_are_of_all_whatever_the_batche
 
 @pytest.mark.parametrize("label", [-1, 2])
 def test_a_test_example_with_a_label_of_no_class_is_refused_before_training(graph, label):
-    with pytest.raises(UnusableError, match=rf"cannot be used: label 1 is {label}, expected 0 to 1"):
-        make_evaluate([0, label])
+    test = make_evaluate([0, label], lambda logits, labels: {"accuracy": tf.constant(1.0)})
+    with tf.Session() as session, pytest.raises(UnusableError, match=rf"label 1 is {label}, expected 0 to 1"):
+        test.check(session)
 
 
 def test_a_model_that_is_no_classifier_is_measured_and_makes_no_mistakes(graph):

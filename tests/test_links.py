@@ -141,7 +141,7 @@ class Task(NamedTuple):
 
 SEVERAL = (("10.0.0.1:2222",), ("10.0.0.2:2222", "10.0.0.3:2222"))
 SEVERAL_FLAGS = "--ps_hosts=10.0.0.1:2222 --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 --train_dir=/shared/run1"
-CHAOS = "tests/chaos.py --mode asynchronous synchronous local_steps --minutes 4 --write"
+CHAOS = "tests/chaos.py --mode asynchronous synchronous backup_workers local_steps --minutes 4 --write"
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
 COMPOSE = "docker compose --file deploy/compose.yaml"
 BOARD = "runtime/launch/tensorboard"
@@ -221,8 +221,9 @@ EXERCISED = {
     "pkill -9 ps-0": RunBy("def kill(launcher, name):"),
     "pkill -STOP worker-1; sleep 5; pkill -CONT worker-1": RunBy("def kill(launcher, name):"),
     **{f"./run_local_cluster.sh {flags}": ParsedFlags() for flags in LAB},
-    "./run_local_cluster.sh --hidden_units=128 --train_steps=1000": ParsedFlags(),
-    "./run_local_cluster.sh --hidden_units=128 --train_steps=500 --issync": RunBy("def test_a_ported_script_trains_"),
+    "./run_local_cluster.sh --train_steps=1000": ParsedFlags(),
+    "./run_local_cluster.sh --train_steps=500 --issync": RunBy("def test_a_ported_script_trains_"),
+    ".venv/bin/pip install --no-deps tf_keras==2.21.*": RunBy("def test_a_ported_script_trains_"),
     "sudo apt-get install dataset-fashion-mnist": RunBy("packages+=(dataset-fashion-mnist)"),
     "cp examples/fashion_mnist/*.py .": RunBy("def test_two_files_of_a_user_train_"),
     "./run_local_cluster.sh --data_dir=/usr/share/datasets/fashion-mnist": ParsedFlags(),

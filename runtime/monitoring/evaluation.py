@@ -135,17 +135,8 @@ class ModelTest:
     """Measures the parameters as they are now on all test examples."""
 
     def __init__(self, graph: EvaluationGraph, examples: Sequence[Any]):
-        """Measure with `graph`; only the chief and the evaluator have `examples`, columns of them.
-
-        Raises:
-          UnusableError: a label is of no class.
-        """
+        """Measure with `graph`; only the chief and the evaluator have `examples`, columns of them."""
         self._graph, self._examples = graph, examples
-        if examples and graph.num_classes and np.issubdtype(examples[-1].dtype, np.integer):
-            for index in (np.argmin(examples[-1]), np.argmax(examples[-1])):
-                if not 0 <= examples[-1][index] < graph.num_classes:
-                    label = f"label {index} is {examples[-1][index]}, expected 0 to {graph.num_classes - 1}"
-                    raise UnusableError(f"the test examples under --data_dir cannot be used: {label}")
 
     @functools.cached_property
     def checksum(self) -> int:
@@ -153,12 +144,23 @@ class ModelTest:
         return compute_checksum(self._examples)
 
     def check(self, session: tf.Session) -> None:
-        """Try the last batch, which may be short, and whether tables have the rows of all, before work can be lost."""
-        measured, ids = self._graph.measured, self._graph.ids
-        *others, last = self._batches()
+        """Try whether the model can be tested, before work can be lost: with the last batch, which may be short.
+
+        Raises:
+          UnusableError: a label is of no class.
+        """
+        measured, ids, num_classes = self._graph.measured, self._graph.ids, self._graph.num_classes or 0
+        raw = self._examples[-1]
+        is_doubtful = num_classes and not (raw.dtype.kind in "iu" and 0 <= raw.min() <= raw.max() < num_classes)
+        first = 0
+        for batch in self._batches() if ids or is_doubtful else []:  # tables may lack a row, too
+            _, labels = session.run([ids, measured.labels if is_doubtful else []], self._feed(batch))
+            for index in np.flatnonzero((np.array(labels) < 0) | (np.array(labels) >= num_classes))[:1]:
+                label = f"label {first + index} is {labels[index]}, expected 0 to {num_classes - 1}"
+                raise UnusableError(f"the test examples under --data_dir cannot be used: {label}")
+            first += len(batch[0])
+        *_, last = self._batches()
         session.run([measured.loss, measured.means], self._feed(last))
-        for batch in others if ids else []:
-            session.run(ids, self._feed(batch))
 
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""
