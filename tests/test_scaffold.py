@@ -242,11 +242,11 @@ class FixedTest:
 
     checksum = 0
 
-    def find_rows(self, session):
-        return {}
+    def check(self, session):
+        pass
 
     def __call__(self, session):
-        return Measures(0.5, 0.5, int(session.run(tf.train.get_global_step(session.graph))), {}, dict)
+        return Measures(0.5, {"accuracy": 0.5}, int(session.run(tf.train.get_global_step(session.graph))), {}, dict)
 
 
 class NothingIsLost:

@@ -201,7 +201,8 @@ def try_script(arguments: Sequence[str]) -> str:
         script = import_script()
         script.program.parse_flags(sys.argv)
         writer.send(getattr(script.mnist_input, "PREDICTS", ""))
-        print(end="", flush=True)
+        with contextlib.suppress(OSError):  # nobody may be there to read
+            sys.stdout.flush()
         end_process(0)  # whatever threads the user's files have started
 
     process = fork.Process(target=try_it)
