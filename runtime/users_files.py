@@ -38,7 +38,8 @@ def describe_mistake(error: BaseException) -> str:
         if isinstance(error, tf.errors.OpError):
             return f"{place}: {reason(error)}; correct {file}, or the examples that it gets"
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        if isinstance(error, flags.UnrecognizedFlagError | flags.UnparsedFlagAccessError | SystemExit):
+        is_argparse = isinstance(error, SystemExit) and error.code == UNUSABLE_STATUS
+        if is_argparse or isinstance(error, flags.UnrecognizedFlagError | flags.UnparsedFlagAccessError):
             why += " (no flag can be read while the file is imported: read it in a function, as flags.FLAGS.name)"
         return f"{place}: {why}; correct {file}"
     module = pathlib.Path(getattr(getattr(error, "obj", None), "__file__", None) or "")
