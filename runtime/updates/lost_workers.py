@@ -77,6 +77,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
         on_each_ps = zip(self.aggregations, session.run(self._last_added), counts, strict=True)
         is_waiting = np.any([added == count for a, added, count in on_each_ps if a.is_waited_for], axis=0)
         is_release = not is_moving and bool(is_waiting[is_live].all())
+        is_release = is_release and session.run(self._num_updates) == counts  # else somebody waits no more
         session.run(self._require, {self._num_required: num_required, self._is_release: is_release})
         if num_required != (self._last_num_required or self._rule.num_gradients):
             logging.warning(
