@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from runtime.errors import UnusableError
 from runtime.tables import Lookups
 from runtime.updates.exchange import Exchange
 from runtime.updates.packing import Packing, split_vector
@@ -84,3 +85,10 @@ def test_a_partitioned_variable_is_put_together(run):
     assert len(vectors) == 2, "its slices lie on two ps tasks"
     whole, matrix = run([partitioned.as_tensor(), packing.unpack(vectors)["matrix"]])
     np.testing.assert_array_equal(matrix, whole)
+
+
+def test_more_parameters_on_a_ps_than_one_message_takes_are_refused(graph):
+    large = {f"w{number}": tf.get_variable(f"w{number}", [360_000, 250]) for number in range(6)}
+    with pytest.raises(UnusableError, match=r"have 2160000000 bytes, .* give 3 ps tasks or more"):
+        Packing(large)
+    Packing({name: large[name] for name in list(large)[:5]})

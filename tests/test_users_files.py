@@ -285,3 +285,9 @@ def test_examples_that_are_not_as_input_says_are_refused(numbers):
         UnusableError, match=f"the examples cannot be used: expected {expected}, found {found}; correct"
     ):
         check_examples(Examples(numbers, np.zeros(1, int)), INPUT, "the examples")
+
+
+def test_what_lies_in_an_environment_in_the_checkout_is_no_file_of_a_user(monkeypatch):
+    monkeypatch.setattr(users_files, "LIBRARIES", (str(PROJECT / "venv"),))
+    assert not users_files._is_users(PROJECT / "venv" / "lib" / "session.py")
+    assert users_files._is_users(PROJECT / "model.py")
