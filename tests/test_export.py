@@ -17,6 +17,7 @@ from runtime.errors import UnsavedError, UnusableError
 from runtime.model.function import Model
 from runtime.saving.export import check_export_dir, export
 from runtime.saving.result import keep_trying
+from runtime.users_files import Files
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 CHIEF, WORKER_1 = (Task("worker", index, ("a:1",), ("b:2", "c:3")) for index in range(2))
@@ -58,6 +59,28 @@ def test_what_is_exported_classifies_images_and_knows_nothing_of_the_cluster(tmp
     assert found["classes"].tolist() == [0, 3]
     others = np.e + np.exp(10) + 8
     assert found["probabilities"][1, [0, 3]] == pytest.approx([np.e / others, np.exp(10) / others], rel=1e-5)
+
+
+def test_an_exported_model_has_filled_its_lookup_tables(tmp_path):
+    def build_logits(words, is_training):
+        numbers = tf.lookup.KeyValueTensorInitializer(tf.constant(["a", "b"]), tf.constant([1.0, 2.0]))
+        return tf.lookup.StaticHashTable(numbers, 0.0).lookup(words) * tf.get_variable("scale", [])
+
+    files = Files(
+        types.SimpleNamespace(build_logits=build_logits, build_loss=lambda logits, labels: tf.reduce_mean(logits)),
+        types.SimpleNamespace(
+            INPUT=tf.TensorSpec([], tf.string, "words"),
+            decode=lambda words: (words, None),
+            to_inputs=lambda words: words,
+        ),
+    )
+    model = Model(files, [tf.TensorSpec([], tf.string)], 0, 0, lambda own: True, is_stepwise=True)
+    export(str(tmp_path), model, lambda: {"scale": np.float32(10)})
+    with tf.Graph().as_default(), tf.Session() as session:
+        meta_graph = tf.saved_model.load(session, ["serve"], str(tmp_path / "1"))
+        signature = meta_graph.signature_def["serving_default"]
+        words = {signature.inputs["words"].name: ["b", "c", "a"]}
+        assert session.run(signature.outputs["outputs"].name, words).tolist() == [20.0, 0.0, 10.0]
 
 
 def test_each_export_is_the_next_version_and_replaces_none(tmp_path, model, values):

@@ -124,7 +124,7 @@ def _save(folder: str, model: Model, values: Mapping[str, Any], checksum: str) -
         serving = model.build_serving({name: tf.convert_to_tensor(variable) for name, variable in variables.items()})
         for name, variable in variables.items():
             variable.load(values[name], session)
-        tf.saved_model.simple_save(session, folder, serving.inputs, serving.outputs)
+        tf.saved_model.simple_save(session, folder, serving.inputs, serving.outputs, tf.tables_initializer())
     path = os.path.join(folder, CHECKSUM_FILE)
     os.mkdir(os.path.dirname(path))
     with open(path, "w") as file:
