@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
 from runtime.cluster import probes
+from runtime.errors import UnusableError
 from runtime.model.function import Own
 from runtime.tables import Lookups
 from runtime.updates import lost_workers
@@ -779,6 +780,16 @@ def test_optimizers(graph, name, expected):
         session.run(train_op)
         session.run(train_op)
         assert session.run(weight) == pytest.approx(expected, rel=1e-5)
+
+
+class Clipped(tf.train.GradientDescentOptimizer):
+    def compute_gradients(self, *args, **kwargs):
+        return [(tf.clip_by_norm(g, 1.0), v) for g, v in super().compute_gradients(*args, **kwargs)]
+
+
+def test_an_optimizer_that_changes_what_nobody_calls_is_refused():
+    with pytest.raises(UnusableError, match=r"nobody calls compute_gradients\(\) of the Clipped of build_optimizer"):
+        make_optimizer("sgd", Rate(lambda: LEARNING_RATE), Own(build_optimizer=Clipped))
 
 
 def test_adam_on_a_ps_goes_on_from_a_checkpoint_of_tensorflows_own(tmp_path):

@@ -109,6 +109,12 @@ def make_optimizer(name: str, learning_rate: Rate, own: Own, num_updates: tf.Var
                     "model.py: build_optimizer() must return a tf.train.Optimizer, or a dict of them by variable scope,"
                     f" found {type(optimizer).__name__}"
                 )
+            for method in ("compute_gradients", "minimize"):
+                if getattr(type(optimizer), method) is not getattr(tf.train.Optimizer, method):
+                    raise UnusableError(
+                        f"model.py: nobody calls {method}() of the {type(optimizer).__name__} of build_optimizer():"
+                        " let its apply_gradients() do that, or take --clip_norm"
+                    )
         return ScopedOptimizers(by_scope)
     if name == "adam" and num_updates is not None:
         return CountedAdamOptimizer(learning_rate, num_updates)
