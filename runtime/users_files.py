@@ -153,14 +153,19 @@ class Files:
         metrics = self._call(self._model, "build_metrics", logits, labels)
         if not isinstance(metrics, Mapping):
             raise _expected("model.py: build_metrics()", "a dict by name", metrics)
+        checked: dict[str, Any] = {}
         for name, metric in metrics.items():
             if not (isinstance(name, str) and METRIC_NAME.fullmatch(name)) or name in ("loss", "global_step"):
                 raise _expected("model.py: build_metrics()", "names of letters, digits and _, other than loss", name)
             if isinstance(metric, tuple) and len(metric) == 2:
-                _check_scalar(f"build_metrics(), the value of {name}", metric[0])
+                value, update = metric
+                update = _read(update)  # else it is what tf.assign_add() returns
+                if not isinstance(update, tf.Tensor | tf.Operation):
+                    raise _expected(f"model.py: build_metrics(), the update of {name}", "a tensor or an op", update)
+                checked[name] = (_to_scalar(f"build_metrics(), the value of {name}", value), update)
             else:
-                _check_scalar(f"build_metrics(), {name}", metric)
-        return {name: tuple(metric) if isinstance(metric, tuple) else metric for name, metric in metrics.items()}
+                checked[name] = _to_scalar(f"build_metrics(), {name}", metric)
+        return checked
 
     def build_predictions(self, logits: Any) -> dict[str, tf.Tensor]:
         """Build what an exported model returns, by name."""
@@ -195,6 +200,11 @@ class Files:
                 text += (
                     " (tf.layers, tf.nn.rnn_cell and tf.keras need the package tf_keras: pip install 'tf_keras<2.22')"
                 )
+            if "same graph" in text:
+                text = text.partition(" (graphs are")[0] + (
+                    " (each call of a function has a graph of its own: let it make its variables and layers itself,"
+                    " and keep no tensor for the next call)"
+                )
             raise UnusableError(
                 f"{place}: {type(error).__name__}: {text}; correct {place.partition(',')[0]}"
             ) from error
@@ -228,6 +238,18 @@ def _check_scalar(where: str, value: Any) -> tf.Tensor:
     if not (isinstance(value, tf.Tensor) and value.dtype == tf.float32 and value.shape.rank in (0, None)):
         raise _expected(f"model.py: {where}", "float32 []", value)
     return tf.ensure_shape(value, [])
+
+
+def _to_scalar(where: str, value: Any) -> tf.Tensor:
+    """Return a metric as `_check_scalar()` wants it; some of `tf.metrics` are float64, and a total is a variable."""
+    value = _read(value)
+    if isinstance(value, tf.Tensor) and value.dtype.is_floating:
+        value = tf.cast(value, tf.float32)
+    return _check_scalar(where, value)
+
+
+def _read(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if hasattr(value, "read_value") else value
 
 
 def inputs_of(spec: Any) -> dict[str, tf.TensorSpec]:

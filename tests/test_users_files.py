@@ -163,6 +163,16 @@ def test_an_error_of_a_function_is_told_with_the_line_and_not_with_its_traceback
         make_model(build_logits, sum_up, INPUT)
 
 
+def test_what_is_kept_from_one_call_for_the_next_is_told():
+    def build_logits(inputs, is_training):
+        weights.append(tf.get_variable("weight", []))
+        return tf.cast(inputs, tf.float32) * weights[0]
+
+    weights = []
+    with pytest.raises(UnusableError, match=r"same graph as .* \(each call of a function has a graph of its own: let"):
+        make_model(build_logits, sum_up, INPUT)
+
+
 def test_an_error_of_an_op_is_told_with_the_line_that_its_copies_come_from(graph):
     text = (
         "def build_logits(inputs, is_training):\n"
