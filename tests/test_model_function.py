@@ -1,6 +1,7 @@
 """A user's model as a function: its arithmetic beside that of one plain session, and what is refused."""
 
 import itertools
+import random
 import types
 
 import numpy as np
@@ -191,6 +192,25 @@ def read_after(change):
     return build
 
 
+def assigned_twice(mean, of_batch):
+    with tf.control_dependencies([tf.assign(mean, of_batch * 0.5)]):
+        last = tf.assign(mean, of_batch * 2.0)
+    with tf.control_dependencies([last]):
+        return tf.identity(of_batch)
+
+
+def centers_of_classes(change):
+    """Return functions that pull the logits towards the center of their class, which follows them."""
+
+    def build_loss_of_centers(logits, labels):
+        centers = tf.get_variable("centers", [NUM_CLASSES, NUM_CLASSES], trainable=False)
+        distance = tf.gather(centers, labels) - logits
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, change(centers, labels, distance * 0.5))
+        return build_loss(logits, labels) + tf.reduce_mean(tf.square(distance))
+
+    return [two_layers, build_loss_of_centers]
+
+
 def batch_norm_of_averages(inputs, is_training):
     of_batch = tf.nn.moments(inputs[0], [0])
     averages = tf.train.ExponentialMovingAverage(0.9, zero_debias=True)
@@ -357,6 +377,9 @@ CASES = {
     "subtracted": ([normalise_later(lambda mean, new: tf.assign_sub(mean, mean - new))], [], ["mean"], []),
     "read once assigned": ([normalise_later(read_after(tf.assign))], [], ["mean"], []),
     "read once subtracted": ([normalise_later(read_after(tf.assign_sub))], [], ["mean"], []),
+    "assigned twice": ([normalise_later(assigned_twice)], [], ["mean"], []),
+    "scatter_sub": (centers_of_classes(tf.scatter_sub), [], ["centers"], []),
+    "scatter_add": (centers_of_classes(tf.scatter_add), [], ["centers"], []),
     "while_loop": ([with_while_loop], [], [], []),
     "cond": ([with_cond], [], [], []),
     "dynamic_rnn": ([with_rnn], [], [], []),
@@ -470,6 +493,8 @@ FIRST_VALUES = {
     "a tensor": (lambda: tf.Variable(tf.ones([6, 2]) * 2.0), np.full([6, 2], 2.0)),
     "a function": (lambda: tf.Variable(lambda: tf.fill([6, 2], 4.0)), np.full([6, 2], 4.0)),
     "another variable's": (lambda: twice_another(tf.Variable(ARRAY)), ARRAY * 2.0),
+    "what reads another variable": (lambda: twice(tf.Variable(ARRAY)), ARRAY * 2.0),
+    "the average of another variable": (lambda: average_of(tf.Variable(ARRAY)), ARRAY),
     "get_variable of an array": (lambda: tf.get_variable("v", initializer=ARRAY), ARRAY),
     "get_variable of a number": (lambda: tf.get_variable("v", initializer=3.0), 3.0),
     "get_variable of a tensor": (lambda: tf.get_variable("v", initializer=tf.ones([6, 2])), np.ones([6, 2])),
@@ -481,6 +506,16 @@ FIRST_VALUES = {
 
 def twice_another(variable):
     return tf.reduce_sum(variable) * tf.Variable(variable.initialized_value() * 2.0)
+
+
+def twice(variable):
+    return tf.reduce_sum(variable) * tf.Variable(variable * 2.0)
+
+
+def average_of(variable):
+    averages = tf.train.ExponentialMovingAverage(0.9)
+    with tf.control_dependencies([averages.apply([variable])]):
+        return tf.reduce_sum(variable) * tf.reduce_sum(averages.average(variable))
 
 
 def own_initializer(shape, dtype=None, partition_info=None):
@@ -526,6 +561,29 @@ def test_random_first_values_of_a_table_differ_in_each_row_and_for_each_seed(mak
     assert np.abs(rows[0] - rows[2]).max() > 1
 
 
+def test_a_scope_that_tests_reuse_has_the_variables_of_training():
+    def build_logits(inputs, is_training):
+        with tf.variable_scope("net", reuse=not is_training):
+            size = tf.get_variable("size", [NUM_CLASSES]) if is_training else tf.get_variable("size")
+            return dense("out", inputs[0], NUM_CLASSES) * size
+
+    model = trace(make_files(build_logits))
+    shapes = [{name: v.shape.as_list() for name, v in made.variables.items()} for made in (model.training, model.test)]
+    assert shapes[0] == shapes[1] != {}
+
+
+def test_what_a_function_draws_with_numpy_it_draws_again_in_tests():
+    drawn = []
+
+    def build_logits(inputs, is_training):
+        drawn.append((np.random.normal(), random.random()))
+        return two_layers(inputs, is_training)
+
+    trace(make_files(build_logits), seed=1)
+    trace(make_files(build_logits), seed=2)
+    assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
+
+
 def test_a_frozen_variable_has_a_copy_on_the_worker(graph):
     model = trace(make_files(with_frozen))
     variables = make_variables(model.training)
@@ -537,6 +595,11 @@ def test_a_frozen_variable_has_a_copy_on_the_worker(graph):
     np.testing.assert_equal(*values)
 
 
+def count_up(logits):
+    count = tf.Variable(0.0, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+    return count, tf.assign_add(count, tf.cast(tf.shape(logits)[0], tf.float32))
+
+
 def test_measures_are_those_of_one_session_and_of_all_batches(graph):
     def build_metrics(logits, labels):
         predictions, is_first = tf.argmax(logits, axis=1, output_type=tf.int32), tf.equal(labels, 0)
@@ -544,6 +607,8 @@ def test_measures_are_those_of_one_session_and_of_all_batches(graph):
             "accuracy": tf.reduce_mean(tf.cast(tf.equal(predictions, labels), tf.float32)),
             "auc": tf.metrics.auc(is_first, tf.nn.softmax(logits)[:, 0]),
             "precision": tf.metrics.precision(is_first, tf.equal(predictions, 0)),
+            "recall": tf.metrics.recall_at_k(tf.cast(labels, tf.int64), logits, 2),  # float64
+            "count": count_up(logits),
         }
 
     files = make_files(batch_norm_by_hand, build_metrics=build_metrics)
@@ -554,14 +619,15 @@ def test_measures_are_those_of_one_session_and_of_all_batches(graph):
         plain = files.build_metrics(logits, columns[2])
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         before = session.run({variable.op.name: variable for variable in tf.global_variables()})
-        updates = [plain["accuracy"], plain["auc"][1], plain["precision"][1]]
+        pairs = ["auc", "precision", "recall", "count"]
+        updates = [plain["accuracy"], *(plain[name][1] for name in pairs)]
         accuracies = [session.run(updates, dict(zip(columns, half, strict=True)))[0] for half in halves]
-        expected = [accuracies, *session.run([plain["auc"][0], plain["precision"][0]])]
+        expected = [accuracies, *session.run([plain[name][0] for name in pairs])]
     model = trace(files)
     with tf.Graph().as_default(), tf.Session() as session:
         columns = [tf.placeholder(column.dtype, [None, *column.shape]) for column in SIGNATURE]
         measured = model.build_measures({name: tf.constant(value) for name, value in before.items()}, columns)
-        assert measured.names == ["accuracy", "auc", "precision"]
+        assert measured.names == ["accuracy", *pairs]
         for _ in range(2):  # a second test begins anew
             session.run(measured.reset)
             accuracies = [
@@ -569,7 +635,7 @@ def test_measures_are_those_of_one_session_and_of_all_batches(graph):
                 for half in halves
             ]
             values = session.run(measured.values)
-            assert [accuracies, values["auc"], values["precision"]] == [pytest.approx(value) for value in expected]
+            assert [accuracies, *(values[name] for name in pairs)] == [pytest.approx(value) for value in expected]
 
 
 @pytest.mark.parametrize("name", ["accuracy", "similarity"])
@@ -586,7 +652,21 @@ REFUSED = [
         "tf.get_variable('unused', [3])",
         "model.py, line 5: the loss does not depend on unused: use it, or do not make it",
     ),
-    ("x = x + tf.placeholder(tf.float32, [4])", "model.py, line 5: TensorFlow's op Placeholder .* cannot be copied"),
+    ("x = x + tf.placeholder(tf.float32, [4])", "model.py, line 5: TensorFlow's op Placeholder .* nobody feeds it"),
+    (
+        "x = x * tf.get_variable('v', initializer=x[0])",
+        "model.py, line 5: the first value of v depends on examples, of which there are none",
+    ),
+    (
+        "step = tf.Variable(0, trainable=False, name='global_step')\n    x = x * tf.cast(step, tf.float32)",
+        r"model.py, line 5: a variable global_step that nobody increments: take tf.train.get_global_step\(\)",
+    ),
+    (
+        "v = tf.get_variable('v', [4], trainable=False)\n"
+        "    with tf.control_dependencies([tf.scatter_add(v, [0], [1.0])]):\n"
+        "        x = x + v",
+        "model.py, line 7: v is read after a scatter",
+    ),
     ("x = x + tf.FIFOQueue(1, tf.float32, [[4]]).dequeue()", "model.py, line 5: TensorFlow's op FIFOQueueV2 .* cannot"),
     (
         "x = x + tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(np.ones(4, np.float32))).get_next()",

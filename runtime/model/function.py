@@ -71,10 +71,13 @@ class Model:
         self.own = Own(files.function("build_optimizer"), self._take_learning_rate())
         self.constants: dict[str, tf.Tensor] = {}  # the values of what is frozen, where they are no parameters
         self.training = made = trace(files, signature, is_training=True, seed=seed)
-        self.test = trace(files, signature, is_training=False, seed=seed)
+        self.test = trace(files, signature, is_training=False, seed=seed, reusable=made.variables)
         if unknown := self.test.variables.keys() - made.variables.keys():
             place, names = files.place_of(self.test.variables[min(unknown)]), ", ".join(sorted(unknown))
-            raise UnusableError(f"{place}: {names} is not made for training: make it always")
+            raise UnusableError(
+                f"{place}: {names} is not made for training: make it always, or in a metric with"
+                " collections=[tf.GraphKeys.LOCAL_VARIABLES]"
+            )
         roles = find_roles(files, made, self.test, may_have_tables(self.own), is_stepwise)
         self.parameters, self.tables, self.state, self.frozen, outputs = roles
         self._take_summaries()
@@ -93,7 +96,7 @@ class Model:
         build = self._files.function("build_learning_rate")
         if not build:
             return None
-        with tf.Graph().as_default() as graph, traced_as_users_expect({}):
+        with tf.Graph().as_default() as graph, traced_as_users_expect({}, {}):
             steps = tf.placeholder(tf.int64, [], "global_step")
             rate = tf.cast(tf.convert_to_tensor(build(steps)), tf.float32)
         template = Template(graph, [rate], [steps])

@@ -110,16 +110,22 @@ def _build_changes(files: Files, made: Trace, total: tf.Tensor, trained: set[str
                 place = files.place_of(op)
                 if op.type not in CHANGES or variable.dtype.base_dtype != tf.float32:
                     raise UnusableError(
-                        f"{place}: {op.type} of {name}, {variable.dtype.name}, cannot be done by workers"
+                        f"{place}: {op.type} of {name}, {variable.dtype.name}, cannot be done by workers: they do"
+                        " assign, assign_add, assign_sub, scatter_add and scatter_sub, of float32"
                     )
                 if name in trained:
                     raise UnusableError(f"{place}: {name} is trained, so no other assignment may change it")
-                change = op.inputs[1]
-                if op.type == "AssignAddVariableOp":
+                change = op.inputs[-1]
+                if op.type.startswith("ResourceScatter"):
+                    places = op.inputs[1][..., tf.newaxis]
+                    change = tf.broadcast_to(change, tf.concat([tf.shape(op.inputs[1]), variable.shape[1:]], axis=0))
+                    change = tf.scatter_nd(places, change, variable.shape)
+                if op.type in ("AssignAddVariableOp", "ResourceScatterAdd"):
                     change = -change
-                if op.type == "AssignVariableOp":
-                    change = variable.read_value() - change
-                changes.setdefault(name, []).append(change)
+                if op.type == "AssignVariableOp":  # whatever was assigned before it is lost
+                    changes[name] = [variable.read_value() - change]
+                else:
+                    changes.setdefault(name, []).append(change)
         return {name: tf.add_n(parts) for name, parts in changes.items()}
 
 

@@ -192,18 +192,22 @@ def _take_value(op: tf.Operation, node: tf.NodeDef) -> list[tf.Tensor]:
 
 def _find_assignment_before(read: tf.Operation) -> tf.Operation | None:
     """Return the assignment of a step after which a variable is read, if there is one."""
-    assignments = [op for op in read.inputs[0].consumers() if op.type in NEW_VALUES]
+    assignments = [op for op in read.inputs[0].consumers() if op.type.startswith(("Assign", "ResourceScatter"))]
     if len(assignments) < 2:  # that of the first value
         return None
     earlier = find_ancestors(read.control_inputs).intersection(assignments)
+    name = read.inputs[0].op.name
     if len(earlier) > 1:
-        name = read.inputs[0].op.name
         raise UnusableError(f"{find_place_of(read)}: {name} has been assigned to twice when it is read: do it once")
+    if any(op.type not in NEW_VALUES for op in earlier):
+        raise UnusableError(f"{find_place_of(read)}: {name} is read after a scatter: read it before, or only then")
     return next(iter(earlier), None)
 
 
 def _refusal(op: tf.Operation) -> str:
     text = f"TensorFlow's op {op.type} ({op.name}) cannot be copied, as a model is for each step"
+    if op.type == "Placeholder":
+        text += ": nobody feeds it; take an argument of the function, is_training or a constant"
     if _functions_of(op.node_def):
         text += (
             ": a loop or a branch looks up rows of a variable, or assigns to it; give it tf.identity(variable), and"

@@ -1,18 +1,20 @@
 """The trace: a user's functions, called once, in a graph of their own."""
 
 import contextlib
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from runtime import environment
 from runtime.errors import UnusableError
-from runtime.model.template import control_flow_v2, find_ancestors
+from runtime.model.template import NEW_VALUES, control_flow_v2, find_ancestors
 from runtime.users_files import Files
 
 Metric = Any  # float32 [], a mean over the batch; or a pair of a value and an update, as of `tf.metrics`
-CHANGES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+CHANGES = (*NEW_VALUES, "ResourceScatterAdd", "ResourceScatterSub")
 
 
 class Trace(NamedTuple):
@@ -39,7 +41,13 @@ class Trace(NamedTuple):
         return are_classes and logits.dtype.is_floating and labels.dtype.is_integer and labels.shape.rank == 1
 
 
-def trace(files: Files, signature: Sequence[tf.TensorSpec], is_training: bool, seed: int) -> Trace:
+def trace(
+    files: Files,
+    signature: Sequence[tf.TensorSpec],
+    is_training: bool,
+    seed: int,
+    reusable: Mapping[str, tf.Variable] | None = None,
+) -> Trace:
     """Call the functions of a user's files.
 
     Args:
@@ -47,14 +55,18 @@ def trace(files: Files, signature: Sequence[tf.TensorSpec], is_training: bool, s
       signature: the columns of one example, as they lie in memory.
       is_training: what `build_logits()` is told; training decodes the examples, else `to_inputs()` takes them.
       seed: of the initial values, and of all other random numbers.
+      reusable: the variables of another trace, which a scope with `reuse=True` has.
 
     Raises:
       UnusableError: a function fails, or returns what it must not.
     """
     graph = tf.Graph()
     initializers: dict[str, Any] = {}
-    with graph.as_default(), traced_as_users_expect(initializers):
+    with graph.as_default(), traced_as_users_expect(initializers, reusable or {}):
         tf.set_random_seed(seed)
+        # What a function draws for a constant, it draws again in tests, and on each worker.
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
         tf.train.create_global_step()
         columns = [
             tf.placeholder(column.dtype, [None, *column.shape], f"column_{number}")
@@ -81,6 +93,16 @@ def trace(files: Files, signature: Sequence[tf.TensorSpec], is_training: bool, s
                 f"{files.place_of(variable)}: variable {name} has a constraint, which nobody would apply: compute with"
                 " the constrained value instead"
             )
+        if find_ancestors([variable.initial_value.op]).intersection(column.op for column in columns):
+            raise UnusableError(
+                f"{files.place_of(variable)}: the first value of {name} depends on examples, of which there are none"
+                " when variables are made: compute it in mnist_input.py"
+            )
+    if "global_step_1" in variables and variables["global_step_1"].handle.op in find_ancestors([loss.op]):
+        raise UnusableError(
+            f"{files.place_of(variables['global_step_1'])}: a variable global_step that nobody increments: take"
+            " tf.train.get_global_step()"
+        )
     return made._replace(variables=variables)
 
 
@@ -97,16 +119,20 @@ def _build_predictions(files: Files, made: Trace) -> dict[str, tf.Tensor]:
 
 
 @contextlib.contextmanager
-def traced_as_users_expect(initializers: dict[str, Any]) -> Iterator[None]:
+def traced_as_users_expect(initializers: dict[str, Any], reusable: Mapping[str, tf.Variable]) -> Iterator[None]:
     """Let functions make variables as they always did, of which copies can be made.
 
     Loops are those of version 2, whose gradients survive a copy. A variable is one resource, whatever partitioner a
     user has: it is split elsewhere. What is inside of a loop or a branch reads one tensor outside, as `caching_device`
-    says; else the variable itself would be an input of the loop.
+    says; else the variable itself would be an input of the loop. `reuse=not is_training` finds what training has made.
     """
     graph = tf.get_default_graph()
 
     def get(getter: Any, name: str, *args: Any, **kwargs: Any) -> tf.Variable:
+        if kwargs.get("reuse") and name in reusable:
+            kwargs["reuse"] = tf.AUTO_REUSE
+            if kwargs.get("shape") is None and kwargs.get("initializer") is None:
+                kwargs["shape"] = reusable[name].shape
         variable = getter(name, *args, **{**kwargs, "partitioner": None})
         losses = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
         losses[:] = map(tf.convert_to_tensor, losses)  # what is lazy there would be another tensor for each who asks

@@ -39,15 +39,33 @@ def _make_variable(made: Trace, name: str, num_slices: int) -> Any:
 
 def _make_initializer(made: Trace, value: tf.Tensor) -> Callable[..., tf.Tensor]:
     """Return what builds a copy of an initial value or, where a variable is split, a slice of its rows."""
-    template = Template(made.graph, [value], [])
 
     def build(shape: Sequence[int], dtype: tf.DType, partition_info: Any = None) -> tf.Tensor:
-        (whole,) = template.copy([], {}, "initial_value")
+        whole = _build_first_value(made, value)
         if partition_info is None or not len(shape):
             return whole
         return tf.reshape(tf.slice(whole, partition_info.var_offset, shape), shape)
 
     return build
+
+
+def _build_first_value(made: Trace, value: tf.Tensor) -> tf.Tensor:
+    """Build a copy of an initial value. Where it reads another variable, that has its own initial value, too."""
+    by_handle = {variable.handle.op: variable for variable in made.variables.values()}
+    # As in tf.cond(tf.is_variable_initialized(v), ...), of tf.train.ExponentialMovingAverage.
+    choices = {
+        op.outputs[0]: by_handle[op.inputs[0].op.inputs[0].op].initial_value
+        for op in find_ancestors([value.op])
+        if op.type == "If" and op.inputs[0].op.type == "VarIsInitializedOp"
+    }
+    template = Template(made.graph, [value], list(choices))
+    given = [_build_first_value(made, first) for first in choices.values()]
+    values = {
+        name: _build_first_value(made, variable.initial_value)
+        for name, variable in made.variables.items()
+        if template.needs(name)
+    }
+    return template.copy(given, values, "initial_value")[0]
 
 
 def make_constants(model: Model, variables: Mapping[str, Any]) -> None:
