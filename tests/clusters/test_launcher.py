@@ -271,7 +271,7 @@ def test_help_says_how_to_use_it(launcher):
     lines = run.output().splitlines()
     assert lines[0] == "Train on a cluster of processes on this machine:"
     assert "--max_restarts N" in lines[2]
-    assert "--locked installs exactly the versions in requirements.lock" in run.output()
+    assert "--locked installs exactly the versions in requirements.lock" in " ".join(run.output().split())
     assert lines[-1].endswith("for as long as this script runs.")
 
 
