@@ -235,7 +235,7 @@ class CheckpointHook(tf.train.SessionRunHook):
                 if what := NOT_FINITE.search(why):
                     problem = f"global step {global_step} is not saved, since {what[0]}"
                     raise UnusableError(f"{problem}: {DIVERGED}") from error
-                self.failure = re.sub(r"\S+\.tempstate\d+; ", "", why)  # the same text whenever it is tried again
+                self.failure = why
                 where = f"global step {global_step} could not be saved in {self._folder.path}"
                 raise UnsavedError(f"the model of {where}: {self.failure}") from error
 

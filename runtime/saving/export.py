@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -73,7 +74,8 @@ def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str,
     except OSError as error:
         raise UnsavedError(f"the model could not be exported to {export_dir}: {error.strerror}") from error
     except tf.errors.OpError as error:
-        problem = f"the model could not be exported to {export_dir}: {reason(error)}"
+        why = re.sub(rf"\b{TEMPORARY}\w+", f"{TEMPORARY}…", reason(error))  # it has another name at each attempt
+        problem = f"the model could not be exported to {export_dir}: {why}"
         if error.op is None or error.op.type in ("SaveV2", "MergeV2Checkpoints"):  # they write files
             raise UnsavedError(problem) from error
         raise UnusableError(f"{problem}: correct model.py") from error
