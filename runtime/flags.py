@@ -1,6 +1,7 @@
 """The flags of `distributed.py`, in groups, and which values are refused. `member.py` and the script read them."""
 
 import contextlib
+import math
 import pathlib
 import re
 import sys
@@ -20,6 +21,8 @@ from runtime.updates.schedule import LR_SCHEDULES
 from runtime.updates.towers import REPLICATIONS
 from runtime.users_files import note_flags
 
+LARGEST = 10**15  # of any whole number: an int64 also holds its products with batches and examples
+
 flags.disclaim_key_flags()  # --help shows them as those of the script
 
 
@@ -29,6 +32,7 @@ def define_flags() -> flags.FlagValues:
     Call it once the user's files are imported, whose flags are shown and compared like these.
     """
     note_flags()
+    others = set(flags.FLAGS)
     try:
         _define_cluster()
         _define_folders()
@@ -42,6 +46,13 @@ def define_flags() -> flags.FlagValues:
         end_process(
             UNUSABLE_STATUS, f"{file} defines --{name}, which is a flag of distributed.py: give it another name"
         )
+    for name in set(flags.FLAGS) - others:
+        if flags.FLAGS[name].flag_type() == "int":
+            flags.register_validator(
+                name, lambda value: value is None or value <= LARGEST, f"it must be at most {LARGEST}"
+            )
+        elif flags.FLAGS[name].flag_type() == "float":  # NaN is within all bounds
+            flags.register_validator(name, lambda value: value is None or not math.isnan(value), "it must be a number")
     return flags.FLAGS
 
 
@@ -85,6 +96,7 @@ def _define_training() -> None:
     )
     flags.DEFINE_enum("optimizer", "adam", OPTIMIZERS, "the optimizer; momentum is 0.9, Nesterov's too")
     flags.DEFINE_float("clip_norm", None, "the largest norm of all gradients of a worker together", lower_bound=0)
+    flags.register_validator("clip_norm", lambda norm: norm != 0, "nothing would be trained: leave it out, or raise it")
     flags.DEFINE_float("ema_decay", None, "of moving averages of the parameters, which are then tested and exported", 0)
     flags.register_validator("ema_decay", lambda decay: decay is None or decay < 1, "it must be below 1, such as 0.999")
     flags.DEFINE_boolean("sync_replicas", False, "average the gradients of the workers in synchronous updates")
