@@ -39,6 +39,7 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
     except flags.Error as error:
         output.write_in_background()
         message = re.sub(r"\('Non-boolean argument.*?', (.*)\)", r"\1 is neither true nor false", str(error))
+        message = message.replace("\n", "; ")  # of several flags
         end_process(UNUSABLE_STATUS, f"{message} (see --help)")
     if "version" in flags.FLAGS and flags.FLAGS["version"].value:
         print(f"distributed-mnist {VERSION}, TensorFlow {tf.__version__}, Python {platform.python_version()}")

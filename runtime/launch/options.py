@@ -68,7 +68,8 @@ def parse(arguments: Sequence[str]) -> Options:
     try:
         _, *others = own([PROGRAM, *arguments], known_only=True)
     except flags.Error as error:
-        refuse(f"{error} (see --help)")
+        mistakes = str(error).replace("\n", "; ")
+        refuse(f"{mistakes} (see --help)")
     for chosen in filter(None, map(CHOSEN.match, others)):
         refuse(f"--{chosen[1]} cannot be given here: say with --ps=N and --workers=N how many tasks there are")
     values: dict[str, Any] = own.flag_values_dict()
