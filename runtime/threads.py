@@ -1,8 +1,9 @@
 """The threads that guard a promise: an error in one ends the process as one of the main thread does."""
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
@@ -10,6 +11,8 @@ from absl import logging
 
 from runtime.errors import reason
 from runtime.process import end_process
+
+REMINDER_SECS = 10.0  # how often a wait repeats what it waits for
 
 # What another attempt may not meet: a network that fails, a ps that ends, and memory that was short.
 PASSING = (
@@ -53,6 +56,22 @@ def make_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> threadi
 def start_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> None:
     """Start what `make_guard()` makes."""
     make_guard(name, guard, *arguments).start()
+
+
+@contextlib.contextmanager
+def reminding(what: str, folder: str, where: str = "") -> Iterator[None]:
+    """Log, as long as it goes on, `what` is done with a folder: a file server that is away may never answer."""
+    is_done = threading.Event()
+
+    def remind() -> None:
+        while not is_done.wait(REMINDER_SECS):
+            logging.warning("%s: see that %s answers%s", what, folder, where)
+
+    start_guard("remind", remind)
+    try:
+        yield
+    finally:
+        is_done.set()
 
 
 def repeat_in_session(coord: tf.train.Coordinator, act: Callable[[], bool], period_secs: float, failure: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
-from runtime.cluster import probes, waiting
+from runtime import threads
+from runtime.cluster import probes
 from runtime.cluster.host_lists import HostLists, put_given
 from runtime.cluster.notes import Agreement
 from runtime.cluster.roll_call import RollCall
@@ -311,7 +312,7 @@ def test_no_worker_trains_with_flags_that_nobody_compared(local_servers):
 
 
 def test_a_train_directory_that_does_not_answer_is_said(local_servers, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(waiting, "REMINDER_SECS", 0.05)
+    monkeypatch.setattr(threads, "REMINDER_SECS", 0.05)
     servers = local_servers(1, 1)
     worker = Worker(servers, 0, tmp_path)
     lock = tmp_path / "chief.lock"

@@ -1,12 +1,15 @@
 """Examples that no model can learn from or be tested on are refused before anything is built."""
 
 import os
+import threading
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from benchmarks.testbed.processes import poll_for
+from runtime import threads
 from runtime.data import convert
 from runtime.data.sources import open_source
 from runtime.errors import UnusableError
@@ -22,10 +25,10 @@ class Reader:
     RECORD_BYTES = 3
 
     def __init__(self, numbers, labels):
-        self._examples = Examples(np.array(numbers, np.uint8), np.array(labels))
+        self.examples = Examples(np.array(numbers, np.uint8), np.array(labels))
 
     def load(self, data_dir, split):
-        return self._examples
+        return self.examples
 
     @staticmethod
     def split_records(records):
@@ -51,6 +54,27 @@ def test_examples_without_a_label_for_each_are_refused(data_dir, numbers, labels
         open_source(data_dir, "train", reader)
     with pytest.raises(UnusableError, match=message):
         open_source(data_dir, "t10k", reader).load()
+
+
+def test_examples_that_do_not_come_are_said(data_dir, monkeypatch, caplog):
+    """A file server that is away never answers: neither would the task ever say a word."""
+    monkeypatch.setattr(threads, "REMINDER_SECS", 0.05)
+    fifo = os.path.join(data_dir, "fifo")
+    os.mkfifo(fifo)
+    reader = Reader([[1, 2]], [0])
+
+    def load(*_):
+        with open(fifo) as file:  # waits for a writer
+            file.read()
+        return reader.examples
+
+    reader.load = load
+    opening = threading.Thread(target=open_source, args=(data_dir, "train", reader), daemon=True)
+    opening.start()
+    poll_for(lambda: f"still reading the examples 'train': see that {data_dir} answers" in caplog.text, "line")
+    with open(fifo, "w"):
+        pass
+    opening.join()
 
 
 @pytest.mark.parametrize("loaded", [None, [[[1, 2]], [0]], (np.zeros([1, 2]), np.zeros(1, int))])

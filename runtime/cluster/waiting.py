@@ -1,11 +1,10 @@
 """How a task waits for others: it says for whom it waits, and it does not wait for ever."""
 
-import contextlib
 import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from absl import logging
@@ -14,12 +13,11 @@ from runtime import events
 from runtime.cluster import probes
 from runtime.cluster.task import Peer, Task
 from runtime.process import end_process
-from runtime.threads import start_guard
+from runtime.threads import REMINDER_SECS, start_guard
 
 POLL_SECS = 0.2
 MIN_POLL_SECS = 0.05  # at the beginning of a wait
 LOOK_SECS = 1.0  # how often a watch looks
-REMINDER_SECS = 10.0  # how often a wait repeats what it waits for
 
 
 class Timeouts(NamedTuple):
@@ -59,22 +57,6 @@ def wait_until_nothing_is_missing(
         time.sleep(min(poll_secs, pause_secs))
     if last_logged:
         events.record("waited")
-
-
-@contextlib.contextmanager
-def reminding(task: Task, what: str, folder: str) -> Iterator[None]:
-    """Log, as long as it goes on, `what` this task does with a folder: a file server that is away may never answer."""
-    is_done = threading.Event()
-
-    def remind() -> None:
-        while not is_done.wait(REMINDER_SECS):
-            logging.warning("%s: still %s: see that %s answers, here and on each ps", task, what, folder)
-
-    start_guard("remind", remind)
-    try:
-        yield
-    finally:
-        is_done.set()
 
 
 @dataclasses.dataclass

@@ -5,6 +5,7 @@ from runtime.data.memory import MemorySource
 from runtime.data.reader import Reader
 from runtime.data.shards import ShardSource
 from runtime.data.tfrecords import find_shards
+from runtime.threads import reminding
 from runtime.users_files import check_examples
 
 # Examples, and how they become the inputs of a run: their numbers or, where they are read for it, themselves.
@@ -18,9 +19,12 @@ def open_source(data_dir: str, split: str, reader: Reader) -> Source:
       DownloadError: there are neither TFRecord files nor MNIST's, and these cannot be fetched.
       UnusableError: a TFRecord file is missing, or is not what it should be; or what `load()` returns is not.
     """
+    reading = reminding(f"still reading the examples {split!r}", data_dir)
     if download.has_shards(data_dir):
-        return ShardSource(find_shards(data_dir, split, reader.RECORD_BYTES), reader)
+        with reading:
+            return ShardSource(find_shards(data_dir, split, reader.RECORD_BYTES), reader)
     getattr(reader, "fetch", download.fetch)(data_dir)
-    examples = reader.load(data_dir, split)
+    with reading:
+        examples = reader.load(data_dir, split)
     check_examples(examples, reader.INPUT, f"the examples {split!r} of --data_dir {data_dir}")
     return MemorySource(examples)

@@ -16,11 +16,12 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster.task import Task
-from runtime.cluster.waiting import reminding
 from runtime.errors import DIVERGED, UnsavedError, UnusableError, reason
 from runtime.folder import RunFolder
 from runtime.saving.saver import NOT_FINITE, whole_variables
+from runtime.threads import reminding
 
+ON_EACH = ", here and on each ps"  # must the train directory answer
 OWN_NAME = re.compile(r"model\.ckpt-\d+")  # of a checkpoint that a run has saved, and may delete
 
 
@@ -223,7 +224,8 @@ class CheckpointHook(tf.train.SessionRunHook):
             try:
                 if not self.has_saved(global_step):
                     started_at = time.time()
-                    with reminding(self._task, f"saving global step {global_step}", self._folder.path):
+                    saving = f"{self._task}: still saving global step {global_step}"
+                    with reminding(saving, self._folder.path, ON_EACH):
                         self._write(session, global_step)
                     events.record("checkpoint", global_step=global_step, secs_taken=round(time.time() - started_at, 3))
                 self.saved_step, self.failure = global_step, ""

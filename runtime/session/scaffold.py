@@ -15,12 +15,13 @@ from runtime.cluster import host_lists
 from runtime.cluster.notes import Agreement
 from runtime.cluster.probes import Connection, describe, unreachable
 from runtime.cluster.task import Peer, Task
-from runtime.cluster.waiting import POLL_SECS, Timeouts, reminding, wait_until_nothing_is_missing
+from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_until_nothing_is_missing
 from runtime.data.streams import Batches
 from runtime.errors import FinishedError, UnusableError
 from runtime.folder import RunFolder
 from runtime.saving import checkpoints, result
 from runtime.saving.saver import make_saver
+from runtime.threads import reminding
 from runtime.updates.exchange import Updates
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
@@ -158,7 +159,8 @@ class TrainingScaffold(tf.train.Scaffold):
         """Find the model on the ps tasks, else in the last checkpoint; else make a new one."""
         self._job.agreement.check(session)
         if self._shared_folder:
-            with reminding(self._task, "looking whether every ps sees --train_dir", self._job.folder.path):
+            what = f"{self._task}: still looking whether every ps sees --train_dir"
+            with reminding(what, self._job.folder.path, checkpoints.ON_EACH):
                 self._shared_folder.check(session, min(SHARING_SECS, self._timeouts.startup_secs))
         checkpoint = checkpoints.recover(self.saver, self._job.folder)
         if not session.run(self._uninitialized).size:
