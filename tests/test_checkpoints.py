@@ -357,6 +357,9 @@ def test_a_train_dir_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UnusableError, match="file/train cannot be written: Not a directory"):
         open_train_dir(CHIEF, str(tmp_path / "file" / "train"))
+    (tmp_path / "train" / "chief.lock").mkdir(parents=True)
+    with pytest.raises(UnusableError, match=r"train/chief\.lock cannot be written: Is a directory"):
+        open_train_dir(CHIEF, str(tmp_path / "train"))
 
 
 def test_without_a_train_dir_the_chief_says_that_nothing_is_saved(caplog):

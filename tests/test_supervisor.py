@@ -194,6 +194,13 @@ def test_a_train_dir_that_cannot_be_made_is_told_as_a_task_tells_it(launch):
     assert run.output().endswith("error: --train_dir /dev/null/run cannot be written: Not a directory\n")
 
 
+def test_what_is_in_the_way_in_a_train_dir_is_named(launch, tmp_path):
+    (tmp_path / "logs").touch()
+    run = launch("", f"--train_dir={tmp_path}")
+    assert run.wait(DEADLINE_SECS) == 2
+    assert run.output().endswith(f"error: --train_dir {tmp_path}/logs cannot be written: File exists\n")
+
+
 @NEEDS_PRIVATE_MOUNTS
 def test_a_system_that_forbids_a_private_network_is_told_with_the_remedy(launch):
     forbid = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"'  # which counts inside of this namespace

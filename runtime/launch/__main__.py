@@ -165,7 +165,7 @@ def run_cluster(options: Options) -> NoReturn:
     try:
         os.makedirs(options.folder.logs, exist_ok=True)
     except OSError as error:
-        refuse(f"--train_dir {options.train_dir} cannot be written: {error.strerror}")
+        refuse(f"--train_dir {error.filename} cannot be written: {error.strerror}")
     try:
         supervisor = Supervisor(options, run_script, predicts)
     except BlockingIOError:

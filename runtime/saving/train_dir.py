@@ -29,7 +29,9 @@ def open_train_dir(task: Task, train_dir: str) -> RunFolder:
             os.makedirs(folder.path, exist_ok=True)
             _lock(folder)
         except OSError as error:
-            raise UnusableError(f"--train_dir {train_dir} cannot be written: {error.strerror}") from error
+            raise UnusableError(
+                f"--train_dir {error.filename or train_dir} cannot be written: {error.strerror}"
+            ) from error
     return folder
 
 
@@ -46,5 +48,5 @@ def _lock(folder: RunFolder) -> None:
         ) from error
     except OSError as error:  # some network file systems know no locks
         logging.warning("--train_dir %s cannot be locked (%s): let no other job use it", folder.path, error.strerror)
-    os.truncate(descriptor, 0)
+    os.ftruncate(descriptor, 0)
     os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
