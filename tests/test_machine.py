@@ -87,6 +87,7 @@ def test_a_port_in_use_is_named_and_so_is_the_process():
         ("127.0.0.1", False),
         ("[::1]", False),
         ("ps.localhost", False),
+        ("LOCALHOST", False),
         ("10.1.2.3", True),
         ("no.such.host.invalid", True),
     ],

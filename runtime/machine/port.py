@@ -36,7 +36,7 @@ def check_address(task: Task) -> None:
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
-        is_loopback = "localhost" in host.split(".")
+        is_loopback = "localhost" in host.lower().split(".")
     if not is_loopback:
         logging.warning(
             "%s: whoever can reach %s, by any interface, can read and change everything: see docs/security.md",
