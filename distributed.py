@@ -17,7 +17,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python does, but for -P and -I
 
-from runtime import environment, users_files  # first: before TensorFlow and the user's files
+from runtime import environment, users_files  # noqa: F401  # first: before TensorFlow and the user's files
 
 # isort: split
 import tensorflow.compat.v1 as tf
@@ -28,11 +28,12 @@ from runtime import program
 from runtime.data import sources, streams
 from runtime.flags import define_flags
 from runtime.member import Member
+from runtime.model.files import Files
 from runtime.training import Training, TrainingGraph
 from runtime.updates.mode import build_updates
 
 FLAGS = define_flags()
-FILES = users_files.Files(model, mnist_input)
+FILES = Files(model, mnist_input)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from runtime.data.streams import SHARDINGS
 from runtime.errors import UNUSABLE_STATUS
 from runtime.machine.session_config import are_gpus
 from runtime.monitoring import profiling
-from runtime.monitoring.evaluation import Target
+from runtime.monitoring.measures import Target
 from runtime.process import STOP_SECS, end_process
 from runtime.updates import placement
 from runtime.updates.mode import EXCHANGE_DTYPES, OPTIMIZERS

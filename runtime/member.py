@@ -23,9 +23,11 @@ from runtime.evaluator import follow_checkpoints
 from runtime.folder import RunFolder
 from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.session_config import lower_priority, make_server_config, make_session_config
+from runtime.model.files import Files
 from runtime.model.function import Model
 from runtime.model.variables import make_constants, make_variables
-from runtime.monitoring.evaluation import ModelTest, Target, build_evaluation, build_placeholders
+from runtime.monitoring.evaluation import ModelTest, build_evaluation, build_placeholders
+from runtime.monitoring.measures import Target
 from runtime.saving.checkpoints import find_last_step
 from runtime.saving.export import check_export_dir, check_serving
 from runtime.saving.result import Goal
@@ -34,7 +36,7 @@ from runtime.tables import check_size
 from runtime.updates import placement
 from runtime.updates.mode import Mode
 from runtime.updates.packing import Packing
-from runtime.users_files import Files, users_flags
+from runtime.users_files import users_flags
 
 # Functions of a user's model, and the flags in whose place they are.
 USERS = {

@@ -14,15 +14,8 @@ from runtime.data.streams import Batches
 from runtime.member import Member
 from runtime.model.function import Model
 from runtime.monitoring import summaries
-from runtime.monitoring.evaluation import (
-    EvaluationHook,
-    Measures,
-    ModelTest,
-    build_evaluation,
-    build_placeholders,
-    check_finite,
-    record_test,
-)
+from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_evaluation, build_placeholders, record_test
+from runtime.monitoring.measures import Measures, check_finite
 from runtime.monitoring.profiling import ProfileHook
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
@@ -90,16 +83,14 @@ class Training:
         profile_hooks = (
             [ProfileHook(task, updates.global_step, flags.profile_steps, me.folder)] if flags.profile_steps else []
         )
-        self.chief_only_hooks = (
-            []
-            if not task.is_chief
-            else [
+        self.chief_only_hooks = list[tf.train.SessionRunHook]()
+        if task.is_chief:
+            self.chief_only_hooks = [
                 # First: the others must hear that they shall stop before the chief waits for them.
                 EvaluationHook(task, self._test, me.folder, roll_call, flags.eval_every_secs, me.target, is_done),
                 WaitForWorkersHook(roll_call, task, flags.recovery_timeout_secs),
                 self._checkpoints,  # when nobody changes the model any more
             ]
-        )
         self.hooks = [
             InputHook(task, updates, graph.batches),  # before any hook that may wait
             tf.train.NanTensorHook(updates.loss),

@@ -6,13 +6,13 @@ import re
 import site
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from absl import flags, logging
+from absl import flags
 
 from runtime.errors import UNUSABLE_STATUS, UnusableError, reason
 from runtime.tables import MISTAKE
@@ -103,113 +103,6 @@ def _tell_mistake(kind: type[BaseException], error: BaseException, trace: Traceb
 sys.excepthook = _tell_mistake
 
 
-class Files:
-    """A user's two files, as what traces them calls their functions. A mistake in one is told with its place."""
-
-    def __init__(self, model: Any, mnist_input: Any):
-        """Take the modules.
-
-        Raises:
-          UnusableError: `model` is one of version 1.
-        """
-        self._model, self._input = model, mnist_input
-        self.inputs = inputs_of(mnist_input.INPUT)
-        if hasattr(model, "build_parameters"):
-            raise UnusableError(
-                "model.py has build_parameters(), as in version 1: let build_logits() make its variables where it uses"
-                " them, as docs/porting.md says"
-            )
-
-    def has(self, function: str) -> bool:
-        """Return whether the model has a function that it need not have."""
-        return hasattr(self._model, function)
-
-    def decode(self, columns: Sequence[tf.Tensor]) -> tuple[Any, Any]:
-        """Build the inputs and the labels of a batch for training."""
-        found = self._call(self._input, "decode", *columns)
-        if not (isinstance(found, tuple | list) and len(found) == 2):
-            raise _expected("mnist_input.py: decode()", "the inputs and the labels", found)
-        return found[0], found[1]
-
-    def to_inputs(self, columns: Sequence[tf.Tensor]) -> Any:
-        """Build the inputs of a batch, without what only training does to them."""
-        return self._call(self._input, "to_inputs", *columns[: len(self.inputs)])
-
-    def build_logits(self, inputs: Any, is_training: bool) -> Any:
-        """Build the outputs of the model: a tensor, or a structure of them."""
-        logits = self._call(self._model, "build_logits", inputs, is_training)
-        if not [tensor for tensor in tf.nest.flatten(logits) if isinstance(tensor, tf.Tensor)]:
-            raise _expected("model.py: build_logits()", "a tensor, or a dict of them", logits)
-        return logits
-
-    def build_loss(self, logits: Any, labels: Any) -> tf.Tensor:
-        """Build the loss, float32 []."""
-        return _check_scalar("build_loss()", self._call(self._model, "build_loss", logits, labels))
-
-    def build_metrics(self, logits: Any, labels: Any) -> dict[str, Any]:
-        """Build the metrics, by name: means over a batch, or pairs as of `tf.metrics`."""
-        if not self.has("build_metrics"):
-            return {}
-        metrics = self._call(self._model, "build_metrics", logits, labels)
-        if not isinstance(metrics, Mapping):
-            raise _expected("model.py: build_metrics()", "a dict by name", metrics)
-        checked: dict[str, Any] = {}
-        for name, metric in metrics.items():
-            if not (isinstance(name, str) and METRIC_NAME.fullmatch(name)) or name in ("loss", "global_step"):
-                raise _expected("model.py: build_metrics()", "names of letters, digits and _, other than loss", name)
-            if isinstance(metric, tuple) and len(metric) == 2:
-                value, update = metric
-                update = _read(update)  # else it is what tf.assign_add() returns
-                if not isinstance(update, tf.Tensor | tf.Operation):
-                    raise _expected(f"model.py: build_metrics(), the update of {name}", "a tensor or an op", update)
-                checked[name] = (_to_scalar(f"build_metrics(), the value of {name}", value), update)
-            else:
-                checked[name] = _to_scalar(f"build_metrics(), {name}", metric)
-        return checked
-
-    def build_predictions(self, logits: Any) -> dict[str, tf.Tensor]:
-        """Build what an exported model returns, by name."""
-        predictions = self._call(self._model, "build_predictions", logits)
-        if not (isinstance(predictions, Mapping) and all(isinstance(t, tf.Tensor) for t in predictions.values())):
-            raise _expected("model.py: build_predictions()", "a dict of tensors by name", predictions)
-        return dict(predictions)
-
-    def function(self, name: str) -> Callable[..., Any] | None:
-        """Return a function of the model that it need not have, or None."""
-        return (lambda *arguments: self._call(self._model, name, *arguments)) if self.has(name) else None
-
-    def place_of(self, of: Any) -> str:
-        """Return the file and the line that have made an op or a variable."""
-        return find_place_of(getattr(of, "op", of)) or "model.py"
-
-    def _call(self, module: Any, name: str, *arguments: Any) -> Any:
-        file = "model.py" if module is self._model else "mnist_input.py"
-        if not hasattr(module, name):
-            raise UnusableError(f"{file} has no {name}(): docs/your-own.md says what it must have")
-        try:
-            return getattr(module, name)(*arguments)
-        except UnusableError:
-            raise
-        except Exception as error:
-            logging.debug("the mistake in %s()", name, exc_info=error)  # at --verbosity=1
-            if isinstance(error, MemoryError | OSError) and not isinstance(error, FileNotFoundError | PermissionError):
-                raise  # what the system refuses at this moment is no mistake
-            place = find_place(error) or f"{file}, {name}()"
-            text = " ".join(str(error).split())
-            if "Keras" in text and "tf_keras" not in sys.modules:
-                text += (
-                    " (tf.layers, tf.nn.rnn_cell and tf.keras need the package tf_keras: pip install 'tf_keras<2.22')"
-                )
-            if "same graph" in text:
-                text = text.partition(" (graphs are")[0] + (
-                    " (each call of a function has a graph of its own: let it make its variables and layers itself,"
-                    " and keep no tensor for the next call)"
-                )
-            raise UnusableError(
-                f"{place}: {type(error).__name__}: {text}; correct {place.partition(',')[0]}"
-            ) from error
-
-
 def users_flags() -> list[str]:
     """Return the names of the flags that a user's files, and what they import, have defined."""
     return list(_users_flags)
@@ -223,33 +116,6 @@ def note_flags() -> None:
     for module, of_module in flags.FLAGS.flags_by_module_dict().items():
         if not module.startswith(("absl.", "tensorflow.")):
             _users_flags.extend(flag.name for flag in of_module)
-
-
-METRIC_NAME = re.compile(r"[A-Za-z]\w*")
-
-
-def _expected(where: str, what: str, found: Any) -> UnusableError:
-    text = f"{found.dtype.name} {found.shape}" if isinstance(found, tf.Tensor) else f"{found!r:.50}"
-    return UnusableError(f"{where} must return {what}, found {text}")
-
-
-def _check_scalar(where: str, value: Any) -> tf.Tensor:
-    """Return what a function of a model has returned; raise an UnusableError unless it is float32 []."""
-    if not (isinstance(value, tf.Tensor) and value.dtype == tf.float32 and value.shape.rank in (0, None)):
-        raise _expected(f"model.py: {where}", "float32 []", value)
-    return tf.ensure_shape(value, [])
-
-
-def _to_scalar(where: str, value: Any) -> tf.Tensor:
-    """Return a metric as `_check_scalar()` wants it; some of `tf.metrics` are float64, and a total is a variable."""
-    value = _read(value)
-    if isinstance(value, tf.Tensor) and value.dtype.is_floating:
-        value = tf.cast(value, tf.float32)
-    return _check_scalar(where, value)
-
-
-def _read(value: Any) -> Any:
-    return tf.convert_to_tensor(value) if hasattr(value, "read_value") else value
 
 
 def inputs_of(spec: Any) -> dict[str, tf.TensorSpec]:

@@ -5,8 +5,8 @@ import types
 import tensorflow.compat.v1 as tf
 
 from runtime.data.streams import Batches
+from runtime.model.files import Files
 from runtime.model.function import Model
-from runtime.users_files import Files
 
 
 def make_files(build_logits, build_loss, spec, decode=None, **functions):

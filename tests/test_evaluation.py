@@ -25,12 +25,11 @@ from runtime.monitoring.evaluation import (
     EXAMPLES,
     EvaluationHook,
     EvaluationLog,
-    Measures,
     ModelTest,
-    Target,
     build_evaluation,
     build_placeholders,
 )
+from runtime.monitoring.measures import Measures, Target
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.result import Goal, Result, evaluate_and_save, is_finished, keep_trying

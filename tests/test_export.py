@@ -14,10 +14,10 @@ import distributed
 from benchmarks.testbed.processes import PROJECT
 from runtime.cluster.task import Task
 from runtime.errors import UnsavedError, UnusableError
+from runtime.model.files import Files
 from runtime.model.function import Model
 from runtime.saving.export import check_export_dir, export
 from runtime.saving.result import keep_trying
-from runtime.users_files import Files
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 CHIEF, WORKER_1 = (Task("worker", index, ("a:1",), ("b:2", "c:3")) for index in range(2))

@@ -18,7 +18,8 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import FinishedError, UnusableError
 from runtime.folder import RunFolder
-from runtime.monitoring.evaluation import EvaluationHook, Measures
+from runtime.monitoring.evaluation import EvaluationHook
+from runtime.monitoring.measures import Measures
 from runtime.saving.result import Goal
 from runtime.session import scaffold, stopping
 from runtime.session.scaffold import Job, TrainingScaffold

@@ -18,7 +18,8 @@ from runtime.data.memory import MemorySource
 from runtime.folder import RunFolder
 from runtime.member import Member
 from runtime.monitoring import event_files, summaries
-from runtime.monitoring.evaluation import EvaluationLog, Measures, record_test
+from runtime.monitoring.evaluation import EvaluationLog, record_test
+from runtime.monitoring.measures import Measures
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.session.scaffold import InputHook

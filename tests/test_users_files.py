@@ -14,8 +14,9 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import PROJECT
 from runtime import users_files
 from runtime.errors import UnusableError
+from runtime.model.files import Files
 from runtime.model.trace import trace
-from runtime.users_files import Files, check_examples, describe_mistake, inputs_of
+from runtime.users_files import check_examples, describe_mistake, inputs_of
 from tests.models import make_files, make_model
 
 IN_MODEL = PROJECT / "model.py"

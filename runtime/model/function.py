@@ -8,11 +8,11 @@ from absl import logging
 
 from runtime.errors import UnusableError
 from runtime.model.computation import Computation
+from runtime.model.files import Files
 from runtime.model.roles import find_roles, flat
 from runtime.model.template import Template, find_ancestors
 from runtime.model.trace import trace, traced_as_users_expect
 from runtime.tables import Lookups, Parameters, add_rows
-from runtime.users_files import Files
 
 
 class Serving(NamedTuple):

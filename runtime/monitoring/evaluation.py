@@ -17,78 +17,17 @@ from runtime import events
 from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
 from runtime.cluster.task import Task
 from runtime.data.reader import compute_checksum
-from runtime.errors import DIVERGED, UnusableError, reason
+from runtime.errors import UnusableError, reason
 from runtime.files import append_lines
 from runtime.folder import RunFolder
 from runtime.model.function import Measured, Model
-from runtime.monitoring import event_files
+from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.tables import Parameters, Rows
 from runtime.threads import make_guard, repeat_in_session
 from runtime.users_files import describe_mistake
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
-
-
-class Measures(NamedTuple):
-    """How good the model is on some examples."""
-
-    loss: float
-    metrics: dict[str, float]  # by name, the most important one first
-    global_step: int  # that the parameters had
-    parameters: dict[str, Any]  # their values, arrays by name; of tables the `Rows` that the examples need
-    find_mistakes: Callable[[Any], dict[str, Any]]  # looks for them only when it is called, with what an input is
-
-    @property
-    def scalars(self) -> dict[str, float]:
-        """What there is to draw."""
-        return {f"test_{name}": value for name, value in {**self.metrics, "loss": self.loss}.items()}
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """What files tell of them."""
-        return {"global_step": self.global_step, **self.scalars}
-
-    def write_summary(self, folder: str) -> None:
-        """Write them into a folder for TensorBoard."""
-        event_files.write_scalars(folder, self.global_step, self.scalars)
-
-    def __str__(self) -> str:
-        return describe(self.scalars)
-
-
-def describe(scalars: Mapping[str, float]) -> str:
-    """Return `Measures.scalars` in words: the first metric and the loss."""
-    (first, value), *others = scalars.items()
-    name = first.removeprefix("test_").replace("_", " ")
-    return f"test {name} {value:.4f}" + (f" (test loss {scalars['test_loss']:.4f})" if others else "")
-
-
-class Target(NamedTuple):
-    """What is good enough: a metric, or the loss, that is as high as this; or as low."""
-
-    name: str
-    value: float
-    is_ceiling: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> "Target":
-        """Return what `NAME:VALUE` says, or `NAME:<VALUE` for a ceiling.
-
-        Raises:
-          ValueError: it is neither.
-        """
-        name, _, value = text.partition(":")
-        if not name.isidentifier():
-            raise ValueError(text)
-        return cls(name, float(value.removeprefix("<")), value.startswith("<"))
-
-    def is_reached(self, value: float) -> bool:
-        """Return whether a value is good enough."""
-        return value <= self.value if self.is_ceiling else value >= self.value
-
-    def __str__(self) -> str:
-        return f"{self.name}:{'<' * self.is_ceiling}{self.value:g}"
 
 
 class EvaluationGraph(NamedTuple):
@@ -199,13 +138,6 @@ class ModelTest:
 
     def _feed(self, batch: Sequence[npt.NDArray[Any]]) -> dict[tf.Tensor, Any]:
         return dict(zip(self._graph.columns, batch, strict=True))
-
-
-def check_finite(values: Mapping[str, Any]) -> None:
-    """Raise an UnusableError if one of `values`, by name, is not finite: nothing of such a model is reported."""
-    for name, value in values.items():
-        if not np.isfinite(value).all():
-            raise UnusableError(f"{name} is not finite: {DIVERGED}")
 
 
 class EvaluationLog:

@@ -13,7 +13,8 @@ from runtime.cluster.waiting import LOOK_SECS, wait_until_nothing_is_missing
 from runtime.errors import UnsavedError, UnusableError
 from runtime.files import read_json, replace_file
 from runtime.folder import RunFolder
-from runtime.monitoring.evaluation import Measures, ModelTest, Target, describe
+from runtime.monitoring.evaluation import ModelTest
+from runtime.monitoring.measures import Measures, Target, describe
 from runtime.monitoring.progress import ProgressHook
 from runtime.saving.checkpoints import CheckpointHook, is_saved
 from runtime.users_files import users_flags
