@@ -23,27 +23,49 @@ LIBRARIES = (sys.prefix, *map(os.path.realpath, site.getsitepackages()))  # wher
 OF_OPS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.UnknownError)
 
 
+# What a message of TensorFlow does not say: a part of it, and the remedy.
+HINTS = {
+    "Keras": "tf.layers, tf.nn.rnn_cell and tf.keras need the package tf_keras: pip install 'tf_keras<2.22'",
+    "same graph": "each call of a function has a graph of its own: let it make its variables and layers itself, and"
+    " keep no tensor for the next call",
+}
+FLAGS_HINT = "no flag can be read while the file is imported: read it in a function, as flags.FLAGS.name"
+
+
 def describe_mistake(error: BaseException) -> str:
     """Return an error that comes from a user's file as a line that says where, or "" if it comes from elsewhere.
 
-    It may have been raised there, while the file was imported too, or by an op that was made there. What the system
-    refused at this moment, such as memory or a file on a server that is away, is no mistake.
+    It may have been raised there, while the file was imported too, or by an op that was made there.
     """
     if isinstance(error, tf.errors.OpError) and MISTAKE in error.message:
         return reason(error)
-    if isinstance(error, MemoryError | OSError) and not isinstance(error, FileNotFoundError | PermissionError):
+    if is_of_system(error):
         return ""
     if place := find_place(error):
-        file = place.partition(",")[0]
         if isinstance(error, tf.errors.OpError):
+            file = place.partition(",")[0]
             return f"{place}: {reason(error)}; correct {file}, or the examples that it gets"
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        is_argparse = isinstance(error, SystemExit) and error.code == UNUSABLE_STATUS
-        if is_argparse or isinstance(error, flags.UnrecognizedFlagError | flags.UnparsedFlagAccessError):
-            why += " (no flag can be read while the file is imported: read it in a function, as flags.FLAGS.name)"
-        return f"{place}: {why}; correct {file}"
+        return tell_mistake(place, error)
     module = pathlib.Path(getattr(getattr(error, "obj", None), "__file__", None) or "")
     return f"{reason(error)}; correct {module.name}" if _is_users(module) else ""  # it lacks a name
+
+
+def is_of_system(error: BaseException) -> bool:
+    """Return whether the system refused something at this moment, such as memory, or a file on a distant server."""
+    return isinstance(error, MemoryError | OSError) and not isinstance(error, FileNotFoundError | PermissionError)
+
+
+def tell_mistake(place: str, error: BaseException) -> str:
+    """Return the line about an error at a place such as "model.py, line 7"."""
+    text = " ".join(str(error).split())
+    hints = [
+        hint for part, hint in HINTS.items() if part in text and not (part == "Keras" and "tf_keras" in sys.modules)
+    ]
+    is_argparse = isinstance(error, SystemExit) and error.code == UNUSABLE_STATUS
+    if is_argparse or isinstance(error, flags.UnrecognizedFlagError | flags.UnparsedFlagAccessError):
+        hints.append(FLAGS_HINT)
+    text = text.partition(" (graphs are")[0] + "".join(f" ({hint})" for hint in hints)
+    return f"{place}: {type(error).__name__}: {text}; correct {place.partition(',')[0]}"
 
 
 def find_place(error: BaseException) -> str:

@@ -302,3 +302,11 @@ def test_what_lies_in_an_environment_in_the_checkout_is_no_file_of_a_user(monkey
     monkeypatch.setattr(users_files, "LIBRARIES", (str(PROJECT / "venv"),))
     assert not users_files._is_users(PROJECT / "venv" / "lib" / "session.py")
     assert users_files._is_users(PROJECT / "model.py")
+
+
+def test_an_import_without_the_package_of_old_layers_names_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tf_keras", raising=False)
+    line = users_files.tell_mistake("model.py, line 3", ImportError("Keras cannot be imported."))
+    assert line.startswith("model.py, line 3: ImportError: Keras cannot be imported. (tf.layers, ")
+    assert "the package tf_keras: pip install" in line
+    assert line.endswith("; correct model.py")

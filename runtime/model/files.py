@@ -1,7 +1,6 @@
 """A user's two files, as what traces them calls their functions: what each is given, and what it must return."""
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.errors import UnusableError
-from runtime.users_files import find_place, find_place_of, inputs_of
+from runtime.users_files import find_place, find_place_of, inputs_of, is_of_system, tell_mistake
 
 
 class Files:
@@ -101,22 +100,9 @@ class Files:
             raise
         except Exception as error:
             logging.debug("the mistake in %s()", name, exc_info=error)  # at --verbosity=1
-            if isinstance(error, MemoryError | OSError) and not isinstance(error, FileNotFoundError | PermissionError):
-                raise  # what the system refuses at this moment is no mistake
-            place = find_place(error) or f"{file}, {name}()"
-            text = " ".join(str(error).split())
-            if "Keras" in text and "tf_keras" not in sys.modules:
-                text += (
-                    " (tf.layers, tf.nn.rnn_cell and tf.keras need the package tf_keras: pip install 'tf_keras<2.22')"
-                )
-            if "same graph" in text:
-                text = text.partition(" (graphs are")[0] + (
-                    " (each call of a function has a graph of its own: let it make its variables and layers itself,"
-                    " and keep no tensor for the next call)"
-                )
-            raise UnusableError(
-                f"{place}: {type(error).__name__}: {text}; correct {place.partition(',')[0]}"
-            ) from error
+            if is_of_system(error):
+                raise
+            raise UnusableError(tell_mistake(find_place(error) or f"{file}, {name}()", error)) from error
 
 
 METRIC_NAME = re.compile(r"[A-Za-z]\w*")
