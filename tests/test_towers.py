@@ -31,14 +31,18 @@ PS_HOSTS, WORKER_HOSTS = ("a:1", "b:2"), ("c:3", "d:4", "e:5")
 class Client:
     """A worker that builds a graph, with a session of its own."""
 
-    def __init__(self, task, connection, initialize=True):
-        source = MemorySource(EXAMPLES).share(task.index, task.num_clients)
+    def __init__(self, task, connection, initialize=True, examples=EXAMPLES):
+        source = MemorySource(examples).share(task.index, task.num_clients)
         self.shard = source.load()
         with tf.Graph().as_default() as graph:
             cluster = tf.train.ClusterSpec(task.jobs)
             me = Member(distributed.FLAGS, task, RunFolder(""), connection.config)
             batches, _, self.updates, *_ = distributed.build_graph(me, cluster, source)
-            self.indices, self.parameters = batches.inputs, tf.trainable_variables()
+            self.indices, self.parameters, self.variables = (
+                batches.inputs,
+                tf.trainable_variables(),
+                tf.global_variables(),
+            )
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(self.updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
         self.session = connection.session(graph)
@@ -55,7 +59,7 @@ class Client:
         """Take a step; note the examples of the batches of the run, [batches, b] each, and the loss of the first."""
         fetches = [self.indices, self.updates.loss, self.updates.train_op]
         indices, self.loss, _ = self.session.run(fetches)
-        self.images, self.labels = self.shard.images[indices], self.shard.labels[indices]
+        self.images, self.labels = (column[indices] for column in self.shard)
 
 
 def take_sgd_step(parameters, images, labels):
