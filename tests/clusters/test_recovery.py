@@ -35,9 +35,9 @@ def start(tmp_path, black_and_white_dir):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
-def test_all_workers_train_again_after_the_restart_of_any_task_and_any_pair(start, mode):
-    with start("--train_steps=1000000", "--save_checkpoint_secs=1", *mode) as (cluster, disturbed):
+def test_all_workers_train_again_after_the_restart_of_any_task_and_any_pair(start):
+    """Synchronous ones, since each of these needs every task; random faults hit the others below."""
+    with start("--train_steps=1000000", "--save_checkpoint_secs=1", "--sync_replicas") as (cluster, disturbed):
         for names in [("worker 1",), ("worker 0",), ("ps 0",), *itertools.combinations(cluster.names, 2)]:
             disturbed.kill(*names)  # it checks that the model is kept, or restored from the last checkpoint
         # It must end well, too: end it here.
@@ -183,10 +183,10 @@ def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
     "flags",
     [
         ["--mode=asynchronous", "--seed=1", "--ps=1", "--train_steps=6000", "--optimizer=sgd", "--learning_rate=0.2"],
-        ["--mode=synchronous", "--seed=2", "--ps=1", "--train_steps=1500", "--learning_rate=0.002"],
+        ["--mode=backup_workers", "--seed=2", "--ps=1", "--train_steps=2500", "--learning_rate=0.002"],
         ["--mode=local_steps", "--seed=3", "--train_steps=20000", "--optimizer=sgd", "--learning_rate=0.1"],
     ],
-    ids=["asynchronous", "synchronous", "local_steps"],
+    ids=["asynchronous", "backup_workers", "local_steps"],
 )
 def test_random_faults_lose_nothing_and_hang_nothing(capsys, mnist_dir, flags):
     chaos.main(["--minutes=0", f"--data_dir={mnist_dir}", *flags])
