@@ -584,6 +584,17 @@ def test_what_a_function_draws_with_numpy_it_draws_again_in_tests():
     assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
 
 
+def test_what_python_draws_after_the_functions_were_called_is_a_matter_of_each_worker():
+    numbers = []
+    for _ in range(2):
+        np.random.seed(5)
+        random.seed(5)
+        if numbers:
+            trace(make_files(two_layers), seed=1)
+        numbers.append((np.random.normal(), random.random()))
+    assert numbers[0] == numbers[1], "that of the process goes on"
+
+
 def test_a_frozen_variable_has_a_copy_on_the_worker(graph):
     model = trace(make_files(with_frozen))
     variables = make_variables(model.training)

@@ -62,11 +62,8 @@ def trace(
     """
     graph = tf.Graph()
     initializers: dict[str, Any] = {}
-    with graph.as_default(), traced_as_users_expect(initializers, reusable or {}):
+    with graph.as_default(), traced_as_users_expect(initializers, reusable or {}), _drawing_alike(seed):
         tf.set_random_seed(seed)
-        # What a function draws for a constant, it draws again in tests, and on each worker.
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
         tf.train.create_global_step()
         columns = [
             tf.placeholder(column.dtype, [None, *column.shape], f"column_{number}")
@@ -104,6 +101,19 @@ def trace(
             " tf.train.get_global_step()"
         )
     return made._replace(variables=variables)
+
+
+@contextlib.contextmanager
+def _drawing_alike(seed: int) -> Iterator[None]:
+    """Let what a function draws for a constant be the same in tests and on each worker; what a step draws is not."""
+    states = np.random.get_state(), random.getstate()
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(states[0])
+        random.setstate(states[1])
 
 
 def _build_predictions(files: Files, made: Trace) -> dict[str, tf.Tensor]:

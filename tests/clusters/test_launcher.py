@@ -234,6 +234,13 @@ IN_LOAD = """
         assert POOL.map(abs, [-1]) == pool.map(abs, [-1]) == list(executor.map(abs, [-1])) == [1]
     print("drawn", split, np.random.random(), GENERATOR.random(), flush=True)
 """
+IN_DECODE = """
+    def augment(images):
+        print("augmented", np.random.random(), flush=True)
+        return images
+
+    images = tf.ensure_shape(tf.numpy_function(augment, [images], images.dtype), images.shape)
+"""
 
 
 def test_a_users_file_may_start_tensorflow_and_processes_and_draws_its_own_numbers(launcher, black_and_white_dir):
@@ -246,13 +253,18 @@ def test_a_users_file_may_start_tensorflow_and_processes_and_draws_its_own_numbe
     text = (project / "mnist_input.py").read_text()
     text = text.replace("\nIMAGE_SHAPE", AT_IMPORT + "IMAGE_SHAPE", 1)
     load = re.search(r"def load.*?(?=\n    images_path)", text, re.DOTALL)[0]
-    (project / "mnist_input.py").write_text(text.replace(load, load + IN_LOAD))
+    text = text.replace(load, load + IN_LOAD)
+    decode = re.search(r"def decode.*?(?=\n    return)", text, re.DOTALL)[0]
+    (project / "mnist_input.py").write_text(text.replace(decode, decode + IN_DECODE))
     command = [sys.executable, "runtime/launch", "--train_steps=100", "--max_restarts=0"]
     command += [f"--train_dir={launcher.train_dir}", f"--data_dir={black_and_white_dir}"]
     run = Process(command, project / "output", cwd=project)
     assert run.wait() == 0, run.output()
     drawn = [re.findall(r"drawn train (.*) (.*)", launcher.log(f"worker-{index}")) for index in (0, 1)]
     assert len({number for ((*numbers,),) in drawn for number in numbers}) == 4
+    augmented = [set(re.findall(r"augmented (.*)", launcher.log(f"worker-{index}"))) for index in (0, 1)]
+    assert all(augmented)
+    assert not augmented[0] & augmented[1], "each worker draws its own numbers in its steps, too"
 
 
 @pytest.mark.parametrize("command", [["bash", "run_local_cluster.sh"], ["sh", "run_local_cluster.sh"], ["LINK"]])
