@@ -65,9 +65,11 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
 
 
 def check_last_checkpoint(folder: RunFolder) -> None:
-    """Check the last checkpoint, if there is one: see `check_checkpoint()`."""
+    """Check the last checkpoint, if there is one, and say what it is good for: see `check_checkpoint()`."""
     if path := find_last_checkpoint(folder):
-        check_checkpoint(_widen_global_step(path, folder))
+        unused = check_checkpoint(_widen_global_step(path, folder))
+        more = f"; these are not needed: {', '.join(unused)}" if unused else ""
+        logging.info("%s has all %d variables of this model%s", path, len(whole_variables()), more)
 
 
 def _widen_global_step(path: str, folder: RunFolder) -> str:
@@ -94,8 +96,11 @@ def _widen_global_step(path: str, folder: RunFolder) -> str:
     return copy
 
 
-def check_checkpoint(path: str) -> None:
+def check_checkpoint(path: str) -> list[str]:
     """Check that every variable of the graph can be restored, since TensorFlow's message comes late and is long.
+
+    Returns:
+      The names of what is not needed.
 
     Raises:
       UnusableError: the checkpoint is broken or incomplete, or lacks a variable, or has it in another shape or type.
@@ -120,11 +125,12 @@ def check_checkpoint(path: str) -> None:
             problems.append(f"{name} of shape {shapes[name]}, expected {shape}")
         elif types[name] != dtype:
             problems.append(f"{name} of type {types[name].name}, expected {dtype.name}")
+    unused = sorted(shapes.keys() - whole_variables().keys())
     if problems:
         remedy = "give the flags that it was made with, or another --train_dir"
-        unused = sorted(shapes.keys() - whole_variables().keys())
         more = f" (it also has {', '.join(unused)})" if unused else ""
         raise UnusableError(f"{path} has {'; '.join(problems)}{more}: {remedy}")
+    return unused
 
 
 def restore(saver: tf.train.Saver, session: tf.Session, path: str) -> None:

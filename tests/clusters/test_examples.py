@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from benchmarks.testbed.processes import PROJECT, Process, poll_for, running_with
+from runtime.launch.ports import choose_ports
 
 EXAMPLE = PROJECT / "examples" / "fashion_mnist"
 FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
@@ -206,6 +207,8 @@ with tf.Session() as session:
     tf.train.Saver().save(session, f"{folder}/model.ckpt", 7)
 """
 
+FITS = r"model.ckpt-7 has all 13 variables of this model; these are not needed: beta1_power, beta2_power\n"
+
 
 def test_a_ported_script_trains_from_the_checkpoint_of_the_old_one(tmp_path, mnist_dir):
     copy_project(PROJECT, tmp_path, "mnist_input.py")
@@ -217,8 +220,16 @@ def test_a_ported_script_trains_from_the_checkpoint_of_the_old_one(tmp_path, mni
         train_dir.mkdir()
         old = Process([sys.executable, "-c", OLD_SCRIPT, step_type, str(train_dir)], tmp_path / f"old-{step_type}")
         assert old.wait() == 0, old.output()
+        ps, worker = (f"localhost:{port}" for port in choose_ports(2))
+        command = [sys.executable, "distributed.py", f"--ps_hosts={ps}", f"--worker_hosts={worker}"]
+        command += ["--job_name=worker", "--task_index=0", f"--train_dir={train_dir}", f"--data_dir={mnist_dir}"]
+        alone = Process(command, tmp_path / f"alone-{step_type}", cwd=tmp_path)
+        alone.wait_for_output(FITS)
+        alone.send(signal.SIGINT)
+        assert alone.wait() == 128 + signal.SIGINT
         run = Process(["./run_local_cluster.sh", *flags, f"--train_dir={train_dir}"], tmp_path / "output", cwd=tmp_path)
         assert run.wait() == 0, run.output()
         assert f"restored {train_dir}/{origin}, at global step 7" in run.output()
+        assert re.search(FITS, run.output())
         assert (train_dir / "model.ckpt-7.index").exists(), "the old script's checkpoint stays"
         assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.9
