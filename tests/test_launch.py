@@ -100,7 +100,8 @@ def run_venv(install, **variables):
     """Run `venv.sh`, to install nothing, in an environment that it has to make."""
     (install.project / "requirements.txt").write_text("")
     script = install.project / "runtime" / "launch" / "venv.sh"
-    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHON"}  # of who runs the tests
+    environment |= {name: str(value) for name, value in variables.items()}
     return subprocess.Popen(
         [script, "requirements.txt"],
         env=environment,
