@@ -1,4 +1,4 @@
-"""The files of a user, `model.py` and `mnist_input.py`: what they must return, and where a mistake in them is."""
+"""The files of a user, `model.py` and `mnist_input.py`: where a mistake in them is, and what they say of themselves."""
 
 import os
 import pathlib

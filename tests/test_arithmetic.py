@@ -15,7 +15,7 @@ from runtime.machine.session_config import make_session_config
 from tests.models import make_files
 from tests.test_towers import Client
 
-SIZE, NUM_CLASSES, LOCAL_STEPS, EMA_DECAY = 6, 3, 4, 0.8
+SIZE, NUM_CLASSES, EMA_DECAY = 6, 3, 0.8
 RANDOM = np.random.default_rng(0)
 FIXED = RANDOM.normal(size=[SIZE, 5]).astype(np.float32)
 
@@ -69,32 +69,28 @@ class Mode(NamedTuple):
     """A way to train, and how many train in that way."""
 
     flags: tuple = ()
+    local_steps: int = 1
+    clip_norm: float | None = None
     num_ps: int = 1
     num_workers: int = 1
     num_training: int = 1  # of the workers; the others stay away
     replication: str = "between_graph"
-    clip_norm: float | None = None
     tolerance: float = 1e-4
 
-    @property
-    def local_steps(self):
-        return LOCAL_STEPS if f"--local_steps={LOCAL_STEPS}" in self.flags else 1
 
-
-LOCAL = f"--local_steps={LOCAL_STEPS}"
-CLIPPED = ("--clip_norm=0.1",)
+SYNC, TWO = ("--sync_replicas",), {"num_workers": 2, "num_training": 2}
 MODES = {
     "asynchronous": Mode(),
-    "synchronous": Mode(("--sync_replicas",), num_workers=2, num_training=2),
-    "backup workers": Mode(("--sync_replicas", "--replicas_to_aggregate=1"), num_workers=2),
-    "local steps": Mode((LOCAL,)),
-    "synchronous local steps": Mode((LOCAL, "--sync_replicas"), num_workers=2, num_training=2),
+    "synchronous": Mode(SYNC, **TWO),
+    "backup workers": Mode((*SYNC, "--replicas_to_aggregate=1"), num_workers=2),
+    "local steps": Mode(local_steps=4),
+    "synchronous local steps": Mode(SYNC, local_steps=4, **TWO),
     "in-graph": Mode(num_workers=2, replication="in_graph"),
-    "three ps and slices": Mode(("--sync_replicas", "--partition_bytes=24"), num_ps=3, num_workers=2, num_training=2),
+    "three ps and slices": Mode((*SYNC, "--partition_bytes=24"), num_ps=3, **TWO),
     "bfloat16": Mode(("--exchange_dtype=bfloat16",), tolerance=0.05),
-    "clipped": Mode(CLIPPED, clip_norm=0.1),
-    "synchronous, clipped": Mode((*CLIPPED, "--sync_replicas"), num_workers=2, num_training=2, clip_norm=0.1),
-    "local steps, clipped": Mode((*CLIPPED, LOCAL), clip_norm=0.1),
+    "clipped": Mode(clip_norm=0.1),
+    "synchronous, clipped": Mode(SYNC, clip_norm=0.1, **TWO),
+    "local steps, clipped": Mode(local_steps=4, clip_norm=0.1),
 }
 
 
@@ -150,19 +146,19 @@ class Cluster:
 
     def __init__(self, mode, servers):
         self.mode, self.servers = mode, servers
-        self.clients = self.start(initialize=True)
+        self.clients = self.start()
         values = self.read()
         self.alones = [Alone(mode.clip_norm, values) for _ in range(mode.num_training if mode.local_steps > 1 else 1)]
         self.averages = {name: value for name, value in values.items() if name.endswith("/ExponentialMovingAverage")}
         assert self.averages
 
-    def start(self, initialize):
-        """Return new workers; the chief may make the model anew."""
+    def start(self):
+        """Return new workers, of which the chief makes the model anew."""
         clients = []
         for index in range(self.mode.num_training):
             task = dataclasses.replace(self.servers.task("worker", index), replication=self.mode.replication)
             connection = self.servers.connection("worker", index)._replace(config=make_session_config(task))
-            clients.append(Client(task, connection, initialize and not clients, EXAMPLES))
+            clients.append(Client(task, connection, index == 0, EXAMPLES))
         return clients
 
     def read(self):
@@ -188,6 +184,7 @@ class Cluster:
             thread.start()
         for thread in threads:
             thread.join(60)
+            assert not thread.is_alive()
         runs = [list(zip(client.images, client.labels, strict=True)) for client in self.clients]
         length = self.mode.local_steps
         for first in range(0, len(runs[0]), length):
@@ -226,7 +223,9 @@ class Cluster:
 def cluster(local_servers, set_flags, monkeypatch, request):
     """The workers of a mode, with a model that has everything at once."""
     mode = MODES[request.param]
-    set_flags("--batch_size=4", "--train_steps=1000", f"--ema_decay={EMA_DECAY}", *mode.flags)
+    flags = ["--batch_size=4", "--train_steps=1000", f"--ema_decay={EMA_DECAY}", f"--local_steps={mode.local_steps}"]
+    flags += [f"--clip_norm={mode.clip_norm}"] if mode.clip_norm else []
+    set_flags(*flags, *mode.flags)
     own = {"build_optimizer": build_optimizer, "build_learning_rate": build_learning_rate}
     spec = tf.TensorSpec([SIZE], tf.float32, "inputs")
     monkeypatch.setattr(
@@ -245,7 +244,7 @@ def test_training_in_each_mode_is_that_of_one_plain_session(cluster):
 def test_schedules_and_the_state_of_optimizers_go_on_after_a_resume(cluster, tmp_path):
     cluster.train()
     path = cluster.save(str(tmp_path / "model"))
-    cluster.clients = cluster.start(initialize=True)
+    cluster.clients = cluster.start()
     cluster.restore(path)
     cluster.train()
     cluster.check()

@@ -1,7 +1,6 @@
-"""One averaged step of each mode, on real servers, equals what numpy computes from the same examples."""
+"""A step that several devices or in-graph workers share, on real servers, is what numpy computes of their examples."""
 
 import dataclasses
-import threading
 
 import numpy as np
 import pytest
@@ -38,11 +37,8 @@ class Client:
             cluster = tf.train.ClusterSpec(task.jobs)
             me = Member(distributed.FLAGS, task, RunFolder(""), connection.config)
             batches, _, self.updates, *_ = distributed.build_graph(me, cluster, source)
-            self.indices, self.parameters, self.variables = (
-                batches.inputs,
-                tf.trainable_variables(),
-                tf.global_variables(),
-            )
+            self.indices, self.parameters = batches.inputs, tf.trainable_variables()
+            self.variables = tf.global_variables()
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(self.updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
         self.session = connection.session(graph)
@@ -105,23 +101,6 @@ def test_in_graph_a_step_averages_a_batch_of_each_worker(local_servers, set_flag
         **{(worker, ("worker", 0)): 2 for worker in joined},  # gradients, one for each ps
         **{(("worker", 0), ("ps", ps)): 1 for ps in range(2)},  # their average
     }
-
-
-def test_between_graph_a_synchronous_step_averages_a_batch_of_each_worker(local_servers, set_flags):
-    set_flags(*FLAGS, "--train_steps=1", "--sync_replicas")
-    servers = local_servers(2, 3)
-    clients = [
-        Client(servers.task("worker", index), servers.connection("worker", index), initialize=index == 0)
-        for index in range(3)
-    ]
-    before = clients[0].read()
-    threads = [threading.Thread(target=client.step, daemon=True) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    images, labels = ([getattr(client, name)[0] for client in clients] for name in ("images", "labels"))
-    assert_close(clients[0].read(), take_sgd_step(before, np.concatenate(images), np.concatenate(labels))[0])
 
 
 def make_client_with_devices(num_devices):

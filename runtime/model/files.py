@@ -12,7 +12,7 @@ from runtime.users_files import find_place, find_place_of, inputs_of, is_of_syst
 
 
 class Files:
-    """A user's two files, as what traces them calls their functions. A mistake in one is told with its place."""
+    """Calls the functions of both files. A mistake in one is told with its place."""
 
     def __init__(self, model: Any, mnist_input: Any):
         """Take the modules.

@@ -69,7 +69,7 @@ def check_last_checkpoint(folder: RunFolder) -> None:
     if path := find_last_checkpoint(folder):
         unused = check_checkpoint(_widen_global_step(path, folder))
         more = f"; these are not needed: {', '.join(unused)}" if unused else ""
-        logging.info("%s has all %d variables of this model%s", path, len(whole_variables()), more)
+        logging.info("%s has all variables of this model%s", path, more)
 
 
 def _widen_global_step(path: str, folder: RunFolder) -> str:
@@ -117,15 +117,15 @@ def check_checkpoint(path: str) -> list[str]:
             f"{path} has {len(parts)} of its {num_parts} parts: copy the others from where they were written, or give"
             " another --train_dir"
         )
-    problems = []
-    for name, (dtype, shape) in whole_variables().items():
+    problems, wanted = [], whole_variables()
+    for name, (dtype, shape) in wanted.items():
         if name not in shapes:
             problems.append(f"no variable {name}, expected shape {shape}")
         elif shapes[name] != shape:
             problems.append(f"{name} of shape {shapes[name]}, expected {shape}")
         elif types[name] != dtype:
             problems.append(f"{name} of type {types[name].name}, expected {dtype.name}")
-    unused = sorted(shapes.keys() - whole_variables().keys())
+    unused = sorted(shapes.keys() - wanted.keys())
     if problems:
         remedy = "give the flags that it was made with, or another --train_dir"
         more = f" (it also has {', '.join(unused)})" if unused else ""

@@ -207,7 +207,7 @@ with tf.Session() as session:
     tf.train.Saver().save(session, f"{folder}/model.ckpt", 7)
 """
 
-FITS = r"model.ckpt-7 has all 13 variables of this model; these are not needed: beta1_power, beta2_power\n"
+FITS = r"model.ckpt-7 has all variables of this model; these are not needed: beta1_power, beta2_power\n"
 
 
 def test_a_ported_script_trains_from_the_checkpoint_of_the_old_one(tmp_path, mnist_dir):

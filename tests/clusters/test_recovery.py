@@ -35,9 +35,9 @@ def start(tmp_path, black_and_white_dir):
 
 
 @pytest.mark.long
-def test_all_workers_train_again_after_the_restart_of_any_task_and_any_pair(start):
-    """Synchronous ones, since each of these needs every task; random faults hit the others below."""
-    with start("--train_steps=1000000", "--save_checkpoint_secs=1", "--sync_replicas") as (cluster, disturbed):
+@pytest.mark.parametrize("mode", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
+def test_all_workers_train_again_after_the_restart_of_any_task_and_any_pair(start, mode):
+    with start("--train_steps=1000000", "--save_checkpoint_secs=1", *mode) as (cluster, disturbed):
         for names in [("worker 1",), ("worker 0",), ("ps 0",), *itertools.combinations(cluster.names, 2)]:
             disturbed.kill(*names)  # it checks that the model is kept, or restored from the last checkpoint
         # It must end well, too: end it here.
