@@ -16,13 +16,13 @@ import tensorflow.compat.v1 as tf
 from benchmarks import report
 from benchmarks.testbed.processes import Cluster, Process, poll_for
 from runtime.cluster.notes import Notes
-from runtime.cluster.probes import Line, probe
 from runtime.cluster.roll_call import TRAINING
+from runtime.cluster.status import ask, ask_through, open_channel
 from runtime.launch.ports import choose_ports
 from runtime.process import allow_many_files
 
 NUM_SIMULATED = (10, 100, 500, 1000)
-PROBE_PERIOD_SECS = 1.0  # as `waiting.Watch` looks
+LOOK_PERIOD_SECS = 1.0  # as `waiting.Watch` looks
 WORDS_PER_SEC = 2  # of all workers: one comes, and another one leaves
 MEASURED_SECS = 20
 NUM_PS, NUM_WORKERS, NUM_KILLED = 2, 24, 6
@@ -36,14 +36,14 @@ def measure_simulated(measured_secs: int = MEASURED_SECS) -> str:
     allow_many_files()  # each simulated worker has a connection
     rows = []
     for num_workers in NUM_SIMULATED:
-        idle, busy = (measure_ps(num_workers, num_lines, measured_secs) for num_lines in (0, num_workers))
+        idle, busy = (measure_ps(num_workers, num_channels, measured_secs) for num_channels in (0, num_workers))
         rows.append([str(num_workers), f"{100 * idle:.1f} %", f"{100 * busy:.1f} %"])
         print(*rows[-1], flush=True)
-    return report.make_table(("workers", "listening alone", "with their probes and words"), rows)
+    return report.make_table(("workers", "listening alone", "with their questions and words"), rows)
 
 
-def measure_ps(num_workers: int, num_lines: int, measured_secs: int) -> float:
-    """Return the processor seconds per second of a ps which `num_lines` of its `num_workers` probe."""
+def measure_ps(num_workers: int, num_channels: int, measured_secs: int) -> float:
+    """Return the processor seconds per second of a ps which `num_channels` of its `num_workers` ask."""
     (port,) = choose_ports(1)
     address = f"localhost:{port}"
     workers = ",".join(f"worker-{index}.invalid:2222" for index in range(num_workers))
@@ -52,32 +52,30 @@ def measure_ps(num_workers: int, num_lines: int, measured_secs: int) -> float:
     with tempfile.NamedTemporaryFile() as log:
         ps = Process(command, log.name, cwd=report.PROJECT)
         try:
-            poll_for(lambda: not probe(address) or not ps.is_running(), "ps")
+            poll_for(lambda: not ask(address).reason or not ps.is_running(), "ps")
             if not ps.is_running():
                 sys.exit(f"error: the ps has ended:\n{ps.output()[-2000:]}")
-            return _measure_with(num_lines, address, psutil.Process(ps.pid), measured_secs)
+            return _measure_with(num_channels, address, psutil.Process(ps.pid), measured_secs)
         finally:
             ps.kill()
 
 
-def _measure_with(num_lines: int, address: str, ps: psutil.Process, measured_secs: int) -> float:
-    """Let all lines ask once a period, and some workers say something; return the processor seconds per second."""
+def _measure_with(num_channels: int, address: str, ps: psutil.Process, measured_secs: int) -> float:
+    """Ask through all channels once a period; some workers say something. Return the processor seconds per second."""
     with tf.Graph().as_default() as graph:
         word = tf.placeholder(tf.string, [])
         notes = Notes("/job:ps/task:0", "roll_call")
-        say = [notes.write(worker, word) for worker in range(min(num_lines, WORDS_PER_SEC))]
+        say = [notes.write(worker, word) for worker in range(min(num_channels, WORDS_PER_SEC))]
     config = tf.ConfigProto(device_filters=["/job:nobody"])  # or the session would wait for the workers
-    lines = [Line(address) for _ in range(num_lines)]
+    channels = [open_channel(address) for _ in range(num_channels)]
     session = tf.Session(f"grpc://{address}", graph, config)
     with session, concurrent.futures.ThreadPoolExecutor(16) as pool:
         started_at = before = 0.0
-        for period in range(
-            -3, round(measured_secs / PROBE_PERIOD_SECS)
-        ):  # in the first of these, the lines are opened
-            due_at = time.monotonic() + PROBE_PERIOD_SECS
+        for period in range(-3, round(measured_secs / LOOK_PERIOD_SECS)):  # in the first of these, the channels connect
+            due_at = time.monotonic() + LOOK_PERIOD_SECS
             if period == 0:
                 started_at, before = time.monotonic(), sum(ps.cpu_times()[:2])
-            if reasons := {reason for reason in pool.map(Line.ask, lines) if reason}:
+            if reasons := {status.reason for status in pool.map(ask_through, channels) if status.reason}:
                 sys.exit(f"error: the ps does not answer: {', '.join(reasons)}")
             if say:
                 session.run(say, {word: f"{TRAINING} {period}"})

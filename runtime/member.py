@@ -12,8 +12,8 @@ from absl.command_name import set_kernel_process_name
 from runtime import events
 from runtime.cluster import host_lists
 from runtime.cluster.discovery import discover
-from runtime.cluster.probes import Connection
 from runtime.cluster.roll_call import Departure
+from runtime.cluster.status import Connection
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.data.reader import Columns, signature_of

@@ -100,7 +100,7 @@ class Training:
             StopWithChiefHook(task, roll_call, me.target is not None),
             self._progress,
             SummaryHook(task, updates, graph.batches.inputs, me.folder, flags.log_every_secs),
-            AbandonSessionHook(task, me.watch, roll_call),
+            AbandonSessionHook(task, me.watch, self.scaffold, roll_call),
             StopOnSignalHook(task, roll_call, self._checkpoints, flags.stop_timeout_secs),
             RollCallHook(roll_call, task, flags.sync_replicas, flags.startup_timeout_secs),  # last: it says the end
         ]

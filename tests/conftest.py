@@ -18,7 +18,7 @@ from absl.testing import flagsaver
 from benchmarks.testbed.processes import PROJECT, Cluster
 from runtime import environment
 from runtime.cluster.host_lists import HostLists, put_given
-from runtime.cluster.probes import Connection
+from runtime.cluster.status import Connection
 from runtime.cluster.task import Task
 from runtime.data import download
 from runtime.launch.ports import choose_ports

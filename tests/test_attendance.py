@@ -5,8 +5,9 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster import probes
+from runtime.cluster import status
 from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall
+from runtime.cluster.status import Status
 from runtime.session import attendance
 
 
@@ -36,7 +37,7 @@ def test_the_chief_ends_when_the_others_have_trained_but_not_before(local_server
 
 def test_the_chief_does_not_wait_for_a_dead_worker_for_ever(local_servers, monkeypatch, caplog):
     monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)
-    monkeypatch.setattr(probes.Line, "ask", lambda _: "connection refused")  # a server here cannot be stopped
+    monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))  # a server here cannot be stopped
     servers = local_servers(1, 2)
     chief, chief_graph = build(servers, 0)
     dead, dead_graph = build(servers, 1)
@@ -119,7 +120,7 @@ def test_workers_that_have_trained_and_left_are_not_waited_for_when_the_first_ch
         session.run(initialize)
         hook.after_create_session(session, tf.train.Coordinator())
         assert "training goes on" not in caplog.text
-        monkeypatch.setattr(probes.Line, "ask", lambda _: "connection refused")
+        monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))
         hook.after_create_session(session, tf.train.Coordinator())
         assert f"worker 1 at {servers.worker_hosts[1]} (connection refused): training goes on" in caplog.text
         caplog.clear()

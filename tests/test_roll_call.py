@@ -7,8 +7,8 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from runtime.cluster import roll_call
-from runtime.cluster.probes import life_of
 from runtime.cluster.roll_call import EVALUATED, TRAINED, TRAINING, Departure, RollCall, dismiss_servers
+from runtime.cluster.status import ask
 from runtime.cluster.waiting import Timeouts, Watch
 from runtime.launch.ports import choose_ports
 
@@ -58,17 +58,17 @@ def test_the_roll_call_is_no_part_of_the_model(local_servers):
         assert tf.global_variables() == tf.local_variables() == tf.trainable_variables() == []
 
 
-def test_a_word_carries_the_life_of_the_process_that_said_it(local_servers):
+def test_a_word_carries_the_incarnation_of_the_process_that_said_it(local_servers):
     servers = local_servers(1, 2)
     speaker, graph = build(servers, "worker", 1)
     with servers.worker_session(1, graph) as session:
         speaker.say(session, TRAINING)
         (word,) = [word for word in speaker.listen(session) if word.text]
-    lives = [life_of(peer) for peer in servers.task("ps", 0).others("worker")]
-    assert word.life == lives[1]
-    assert lives[0] not in ("", lives[1])
+    incarnations = [ask(peer.address).incarnation for peer in servers.task("ps", 0).others("worker")]
+    assert word.incarnation == incarnations[1]
+    assert incarnations[0] not in ("", incarnations[1])
     nobody = dataclasses.replace(servers.task("ps", 0).others("worker")[0], address=f"localhost:{choose_ports(1)[0]}")
-    assert life_of(nobody) == ""
+    assert ask(nobody.address).incarnation == ""
 
 
 def test_the_last_word_is_heard_by_every_server_and_ends_the_watch(local_servers):
@@ -79,18 +79,6 @@ def test_the_last_word_is_heard_by_every_server_and_ends_the_watch(local_servers
         dismiss_servers(servers.task("worker", 0), watch)
         assert texts(chief, session) == ["evaluated"]
         poll_for(lambda: "watch" not in {thread.name for thread in threading.enumerate()}, "end of the watch")
-
-
-def test_a_worker_says_its_last_word_in_a_session_that_it_does_not_ask_for_its_life(local_servers, monkeypatch):
-    """A session that is closing would not answer, and keep Python from everything else."""
-    servers = local_servers(1, 1)
-    speaker, graph = build(servers, "worker", 0)
-    with servers.worker_session(0, graph) as session:
-        speaker.say(session, TRAINING)
-        (said,) = speaker.listen(session)
-        monkeypatch.setattr(tf.Session, "list_devices", None)
-        speaker.say(session, TRAINED)
-        assert speaker.listen(session) == [said._replace(text=TRAINED)]
 
 
 def test_a_ps_that_is_told_to_stop_and_then_hears_the_last_word_has_done_its_part(local_servers, monkeypatch, caplog):

@@ -10,10 +10,11 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
 from runtime import threads
-from runtime.cluster import probes
+from runtime.cluster import status
 from runtime.cluster.host_lists import HostLists, put_given
 from runtime.cluster.notes import Agreement
 from runtime.cluster.roll_call import RollCall
+from runtime.cluster.status import Status, ask
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import FinishedError, UnusableError
@@ -160,7 +161,7 @@ def test_a_worker_that_comes_after_the_end_finds_out(local_servers, tmp_path, le
     monkeypatch.setattr(scaffold, "LATE_SECS", math.inf)
     servers = local_servers(1, 2)
     worker = Worker(servers, index, tmp_path, startup_timeout_secs=0.2)
-    monkeypatch.setattr(probes.Line, "ask", lambda _: "connection refused")  # a server here cannot be stopped
+    monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))  # a server here cannot be stopped
     (tmp_path / "result.json").write_text('{"global_step": 100, "test_accuracy": 0.5}')
     leave_checkpoint(100)
     with pytest.raises(
@@ -179,10 +180,10 @@ def test_old_checkpoints_are_counted_over_restarts(local_servers, tmp_path):
     assert len(list(tmp_path.glob("model.ckpt-*.index"))) == 5
 
 
-def test_a_session_after_a_lost_one_releases_memory(monkeypatch):
+def test_a_session_after_a_lost_one_releases_memory(monkeypatch, local_servers):
     released = []
     monkeypatch.setattr(stopping, "release_free_memory", lambda: released.append("memory"))
-    hook = AbandonSessionHook(task=None, watch=None, roll_call=None)
+    hook = AbandonSessionHook(task=None, watch=None, scaffold=Worker(local_servers(1, 1), 0).scaffold, roll_call=None)
     for num_lost in range(3):
         coord = tf.train.Coordinator()
         coord.request_stop()
@@ -195,14 +196,14 @@ def test_a_session_is_not_abandoned_for_a_ps_that_ended_before_it_was_made(monke
     asked = queue.SimpleQueue()
 
     class LateWatch:
-        def ended_servers(self, since, lives):
-            asked.put(lives)
+        def ended_servers(self, incarnations, since):
+            asked.put(incarnations)
             return ""
 
     monkeypatch.setattr(stopping, "LOOK_SECS", 0.01)
     worker = Worker(local_servers(2, 1), 0)
-    with worker.session([AbandonSessionHook(worker.task, LateWatch(), roll_call=None)]):
-        assert asked.get(timeout=20) == {ps: probes.life_of(ps) for ps in worker.task.servers}
+    with worker.session([AbandonSessionHook(worker.task, LateWatch(), worker.scaffold, roll_call=None)]):
+        assert asked.get(timeout=20) == {ps: ask(ps.address).incarnation for ps in worker.task.servers}
 
 
 def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch):
@@ -212,10 +213,7 @@ def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch):
         def __init__(self):
             self.ends, self.has_ended = [], threading.Event()
 
-        def list_devices(self):
-            return []
-
-        def ended_servers(self, since, lives):
+        def ended_servers(self, incarnations, since):
             return "ps 0"
 
         def listen(self, session):
@@ -232,8 +230,8 @@ def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch):
     monkeypatch.setattr(stopping, "LOOK_SECS", 0.01)
     monkeypatch.setattr(stopping, "CLOSING_SECS", 0.01)
     monkeypatch.setattr(stopping, "end_process", stuck.end_process)
-    AbandonSessionHook(Task("worker", 0, ("a:1",), ("b:1",)), stuck, stuck)._abandon(
-        stuck, tf.train.Coordinator(), created_at=0.0
+    AbandonSessionHook(Task("worker", 0, ("a:1",), ("b:1",)), stuck, None, stuck)._abandon(
+        stuck, tf.train.Coordinator(), {}, since=0.0
     )
     message = "the last session cannot be closed after UnavailableError: ps 0 is gone: start this task again"
     assert stuck.ends == [(1, message)]
@@ -254,7 +252,7 @@ class FixedTest:
 class NothingIsLost:
     """A watch."""
 
-    def ended_servers(self, since, lives):
+    def ended_servers(self, incarnations, since):
         return ""
 
 
@@ -278,7 +276,7 @@ def test_a_session_whose_hooks_failed_leaves_no_thread_behind(local_servers, ind
         hooks = [StopWithChiefHook(worker.task, roll_call, 0.9)]
         if index == 0:
             hooks.append(EvaluationHook(worker.task, FixedTest(), folder, roll_call, 0.05, None, lambda _: False))
-        hooks += [FailOnce(), AbandonSessionHook(worker.task, NothingIsLost(), None), FailOnce()]
+        hooks += [FailOnce(), AbandonSessionHook(worker.task, NothingIsLost(), worker.scaffold, None), FailOnce()]
     before = set(threading.enumerate())
 
     def count():

@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.messages import tensors_sent
-from runtime.cluster.probes import Connection
+from runtime.cluster.status import Connection
 from runtime.errors import UnusableError
 from runtime.machine.session_config import make_session_config
 from runtime.model.variables import make_variables

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import distributed
 import mnist_input
 from benchmarks.testbed.messages import tensors_sent
-from runtime.cluster.probes import Connection
+from runtime.cluster.status import Connection
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.folder import RunFolder

@@ -16,7 +16,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
-from runtime.cluster import probes
+from runtime.cluster import status
+from runtime.cluster.status import Status
 from runtime.errors import UnusableError
 from runtime.model.function import Own
 from runtime.tables import Lookups
@@ -360,7 +361,7 @@ def away(monkeypatch):
     """The addresses of workers that do not answer the chief, which looks often; no server of this process can end."""
     addresses = set()
     monkeypatch.setattr(lost_workers, "LOOK_SECS", 0.05)
-    monkeypatch.setattr(probes.Line, "ask", lambda line: "connection refused" if line._address in addresses else None)
+    monkeypatch.setattr(status, "ask", lambda address: Status(reason=status.REFUSED if address in addresses else ""))
     return addresses
 
 

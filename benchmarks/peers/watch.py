@@ -19,7 +19,7 @@ from absl import flags
 import mnist_input
 import model
 from benchmarks.peers import measure, problem
-from runtime.cluster.probes import probe
+from runtime.cluster.status import ask
 from runtime.updates.placement import PS_STRATEGIES, make_strategy
 
 FLAGS = flags.FLAGS
@@ -40,7 +40,7 @@ def main() -> None:
             model.build_logits(tf.placeholder(tf.float32, [None, mnist_input.NUM_PIXELS]), is_training=False)
             values = [variable.read_value() for variable in (global_step, *tf.trainable_variables())]
     for address in [*ps_hosts, *FLAGS.worker_hosts]:
-        while probe(address):
+        while ask(address).reason:
             time.sleep(0.02)
     clock = measure.make_clock(problem.BATCH_SIZE * (len(FLAGS.worker_hosts) if FLAGS.sync_replicas else 1))
     # Without the filter the session would wait for the workers, and without a timeout for a ps that has ended.

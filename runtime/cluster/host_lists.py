@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster.probes import ask_all, session_at
+from runtime.cluster.status import ask_all, session_at
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS
 from runtime.errors import UNUSABLE_STATUS

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import events
-from runtime.cluster import probes, signals
+from runtime.cluster import signals, status
 from runtime.cluster.notes import Notes
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import MIN_POLL_SECS, POLL_SECS, Watch, wait_until_nothing_is_missing
@@ -31,7 +31,7 @@ class Word(NamedTuple):
     """What a worker last said of itself."""
 
     text: str  # "" if it has said nothing
-    life: str  # tells the process that said it from those before and after it
+    incarnation: str  # of the process that said it
 
 
 class RollCall:
@@ -44,7 +44,7 @@ class RollCall:
     def __init__(self, task: Task):
         """Build the ops for `task` in the default graph: a client uses every server, a server only itself."""
         devices = [task.device] if task.only_serves else [server.device for server in task.servers]
-        self._task, self._life = task, ""
+        self._task, self._incarnation = task, ""
         with tf.name_scope("roll_call/"):
             notes = [Notes(device, ROLL_CALL) for device in devices]
             with tf.device(task.device):
@@ -57,9 +57,8 @@ class RollCall:
 
     def say(self, session: tf.Session, text: str) -> None:
         """Tell every server what this worker is doing."""
-        # Asked once, of a new session: one that is closing would not answer, and keep Python from everything else.
-        self._life = self._life or probes.life_in(session, self._task.device)
-        session.run(self._say, {self._word: f"{text} {self._life}"})
+        self._incarnation = self._incarnation or status.ask(self._task.address).incarnation
+        session.run(self._say, {self._word: f"{text} {self._incarnation}"})
 
     def listen(self, session: tf.Session) -> list[Word]:
         """Return what each client last said, by task index: the chief's word is the first.
@@ -67,7 +66,7 @@ class RollCall:
         A server that was restarted has forgotten everything. What a worker said before that counts as not said.
         """
         words = (said.decode().partition(" ") for said in session.run(self._said))
-        return [Word(text, life) for text, _, life in words]
+        return [Word(text, incarnation) for text, _, incarnation in words]
 
 
 def dismiss_servers(task: Task, watch: Watch) -> None:
@@ -85,11 +84,11 @@ def dismiss_servers(task: Task, watch: Watch) -> None:
         with tf.Graph().as_default() as graph, tf.device(server.device):
             say = Notes(server.device, ROLL_CALL).write(0, tf.constant(EVALUATED))
         try:
-            with probes.session_at(server.address, graph) as session:
+            with status.session_at(server.address, graph) as session:
                 session.run(say)
                 told.add(server)
         except tf.errors.OpError:
-            is_gone = probes.probe(server.address) == probes.REFUSED
+            is_gone = status.ask(server.address).reason == status.REFUSED
             if is_gone and server not in told:
                 raise
             told.add(server)
@@ -100,7 +99,7 @@ def dismiss_servers(task: Task, watch: Watch) -> None:
 
     def describe_deaf() -> str:
         nonlocal deaf
-        deaf = [server for server, has_heard in probes.ask_all(deaf, dismiss).items() if not has_heard]
+        deaf = [server for server, has_heard in status.ask_all(deaf, dismiss).items() if not has_heard]
         return f"{', '.join(map(str, deaf))} to hear that the run has ended" if deaf else ""
 
     remedy = "the result is saved; let go on or end what does not answer, and start this task again"
@@ -114,7 +113,7 @@ class Departure:
     then it ends with 128 + signal. A thread does that, since `server.join()` never returns, and nothing stops a server.
     """
 
-    def __init__(self, task: Task, connection: probes.Connection, stop_secs: float = STOP_SECS):
+    def __init__(self, task: Task, connection: status.Connection, stop_secs: float = STOP_SECS):
         """Prepare to listen to the workers of `task`, whose server `connection` leads to: they stop in `stop_secs`."""
         self._task, self._connection, self._stop_secs = task, connection, stop_secs
         self._received: signal.Signals | None = None
@@ -148,7 +147,7 @@ class Departure:
         reason = f"{number.name}, and nobody trains" if number else "the chief has evaluated"
         logging.info("%s: %s: leaving", self._task, reason)
         chief, deadline = self._task.clients[0], time.monotonic() + LINGER_SECS
-        while probes.probe(chief.address) != probes.REFUSED and time.monotonic() < deadline:
+        while status.ask(chief.address).reason != status.REFUSED and time.monotonic() < deadline:
             time.sleep(MIN_POLL_SECS)
         end_process(128 + number if number else 0)
 
@@ -157,4 +156,4 @@ class Departure:
         awaited = [worker for worker in self._task.clients if words[worker.index].text in (TRAINING, REACHED)]
         if words[0].text == TRAINED:
             awaited.append(self._task.clients[0])
-        return len(probes.unreachable(awaited)) == len(awaited)
+        return len(status.unreachable(awaited)) == len(awaited)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from absl import logging
 
 from runtime import events
-from runtime.cluster import probes
+from runtime.cluster.status import REFUSED, Status, describe, statuses_of
 from runtime.cluster.task import Peer, Task
 from runtime.process import end_process
 from runtime.threads import REMINDER_SECS, start_guard
@@ -63,13 +63,11 @@ def wait_until_nothing_is_missing(
 class _Sighting:
     """What a watch knows of a task."""
 
-    line: probes.Line
     missed_since: float | None
-    reason: str = ""  # why it did not answer at the last look
+    status: Status = dataclasses.field(default_factory=Status)  # at the last look
+    looked_at: float = -math.inf
     was_there: bool = False
     is_lost: bool = False
-    life: str = ""  # which process it was, unless that was seen to have ended
-    end: tuple[float, str] = (-math.inf, "")  # when and how a process was last seen to have ended
 
 
 class Watch:
@@ -83,7 +81,7 @@ class Watch:
         """Start to watch over the tasks that `task` needs, in a thread."""
         self.timeouts = timeouts
         self._task = task
-        self._sightings = {peer: _Sighting(probes.Line(peer.address), time.monotonic()) for peer in task.needed}
+        self._sightings = {peer: _Sighting(missed_since=time.monotonic()) for peer in task.needed}
         self._is_over = threading.Event()
         start_guard("watch", self._watch)
 
@@ -91,41 +89,37 @@ class Watch:
         """Let the others leave: this task does not need them any more."""
         self._is_over.set()
 
-    def ended_servers(self, since: float, lives: Mapping[Peer, str]) -> str:
+    def ended_servers(self, incarnations: Mapping[Peer, str], since: float) -> str:
         """Return each server whose process has ended, as of the last look; what it held is gone.
 
         Args:
-          since: when a session was made; what had ended before is not of that session.
-          lives: of the servers in the session; one that lives was already there, whenever its forerunner was missed.
+          incarnations: of the servers in a session.
+          since: when they were asked for these; what was seen before is not of that session.
         """
-        seen = {server: self._sightings[server] for server in self._task.servers}
-        return probes.describe({s: of.end[1] for s, of in seen.items() if of.end[0] > since and of.life != lives[s]})
+        ended = {}
+        for server, incarnation in incarnations.items():
+            seen = self._sightings[server]
+            if seen.looked_at > since and seen.status.reason == REFUSED:
+                ended[server] = REFUSED
+            elif seen.looked_at > since and seen.status.incarnation not in ("", incarnation):
+                ended[server] = "another process answers there"
+        return describe(ended)
 
     def _watch(self) -> None:
         secs = 0.0
         while not self._is_over.wait(secs):
-            unreachable = probes.ask({peer: seen.line for peer, seen in self._sightings.items()})
+            started_at, statuses = time.monotonic(), statuses_of(self._sightings)
             if self._is_over.is_set():  # they may have left meanwhile
                 break
-            for peer in self._sightings:
-                self._update(peer, unreachable.get(peer, ""), time.monotonic())
+            for peer, status in statuses.items():
+                self._update(peer, status, started_at)
             # Look more often while somebody has not come yet, so that nobody comes and goes unseen.
             secs = LOOK_SECS if all(seen.was_there for seen in self._sightings.values()) else POLL_SECS
 
-    def _update(self, peer: Peer, reason: str, now: float) -> None:
+    def _update(self, peer: Peer, status: Status, now: float) -> None:
         seen = self._sightings[peer]
-        if not reason and seen.line.is_new:
-            # However short it was away, another process may answer now, perhaps on another host.
-            if life := probes.life_of(peer):
-                if seen.life not in ("", life):
-                    seen.end = (now, "another process answers there")
-                seen.line.is_new, seen.life = False, life
-            else:
-                reason = probes.NO_ANSWER
-        if reason == probes.REFUSED:
-            seen.end, seen.life = (now, probes.REFUSED), ""
-        seen.reason = reason
-        if not reason:
+        seen.looked_at, seen.status = now, status
+        if not status.reason:
             if seen.is_lost:
                 logging.info("%s: %s is back", self._task, peer)
                 events.record("back", task=f"{peer.job_name} {peer.index}")
@@ -134,8 +128,8 @@ class Watch:
             seen.missed_since = now  # lost if it is still away at the next look: at the end all tasks leave together
         else:
             if seen.was_there and not seen.is_lost:
-                logging.warning("%s: lost %s (%s)", self._task, peer, reason)
-                events.record("lost", task=f"{peer.job_name} {peer.index}", reason=reason)
+                logging.warning("%s: lost %s (%s)", self._task, peer, status.reason)
+                events.record("lost", task=f"{peer.job_name} {peer.index}", reason=status.reason)
                 seen.is_lost = True
             secs = now - seen.missed_since
             if secs > (self.timeouts.recovery_secs if seen.was_there else self.timeouts.startup_secs):
@@ -144,7 +138,7 @@ class Watch:
     def _give_up(self, secs: float) -> None:
         latest = time.monotonic() - secs / 2  # others may have given up just now, for the same reason
         away = {peer: seen for peer, seen in self._sightings.items() if (seen.missed_since or math.inf) < latest}
-        missing = probes.describe({peer: seen.reason for peer, seen in away.items()})
+        missing = describe({peer: seen.status.reason for peer, seen in away.items()})
         remedy = "start what is missing, or correct --ps_hosts and --worker_hosts"
         # The main thread may be inside TensorFlow, where nothing interrupts it.
         end_process(1, f"{self._task} waited {secs:.0f} s for {missing}: {remedy}")

@@ -7,8 +7,8 @@ import socket
 import psutil
 from absl import logging
 
-from runtime.cluster.probes import NO_ANSWER, life_of, probe
-from runtime.cluster.task import Peer, Task, host_of, port_of
+from runtime.cluster.status import ask
+from runtime.cluster.task import Task, host_of, port_of
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import UnusableError
 
@@ -62,15 +62,14 @@ def wait_until_address_leads_here(task: Task, timeout_secs: float) -> None:
     Raises:
       TimeoutError: it led to another process, or nowhere, for `timeout_secs`.
     """
-    here = Peer(task.job_name, task.index, f"127.0.0.1:{port_of(task.address)}")
-    own = Peer(task.job_name, task.index, task.address)
+    here = f"127.0.0.1:{port_of(task.address)}"
 
     def describe_elsewhere() -> str:
-        life = life_of(own)
-        if life and life == (life_of(here) or life):
+        there = ask(task.address)
+        if there.incarnation and there.incarnation == (ask(here).incarnation or there.incarnation):
             return ""
-        reason = "another one answers there" if life else probe(task.address) or NO_ANSWER
-        return f"{own} to be this process ({reason})"
+        reason = "another one answers there" if there.incarnation else there.reason or "it is busy"
+        return f"{task} at {task.address} to be this process ({reason})"
 
     remedy = "run each task once, on the host of its address, or correct --task_index or the host lists"
     wait_until_nothing_is_missing(task, describe_elsewhere, timeout_secs, remedy)

@@ -6,8 +6,9 @@ import time
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster import host_lists, probes
+from runtime.cluster import host_lists
 from runtime.cluster.roll_call import TRAINED, TRAINING, RollCall, Word
+from runtime.cluster.status import statuses_of, unreachable
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import reason
@@ -52,13 +53,12 @@ class RollCallHook(tf.train.SessionRunHook):
 
     def _describe_absent(self, session: tf.Session) -> str:
         words = self._roll_call.listen(session)
-        unknown = [worker for worker in self._task.clients if words[worker.index] not in self._present]
-        # The process that said the word must still answer: that of an earlier life does not count.
-        lives = probes.ask_all([worker for worker in unknown if words[worker.index].text], probes.life_of)
-        self._present |= {words[worker.index] for worker, life in lives.items() if life == words[worker.index].life}
-        absent = [worker for worker in unknown if words[worker.index] not in self._present]
-        reasons = probes.unreachable(absent)
-        return ", ".join(f"{worker} ({reasons[worker]})" if worker in reasons else f"{worker}" for worker in absent)
+        statuses = statuses_of([worker for worker in self._task.clients if words[worker.index] not in self._present])
+        # The process that said the word must still answer: that of an earlier one does not count.
+        spoken = {words[worker.index]: status.incarnation for worker, status in statuses.items()}
+        self._present |= {word for word, found in spoken.items() if word.incarnation and word.incarnation == found}
+        absent = {worker: of.reason for worker, of in statuses.items() if words[worker.index] not in self._present}
+        return ", ".join(f"{worker} ({reason})" if reason else f"{worker}" for worker, reason in absent.items())
 
     def end(self, session: tf.Session) -> None:
         try:
@@ -85,14 +85,13 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
         self._has_trained = True
 
     def end(self, session: tf.Session) -> None:
-        lines = {worker: probes.Line(worker.address) for worker in self._task.clients}
-        answered_at = dict.fromkeys(lines, time.monotonic())
+        answered_at = dict.fromkeys(self._task.clients, time.monotonic())
 
         def describe_training() -> str:
             words = self._roll_call.listen(session)
-            training = {worker: line for worker, line in lines.items() if words[worker.index].text == TRAINING}
-            unreachable, now = probes.ask(training), time.monotonic()
-            answered_at.update(dict.fromkeys(training.keys() - unreachable.keys(), now))
+            training = [worker for worker in answered_at if words[worker.index].text == TRAINING]
+            missing, now = unreachable(training), time.monotonic()
+            answered_at.update(dict.fromkeys(set(training) - missing.keys(), now))
             awaited = [worker for worker in training if now < answered_at[worker] + GRACE_SECS]
             return ", ".join(f"worker {worker.index} to take its last step" for worker in awaited)
 

@@ -13,7 +13,7 @@ from absl import logging
 from runtime import events
 from runtime.cluster import host_lists
 from runtime.cluster.notes import Agreement
-from runtime.cluster.probes import Connection, describe, unreachable
+from runtime.cluster.status import Connection, describe, statuses_of
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_until_nothing_is_missing
 from runtime.data.streams import Batches
@@ -45,7 +45,7 @@ class TrainingScaffold(tf.train.Scaffold):
     `MonitoredTrainingSession` calls `finalize()` before it makes a session and, on the chief, `init_fn` once it has
     one. Three things differ from TensorFlow's own scaffold:
 
-    * No wait is silent or endless: a worker probes its servers with plain sockets before it makes a session.
+    * No wait is silent or endless: a worker asks its servers before it makes a session.
     * A worker that comes before the chief has initialised polls. TensorFlow's would sleep 30 s
       (tensorflow/tensorflow#10679).
     * The model that lives on the ps tasks is kept. TensorFlow's `checkpoint_dir` would roll it back to the last
@@ -77,6 +77,8 @@ class TrainingScaffold(tf.train.Scaffold):
         self._shared_folder = SharedFolder(task, job.folder) if must_share else None
         self._was_ready = self._has_trained = False
         self._cancelled_since = math.inf  # a time of `time.monotonic()`
+        self.incarnations: dict[Peer, str] = {}  # of the servers, asked before the last session was made
+        self.asked_at = -math.inf  # a time of `time.monotonic()`
         self._global_step = tf.train.get_global_step()
         with tf.name_scope("session"):
             self._uninitialized = tf.report_uninitialized_variables([*job.unsaved_variables, *tf.global_variables()])
@@ -98,13 +100,17 @@ class TrainingScaffold(tf.train.Scaffold):
             logging.info("%s: the last session is lost: making a new one", self._task)
             time.sleep(POLL_SECS)  # gRPC needs a moment to find a ps that is back
         start = time.monotonic()
-        wait_until_nothing_is_missing(self._task, lambda: self._describe_missing_servers(start))
+        wait_for_servers = functools.partial(
+            wait_until_nothing_is_missing, self._task, lambda: self._describe_missing_servers(start)
+        )
+        wait_for_servers()
         timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
         # Each look makes a session, so a long wait looks less often.
         wait = functools.partial(wait_until_nothing_is_missing, self._task, timeout_secs=timeout_secs, poll_secs=2.0)
         wait(lambda: host_lists.describe_unconfirmed(self._task), remedy="give all tasks the same host lists")
         if not self._task.is_chief:
             wait(self._describe_missing_model, remedy="start the chief")
+        wait_for_servers()  # the session meets the processes that answer now, or later ones
         self._was_ready = True
         return self
 
@@ -133,7 +139,9 @@ class TrainingScaffold(tf.train.Scaffold):
             time.sleep(POLL_SECS)
 
     def _describe_missing_servers(self, start: float) -> str:
-        missing = unreachable(self._task.servers)
+        self.asked_at, statuses = time.monotonic(), statuses_of(self._task.servers)
+        self.incarnations = {server: status.incarnation for server, status in statuses.items()}
+        missing = {of: found.reason or "it is busy" for of, found in statuses.items() if not found.incarnation}
         late_secs = self._timeouts.startup_secs / 2
         if not self._task.is_chief:  # which must be surer, since a run that begins anew needs it
             late_secs = min(LATE_SECS, late_secs)
@@ -147,7 +155,7 @@ class TrainingScaffold(tf.train.Scaffold):
 
     def _describe_missing_model(self) -> str:
         """Look with a session of its own, since TensorFlow's would sleep."""
-        # A ps may go away after it was probed.
+        # A ps may go away after it has answered.
         with contextlib.suppress(tf.errors.UnavailableError), self._connection.session() as session:
             is_there = not session.run(self._uninitialized).size  # first: the chief publishes before it initialises
             self._job.agreement.check(session)

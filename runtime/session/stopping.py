@@ -14,9 +14,8 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster import signals
-from runtime.cluster.probes import life_in
 from runtime.cluster.roll_call import REACHED, STOPPED, TRAINED, TRAINING, RollCall
-from runtime.cluster.task import Task
+from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch, wait_until_nothing_is_missing
 from runtime.errors import UnusableError, reason
 from runtime.process import end_process
@@ -201,8 +200,8 @@ class AbandonSessionHook(tf.train.SessionRunHook):
     session has a thread that looks; it ends with it.
     """
 
-    def __init__(self, task: Task, watch: Watch, roll_call: RollCall):
-        self._task, self._watch, self._roll_call = task, watch, roll_call
+    def __init__(self, task: Task, watch: Watch, scaffold: TrainingScaffold, roll_call: RollCall):
+        self._task, self._watch, self._scaffold, self._roll_call = task, watch, scaffold, roll_call
         self._last_coord: tf.train.Coordinator | None = None
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -210,14 +209,16 @@ class AbandonSessionHook(tf.train.SessionRunHook):
             self._last_coord.request_stop()  # TensorFlow does not, if a later hook has failed
             release_free_memory()  # that of the last session
         self._last_coord = coord
-        start_guard("abandon_session", self._abandon, session, coord, time.monotonic())
+        met = self._scaffold.incarnations, self._scaffold.asked_at
+        start_guard("abandon_session", self._abandon, session, coord, *met)
 
-    def _abandon(self, session: tf.Session, coord: tf.train.Coordinator, created_at: float) -> None:
+    def _abandon(
+        self, session: tf.Session, coord: tf.train.Coordinator, incarnations: dict[Peer, str], since: float
+    ) -> None:
         try:
             with coord.stop_on_exception():
-                lives = {server: life_in(session, server.device) for server in self._task.servers}
                 while not coord.wait_for_stop(LOOK_SECS):
-                    if dead := self._watch.ended_servers(created_at, lives):
+                    if dead := self._watch.ended_servers(incarnations, since):
                         raise tf.errors.UnavailableError(None, None, f"{dead} is gone")
             coord.raise_requested_exception()
         except tf.errors.OpError as error:

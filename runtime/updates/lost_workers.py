@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster import probes
+from runtime.cluster.status import describe, unreachable
 from runtime.cluster.task import Task
 from runtime.updates.aggregation import Aggregation, Rule
 
@@ -30,7 +30,6 @@ class LostWorkersHook(tf.train.SessionRunHook):
     def __init__(self, aggregations: Sequence[Aggregation], rule: Rule, task: Task):
         """Build the ops of `task`, the chief, in the default graph."""
         self.aggregations, self._rule, self._task = aggregations, rule, task
-        self._lines = {worker: probes.Line(worker.address) for worker in task.others("worker")}
         self._global_step = tf.train.get_global_step()
         self._steps = [aggregation.holding.steps for aggregation in aggregations]
         self._num_updates = [aggregation.num_updates for aggregation in aggregations]
@@ -66,7 +65,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
         # After the end nobody waits, and the others may have left.
         if min(steps) >= self._rule.train_steps or (is_moving and self._last_num_required == self._rule.num_gradients):
             return
-        lost = probes.ask(self._lines)
+        lost = unreachable(self._task.others("worker"))
         is_live = np.ones(self._rule.num_workers, bool)
         is_live[[worker.index for worker in lost]] = False
         # A chief that has taken its last step waits for the others, and these may still wait for another ps.
@@ -86,6 +85,6 @@ class LostWorkersHook(tf.train.SessionRunHook):
                 counts[0] + 1,
                 num_required,
                 self._rule.num_gradients,
-                f", without {probes.describe(lost)}" if lost else "",
+                f", without {describe(lost)}" if lost else "",
             )
         self._last_num_required = num_required

@@ -16,7 +16,7 @@ import pytest
 
 import mnist_input
 from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
-from runtime.cluster.probes import probe
+from runtime.cluster.status import ask
 from runtime.events import read_lines
 from runtime.folder import RunFolder
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
@@ -362,7 +362,7 @@ def test_a_ps_that_is_process_1_of_a_container_hears_sigterm(tmp_path):
     with Cluster(tmp_path, 1, 1) as cluster:
         container = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
         cluster.start_with("ps 0", *cluster.role("ps 0"), *cluster.flags, before=container)
-        poll_for(lambda: probe(cluster.ps_hosts) is None, "server of ps 0")
+        poll_for(lambda: not ask(cluster.ps_hosts).reason, "server of ps 0")
         (task,) = psutil.Process(cluster["ps 0"].pid).children()
         task.send_signal(signal.SIGTERM)
         assert cluster["ps 0"].wait() == 128 + signal.SIGTERM

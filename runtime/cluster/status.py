@@ -1,0 +1,138 @@
+"""Whether a task answers, and which process it is: one question to its server, with a deadline."""
+
+import concurrent.futures
+import contextlib
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple, TypeVar
+
+import grpc
+import tensorflow.compat.v1 as tf
+
+from runtime.cluster.task import Peer
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+ANSWER_SECS = 3.0  # how long a server may take to say which process it is
+ALIVE_SECS = 2.0  # how long, after that, to give a sign of life
+REFUSED = "connection refused"  # the host is there, but the task is not
+NO_ANSWER = "no answer"
+SOMETHING_ELSE = "something else answers there"
+# What gRPC says, and the reason.
+REASONS = {
+    "Connection refused": REFUSED,
+    "resolv": "name not known",
+    "No route to host": "no route to host",
+    "Network is unreachable": "network is unreachable",
+}
+
+SERVICE = "/tensorflow.WorkerService"
+# A channel leads where the address leads, through no web proxy; and each has a connection of its own, so that a new one
+# looks the name up again.
+OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+
+_channels: dict[str, grpc.Channel] = {}  # those that work, by address, while nobody uses them
+
+
+class Status(NamedTuple):
+    """What the server at an address has answered."""
+
+    incarnation: str = ""  # tells its process from those before and after it; "" if there is none, or it is busy
+    reason: str = ""  # why there is no answer, such as "connection refused"; "" for a server that is there, busy or not
+
+
+def ask(address: str) -> Status:
+    """Ask the server at `host:port` which process it is.
+
+    The connection stays open from one question to the next: a new one each time would cost the server much more. No
+    channel is made before a process is forked, since none can be used after that.
+    """
+    status, channel = Status(reason=REFUSED), _channels.pop(address, None)
+    if channel:
+        status = ask_through(channel)
+    if status.reason not in ("", NO_ANSWER):  # whoever was there has hung up, and another one may have come
+        if channel:
+            channel.close()
+        channel = open_channel(address)
+        status = ask_through(channel)
+    if channel and (status.reason or _channels.setdefault(address, channel) is not channel):
+        channel.close()
+    return status
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """Return a channel to the server at `host:port`, which connects with the first question."""
+    return grpc.insecure_channel(f"dns:///{address}", OPTIONS)
+
+
+def ask_through(channel: grpc.Channel) -> Status:
+    """Ask the server at the other end of a channel which process it is."""
+    try:
+        answer = channel.unary_unary(f"{SERVICE}/GetStatus")(b"", timeout=ANSWER_SECS)
+        # It has the devices of the server, each with a number that is new in each process.
+        return Status(hashlib.sha256(answer).hexdigest()[:16])
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            said = error.details() or ""
+            return Status(reason=next((REASONS[text] for text in REASONS if text in said), SOMETHING_ELSE))
+    # The threads that answer are those that compute, or write a checkpoint, and may be busy for long. That it has no
+    # such method, gRPC says without them.
+    try:
+        channel.unary_unary(f"{SERVICE}/NoSuchMethod")(b"", timeout=ALIVE_SECS)
+    except grpc.RpcError as error:
+        return Status(reason="" if error.code() is grpc.StatusCode.UNIMPLEMENTED else NO_ANSWER)
+    return Status(reason=SOMETHING_ELSE)
+
+
+def ask_all(asked: Collection[Asked], question: Callable[[Asked], Answer]) -> dict[Asked, Answer]:
+    """Return what `question()` returns for each, all asked at once, since some may be silent for long."""
+    with concurrent.futures.ThreadPoolExecutor(len(asked) or 1) as pool:
+        return dict(zip(asked, pool.map(question, asked), strict=True))
+
+
+def statuses_of(peers: Collection[Peer]) -> dict[Peer, Status]:
+    """Return the status of each."""
+    return ask_all(peers, lambda peer: ask(peer.address))
+
+
+def unreachable(peers: Collection[Peer]) -> dict[Peer, str]:
+    """Return the peers that do not answer, each with the reason."""
+    return {peer: status.reason for peer, status in statuses_of(peers).items() if status.reason}
+
+
+def describe(reasons: Mapping[Peer, str]) -> str:
+    """Return what `unreachable()` returned as text: "" if everybody answers."""
+    return ", ".join(f"{peer} ({reason})" for peer, reason in reasons.items())
+
+
+class Connection(NamedTuple):
+    """The server of this process, as `tf.Session` takes it."""
+
+    target: str
+    config: tf.ConfigProto
+
+    def session(self, graph: tf.Graph | None = None) -> tf.Session:
+        """Return a new session for `graph`, or for the default graph."""
+        return tf.Session(self.target, graph=graph, config=self.config)
+
+
+@contextlib.contextmanager
+def session_at(address: str, graph: tf.Graph | None = None) -> Iterator[tf.Session]:
+    """Make a session with the server at `host:port` alone; one with the cluster would wait for all of its tasks.
+
+    Raises:
+      OpError: the server does not answer in time; runs of the session may raise that too.
+    """
+    if reason := ask(address).reason:
+        raise tf.errors.UnavailableError(None, None, reason)
+    timeout_ms = round(1000 * (ANSWER_SECS + ALIVE_SECS))
+    config = tf.ConfigProto(device_filters=["/job:nobody"], operation_timeout_in_ms=timeout_ms)
+    config.rpc_options.use_rpc_for_inprocess_master = True  # or its own address always leads a process to itself
+    config.rpc_options.disable_session_connection_sharing = True  # or this waits behind what training sends
+    session = tf.Session(f"grpc://{address}", graph=graph, config=config)
+    try:
+        yield session
+    finally:
+        with contextlib.suppress(tf.errors.OpError):  # a server that is gone does not answer
+            session.close()
