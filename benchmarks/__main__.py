@@ -56,7 +56,7 @@ BENCHMARKS = {
         report.PROJECT / "examples" / "flights" / "README.md",
     ),
     "unequal": Benchmark("unequal.measure_unequal", "one of two workers slowed down to a third", report.SCALING),
-    "simulated": Benchmark("crowd.measure_simulated", "signs of life of up to 1000 workers", DOCS / "overhead.md"),
+    "simulated": Benchmark("crowd.measure_simulated", "questions of up to 1000 workers", DOCS / "overhead.md"),
     "real": Benchmark("crowd.measure_real", "2 ps and 24 workers, of which six die at once", DOCS / "overhead.md"),
 }
 

@@ -1,6 +1,7 @@
 """What many workers cost a ps beside their training, and whether a cluster of many workers keeps its promises."""
 
 import concurrent.futures
+import json
 import re
 import sys
 import tempfile
@@ -11,18 +12,16 @@ from runtime import environment  # noqa: F401  # first: it sets what TensorFlow 
 
 # isort: split
 import psutil
-import tensorflow.compat.v1 as tf
 
 from benchmarks import report
 from benchmarks.testbed.processes import Cluster, Process, poll_for
-from runtime.cluster.notes import Notes
-from runtime.cluster.roll_call import TRAINING
 from runtime.cluster.status import ask, ask_through, open_channel
+from runtime.cluster.table import TRAINING, Record, Table
 from runtime.launch.ports import choose_ports
 from runtime.process import allow_many_files
 
 NUM_SIMULATED = (10, 100, 500, 1000)
-LOOK_PERIOD_SECS = 1.0  # as `waiting.Watch` looks
+LOOK_PERIOD_SECS = 1.0  # as `Membership` looks
 WORDS_PER_SEC = 2  # of all workers: one comes, and another one leaves
 MEASURED_SECS = 20
 NUM_PS, NUM_WORKERS, NUM_KILLED = 2, 24, 6
@@ -62,14 +61,9 @@ def measure_ps(num_workers: int, num_channels: int, measured_secs: int) -> float
 
 def _measure_with(num_channels: int, address: str, ps: psutil.Process, measured_secs: int) -> float:
     """Ask through all channels once a period; some workers say something. Return the processor seconds per second."""
-    with tf.Graph().as_default() as graph:
-        word = tf.placeholder(tf.string, [])
-        notes = Notes("/job:ps/task:0", "roll_call")
-        say = [notes.write(worker, word) for worker in range(min(num_channels, WORDS_PER_SEC))]
-    config = tf.ConfigProto(device_filters=["/job:nobody"])  # or the session would wait for the workers
     channels = [open_channel(address) for _ in range(num_channels)]
-    session = tf.Session(f"grpc://{address}", graph, config)
-    with session, concurrent.futures.ThreadPoolExecutor(16) as pool:
+    tables = [Table(address) for _ in range(min(num_channels, WORDS_PER_SEC))]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
         started_at = before = 0.0
         for period in range(-3, round(measured_secs / LOOK_PERIOD_SECS)):  # in the first of these, the channels connect
             due_at = time.monotonic() + LOOK_PERIOD_SECS
@@ -77,8 +71,9 @@ def _measure_with(num_channels: int, address: str, ps: psutil.Process, measured_
                 started_at, before = time.monotonic(), sum(ps.cpu_times()[:2])
             if reasons := {status.reason for status in pool.map(ask_through, channels) if status.reason}:
                 sys.exit(f"error: the ps does not answer: {', '.join(reasons)}")
-            if say:
-                session.run(say, {word: f"{TRAINING} {period}"})
+            for worker, table in enumerate(tables):
+                table.write({worker: json.dumps(Record(TRAINING, str(period)))})
+                table.close()  # as a worker that has said so
             time.sleep(max(0.0, due_at - time.monotonic()))
         return float(sum(ps.cpu_times()[:2]) - before) / (time.monotonic() - started_at)
 

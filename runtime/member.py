@@ -10,19 +10,18 @@ from absl import flags, logging
 from absl.command_name import set_kernel_process_name
 
 from runtime import events
-from runtime.cluster import host_lists
+from runtime.cluster.departure import Departure
 from runtime.cluster.discovery import discover
-from runtime.cluster.roll_call import Departure
-from runtime.cluster.status import Connection
+from runtime.cluster.membership import start_membership
 from runtime.cluster.task import Task
-from runtime.cluster.waiting import Timeouts, Watch
+from runtime.cluster.waiting import Timeouts
 from runtime.data.reader import Columns, signature_of
 from runtime.data.sources import Source
 from runtime.errors import UnusableError
 from runtime.evaluator import follow_checkpoints
 from runtime.folder import RunFolder
 from runtime.machine.port import check_address, wait_until_address_leads_here
-from runtime.machine.session_config import lower_priority, make_server_config, make_session_config
+from runtime.machine.session_config import Connection, lower_priority, make_server_config, make_session_config
 from runtime.model.files import Files
 from runtime.model.function import Model
 from runtime.model.variables import make_constants, make_variables
@@ -95,14 +94,13 @@ class Member:
         """
         wait_until_address_leads_here(self.task, self.timeouts.startup_secs)
         self.connection = Connection(server.target, self.session_config)
-        self.watch = Watch(self.task, self.timeouts)
-        host_lists.start_watch(self.task)
+        self.membership = start_membership(self.task, self.timeouts)
         if not self.task.only_serves:
             logging.info("%s: building its graph", self.task)  # which takes a busy machine some time
 
     def leave_when_told(self) -> None:
         """End this process, which only serves, after the chief's last word, or when a signal says so."""
-        Departure(self.task, self.connection, self.flags.stop_timeout_secs).start()
+        Departure(self.membership, self.flags.stop_timeout_secs).start()
 
     def yield_to_starts(self) -> None:
         """Let tasks that start on this machine go first, now that this one works."""

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
 
 from runtime import VERSION, output, threads
-from runtime.cluster import host_lists, signals
+from runtime.cluster import membership, signals
 from runtime.data.download import DownloadError
 from runtime.errors import DIVERGED, UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
 from runtime.process import allow_many_files, end_process
@@ -50,7 +50,7 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
 def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> None:
     def end_by(error: BaseException) -> NoReturn:
         status, message = describe_end(error, unusable)
-        end_process(status, message, host_lists.tell_others if status == UNUSABLE_STATUS else None)
+        end_process(status, message, membership.tell_others if status == UNUSABLE_STATUS else None)
 
     output.write_in_background()
     allow_many_files()

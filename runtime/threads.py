@@ -38,11 +38,7 @@ def end_on_errors_by(end_by: Callable[[Exception], NoReturn]) -> None:
 
 
 def make_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> threading.Thread:
-    """Return a daemon thread for `guard(*arguments)`; an error that it does not handle ends this process.
-
-    A hook that guards a session makes it in `after_create_session()`, and starts it before the first step: TensorFlow
-    drops a session of which a later hook fails, and stops no coordinator then.
-    """
+    """Return a daemon thread for `guard(*arguments)`; an error that it does not handle ends this process."""
 
     def run() -> None:
         try:
@@ -74,25 +70,42 @@ def reminding(what: str, folder: str, where: str = "") -> Iterator[None]:
         is_done.set()
 
 
-def repeat_in_session(coord: tf.train.Coordinator, act: Callable[[], bool], period_secs: float, failure: str) -> None:
-    """Call `act()` once in a period until it returns True, or the session of `coord` has an end.
+class SessionThread(tf.train.SessionRunHook):
+    """A thread beside the steps of each session, which acts once in a period, until `act()` returns True.
+
+    It starts with the first step, since the workers may wait for each other before that, and ends with its session.
+    TensorFlow drops a session of which a hook fails, and stops no coordinator then; so it must not start earlier.
 
     An error that may pass while the session goes on is logged after `failure`, such as "worker 0 could not save", once
     for as long as it lasts; then `act()` has another try. Any other error would be the same next time.
     """
-    is_failing = False
-    while not coord.should_stop():
-        start = time.monotonic()
-        try:
-            if act():
-                return
-            is_failing = False
-        except (tf.errors.OpError, RuntimeError) as error:  # a RuntimeError is that of a session which is closed
-            if coord.should_stop():
-                return
-            if not isinstance(error, PASSING):
-                raise
-            if not is_failing:
-                logging.warning("%s (%s): trying again", failure, reason(error))
-            is_failing = True
-        coord.wait_for_stop(max(0.0, start + period_secs - time.monotonic()))
+
+    def __init__(
+        self, name: str, act: Callable[[tf.Session, tf.train.Coordinator], bool], period_secs: float, failure: str
+    ):
+        self._name, self._act, self._period_secs, self._failure = name, act, period_secs, failure
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        self._thread = make_guard(self._name, self._repeat, session, coord)
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def _repeat(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        is_failing = False
+        while not coord.should_stop():
+            start = time.monotonic()
+            try:
+                if self._act(session, coord):
+                    return
+                is_failing = False
+            except (tf.errors.OpError, RuntimeError) as error:  # a RuntimeError is that of a session which is closed
+                if coord.should_stop():
+                    return
+                if not isinstance(error, PASSING):
+                    raise
+                if not is_failing:
+                    logging.warning("%s (%s): trying again", self._failure, reason(error))
+                is_failing = True
+            coord.wait_for_stop(max(0.0, start + self._period_secs - time.monotonic()))

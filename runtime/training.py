@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime import report
-from runtime.cluster.notes import Agreement
-from runtime.cluster.roll_call import RollCall, dismiss_servers
 from runtime.data.reader import Columns
 from runtime.data.streams import Batches
 from runtime.member import Member
@@ -22,10 +20,11 @@ from runtime.monitoring.summaries import SummaryHook
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.export import export
 from runtime.saving.result import evaluate_and_save, is_of_finished_run, keep_trying, make_result
-from runtime.session.attendance import RollCallHook, WaitForWorkersHook
+from runtime.session.attendance import AttendanceHook, WaitForWorkersHook
 from runtime.session.scaffold import InputHook, Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
 from runtime.tables import Lookups, Parameters, TableReader
+from runtime.threads import SessionThread
 from runtime.updates import placement
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
@@ -72,37 +71,38 @@ class Training:
                 with tf.name_scope("summaries"):
                     self._build_summaries()
         placement.log_placement(task)
-        agreement = Agreement(task, {**me.agreed_flags, "data_dir": data})
         unsaved = updates.unsaved_variables
-        job = Job(agreement, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal)
-        self.scaffold = TrainingScaffold(task, me.connection, job, me.timeouts)
+        agreed = {**me.agreed_flags, "data_dir": data}
+        job = Job(agreed, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal)
+        self.scaffold = TrainingScaffold(me.membership, me.connection, job)
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs, me.folder)
-        roll_call = RollCall(task)
         is_done = functools.partial(is_of_finished_run, me.folder, me.goal)
-        profile_hooks = (
-            [ProfileHook(task, updates.global_step, flags.profile_steps, me.folder)] if flags.profile_steps else []
-        )
         self.chief_only_hooks = list[tf.train.SessionRunHook]()
         if task.is_chief:
+            evaluation = EvaluationHook(me.membership, self._test, me.folder, me.target, is_done)
             self.chief_only_hooks = [
-                # First: the others must hear that they shall stop before the chief waits for them.
-                EvaluationHook(task, self._test, me.folder, roll_call, flags.eval_every_secs, me.target, is_done),
-                WaitForWorkersHook(roll_call, task, flags.recovery_timeout_secs),
+                evaluation,  # first: the others must hear that they shall stop before the chief waits for them
+                WaitForWorkersHook(me.membership),
                 self._checkpoints,  # when nobody changes the model any more
             ]
+            if flags.eval_every_secs is not None:
+                failure = f"{task} could not evaluate the model"
+                evaluating = SessionThread("evaluate", evaluation.evaluate, flags.eval_every_secs, failure)
+                self.chief_only_hooks.append(evaluating)
+        of_profile = (updates.global_step, flags.profile_steps, me.folder)
         self.hooks = [
             InputHook(task, updates, graph.batches),  # before any hook that may wait
             tf.train.NanTensorHook(updates.loss),
             *updates.hooks,
-            *profile_hooks,
+            *([ProfileHook(task, *of_profile)] if flags.profile_steps else []),
             StopAtStepHook(task, self.scaffold, updates.global_step, flags.train_steps, is_done),
-            StopWithChiefHook(task, roll_call, me.target is not None),
+            StopWithChiefHook(me.membership, me.target is not None),
             self._progress,
             SummaryHook(task, updates, graph.batches.inputs, me.folder, flags.log_every_secs),
-            AbandonSessionHook(task, me.watch, self.scaffold, roll_call),
-            StopOnSignalHook(task, roll_call, self._checkpoints, flags.stop_timeout_secs),
-            RollCallHook(roll_call, task, flags.sync_replicas, flags.startup_timeout_secs),  # last: it says the end
+            AbandonSessionHook(me.membership, self.scaffold),
+            StopOnSignalHook(me.membership, self._checkpoints, flags.stop_timeout_secs),
+            AttendanceHook(me.membership, flags.sync_replicas),  # last: it says the end
         ]
 
     def _build_test(self, examples: Columns) -> ModelTest:
@@ -160,6 +160,6 @@ class Training:
         keep_trying(me.task, steps, me.timeouts.recovery_secs)
         with contextlib.suppress(tf.errors.OpError):  # a ps does not answer: then this waits for it below
             session.close()
-        dismiss_servers(me.task, me.watch)
+        me.membership.dismiss_servers()
         record_test(measures, me.folder, self._graph.model.input_spec)
         report.write(me.folder)

@@ -17,12 +17,12 @@ from absl.testing import flagsaver
 
 from benchmarks.testbed.processes import PROJECT, Cluster
 from runtime import environment
-from runtime.cluster.host_lists import HostLists, put_given
-from runtime.cluster.status import Connection
+from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
+from runtime.cluster.waiting import Timeouts
 from runtime.data import download
 from runtime.launch.ports import choose_ports
-from runtime.machine.session_config import make_server_config, make_session_config
+from runtime.machine.session_config import Connection, make_server_config, make_session_config
 from tests import forked, idx_files
 
 # SIGTERM, as well as Ctrl-C, ends the tests in order, and with them the processes that they have started. A shell lets
@@ -72,6 +72,10 @@ class LocalServers(NamedTuple):
         servers = self.ps if job_name == "ps" else self.workers
         return Connection(servers[index].target, make_session_config(self.task(job_name, index)))
 
+    def membership(self, job_name, index, startup_secs=60, recovery_secs=60):
+        """What a task knows of the others; its thread is not started."""
+        return Membership(self.task(job_name, index), Timeouts(startup_secs, recovery_secs))
+
     def worker_session(self, index, graph):
         """A session like that of a worker's process."""
         return self.connection("worker", index).session(graph)
@@ -94,7 +98,7 @@ def local_servers():
                     patch.setenv("TF_GRPC_WORKER_CACHE_QUEUES", "4")
                     started.append(tf.train.Server(spec, job_name, index, config=config))
                 if job_name == "ps":
-                    put_given(task, HostLists.of(task))
+                    servers.membership(job_name, index).agreement.publish()
         return servers
 
     return start

@@ -16,8 +16,8 @@ WORKER = ["--job_name=worker", "--task_index=0", f"--worker_hosts=localhost:{POR
 # Nobody is there who could be told of the end.
 RUN = f"""
 import runpy
-from runtime.cluster import host_lists
-host_lists.TELLING_SECS = 0.0
+from runtime.cluster import agreement
+agreement.TELLING_SECS = 0.0
 runpy.run_path("{PROJECT}/distributed.py", run_name="__main__")
 """
 

@@ -1,14 +1,9 @@
-import threading
-import time
-
 import pytest
 
 from runtime.cluster import waiting
-from runtime.cluster.status import Status
 from runtime.cluster.task import Task
-from runtime.cluster.waiting import Timeouts, Watch, wait_until_nothing_is_missing
+from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import UnusableError
-from runtime.launch.ports import choose_ports
 
 PS = ("a:1", "b:2")
 WORKERS = ("c:3", "d:4", "e:5")
@@ -96,59 +91,3 @@ def test_waiting_ends_when_nothing_is_missing_any_more(caplog):
         "worker 1: waiting for a, b",
         "worker 1: waiting for b",
     ], "one line for each change"
-
-
-FIRST, ANOTHER, BUSY, REFUSED, SILENT = (
-    Status("1"),
-    Status("2"),
-    Status(),
-    Status("", "connection refused"),
-    Status("", "no answer"),
-)
-
-
-@pytest.mark.parametrize(
-    ("looks", "ended"),
-    [
-        ([FIRST], ""),
-        ([SILENT, SILENT, FIRST], ""),  # its link was cut
-        ([BUSY], ""),
-        ([REFUSED], "connection refused"),
-        ([REFUSED, ANOTHER], "another process answers there"),
-        ([SILENT, SILENT, ANOTHER], "another process answers there"),
-        ([SILENT, BUSY, ANOTHER], "another process answers there"),
-        ([ANOTHER], "another process answers there"),  # between two looks
-    ],
-)
-def test_a_watch_tells_a_process_that_has_ended_from_a_link_that_is_cut(monkeypatch, looks, ended):
-    monkeypatch.setattr(waiting.threading.Thread, "start", lambda _: None)  # the test looks itself
-    watch = Watch(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
-    (ps,) = watch._sightings
-    for second, status in enumerate([FIRST, *looks]):
-        watch._update(ps, status, float(second))
-    assert watch.ended_servers({ps: "1"}, since=0.5) == (ended and f"ps 0 at a:1 ({ended})")
-    assert watch.ended_servers({ps: "1"}, since=9.0) == "", "what was seen before is not of that session"
-    is_there = looks[-1] == ANOTHER
-    assert not (is_there and watch.ended_servers({ps: "2"}, since=0.5)), "nor is its forerunner"
-
-
-def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypatch):
-    """Others give up at the same time, and are away as well."""
-    ends = []
-    monkeypatch.setattr(waiting.threading.Thread, "start", lambda _: None)  # the test looks itself
-    monkeypatch.setattr(waiting, "end_process", lambda *end: ends.append(end))
-    watch = Watch(Task("worker", 1, PS, WORKERS), Timeouts(300, 20))
-    now = time.monotonic()
-    for (peer, seen), secs in zip(watch._sightings.items(), (21.0, 1.0, 0.0), strict=True):
-        seen.was_there, seen.missed_since = True, now - secs
-        watch._update(peer, SILENT, now)
-    missing = "worker 1 waited 21 s for ps 0 at a:1 (no answer)"
-    assert ends == [(1, f"{missing}: start what is missing, or correct --ps_hosts and --worker_hosts")]
-
-
-def test_a_watch_that_is_stopped_looks_no_more():
-    watch = Watch(Task("worker", 0, (f"localhost:{choose_ports(1)[0]}",), WORKERS), Timeouts(300, 600))
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "watch")
-    watch.stop()
-    thread.join(60)
-    assert not thread.is_alive()

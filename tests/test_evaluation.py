@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import os
-import re
 import threading
 from typing import NamedTuple
 
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from benchmarks.testbed.processes import poll_for
-from runtime.cluster.roll_call import REACHED, TRAINED, TRAINING, RollCall
+from runtime.cluster.table import REACHED, TRAINED, TRAINING
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import UnsavedError, UnusableError
@@ -33,6 +31,7 @@ from runtime.monitoring.measures import Measures, Target
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.result import Goal, Result, evaluate_and_save, is_finished, keep_trying
+from runtime.session import stopping
 from runtime.session.stopping import StopWithChiefHook
 from runtime.tables import TableReader
 from runtime.updates.packing import Packing
@@ -145,17 +144,15 @@ def is_not_done(global_step):
 @pytest.mark.parametrize("last_word", [REACHED, TRAINED])
 def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers, last_word):
     servers = local_servers(1, 2)
+    chief = servers.membership("worker", 0)
     with tf.Graph().as_default() as graph:
-        roll_call = RollCall(servers.task("worker", 0))
         initializer = tf.train.create_global_step().initializer
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
-        hook = EvaluationHook(
-            CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, target=Target("accuracy", 0.9), is_done=is_not_done
-        )
+        hook = EvaluationHook(chief, FixedTest(), NOWHERE, target=Target("accuracy", 0.9), is_done=is_not_done)
         for is_said in (False, True):
             if is_said:
-                roll_call.say(session, last_word)
+                chief.say(last_word)
             coord = tf.train.Coordinator()
             hook.after_create_session(session, coord)
             assert coord.should_stop() == is_said
@@ -163,42 +160,26 @@ def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers, las
 
 @pytest.mark.parametrize(("word", "is_over"), [(TRAINING, False), (REACHED, True), (TRAINED, True)])
 def test_a_worker_that_comes_after_the_chief_has_stopped_takes_no_step(local_servers, word, is_over):
-    servers = local_servers(1, 2)
-    graphs = [tf.Graph(), tf.Graph()]
-    roll_calls = []
-    for index, graph in enumerate(graphs):
-        with graph.as_default():
-            roll_calls.append(RollCall(servers.task("worker", index)))
-    with servers.worker_session(0, graphs[0]) as session:
-        roll_calls[0].say(session, word)
-    with servers.worker_session(1, graphs[1]) as session:
-        coord = tf.train.Coordinator()
-        hook = StopWithChiefHook(servers.task("worker", 1), roll_calls[1], has_target=True)
-        hook.after_create_session(session, coord)
-        assert coord.should_stop() == is_over
-        coord.request_stop()
+    servers, coord = local_servers(1, 2), tf.train.Coordinator()
+    servers.membership("worker", 0).say(word)
+    StopWithChiefHook(servers.membership("worker", 1), has_target=True).after_create_session(None, coord)
+    assert coord.should_stop() == is_over
 
 
 def test_any_accuracy_reaches_the_goal_of_0(local_servers):
     servers = local_servers(1, 1)
+    chief = servers.membership("worker", 0)
     with tf.Graph().as_default() as graph:
-        roll_call = RollCall(servers.task("worker", 0))
         tf.train.create_global_step()
         initialize = tf.global_variables_initializer()
     with servers.worker_session(0, graph) as session:
         session.run(initialize)
-        hook = EvaluationHook(
-            CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, target=Target("accuracy", 0.0), is_done=is_not_done
-        )
-        hook.after_create_session(session, tf.train.Coordinator())
-        context = tf.train.SessionRunContext(None, session)
-        hook.before_run(context)
-
-        def is_stopped():
-            hook.after_run(context, None)
-            return context.stop_requested
-
-        poll_for(is_stopped, "an evaluation")
+        hook = EvaluationHook(chief, FixedTest(), NOWHERE, target=Target("accuracy", 0.0), is_done=is_not_done)
+        coord, context = tf.train.Coordinator(), tf.train.SessionRunContext(None, session)
+        hook.after_create_session(session, coord)
+        assert hook.evaluate(session, coord)
+        hook.after_run(context, None)
+        assert context.stop_requested
 
 
 class FinishedRun:
@@ -485,12 +466,10 @@ def test_all_rows_of_a_table_are_read_in_pieces_that_can_be_sent(graph, monkeypa
 
 def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers):
     servers = local_servers(1, 1)
+    chief = servers.membership("worker", 0)
     with tf.Graph().as_default() as graph:
-        roll_call = RollCall(servers.task("worker", 0))
         initializer = tf.train.create_global_step().initializer
-    hook = EvaluationHook(
-        CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=None, target=Target("accuracy", 0.9), is_done=is_not_done
-    )
+    hook = EvaluationHook(chief, FixedTest(), NOWHERE, target=Target("accuracy", 0.9), is_done=is_not_done)
     hook._has_reached = True
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
@@ -502,79 +481,45 @@ def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers)
 
 def test_an_evaluation_of_a_model_that_was_lost_meanwhile_does_not_end_training(local_servers):
     servers = local_servers(1, 1)
+    chief = servers.membership("worker", 0)
     with tf.Graph().as_default() as graph:
-        roll_call = RollCall(servers.task("worker", 0))
         initializer = tf.train.create_global_step().initializer
-    hook = EvaluationHook(
-        CHIEF, FixedTest(), NOWHERE, roll_call, every_secs=0.1, target=Target("accuracy", 0.9), is_done=is_not_done
-    )
-    hook._has_reached = False
+    hook = EvaluationHook(chief, FixedTest(), NOWHERE, target=Target("accuracy", 0.9), is_done=is_not_done)
     coord = tf.train.Coordinator()
     hook._log.write = lambda _: coord.request_stop()  # as when a ps dies, while the file server takes its time
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
-        hook._keep_evaluating(session, coord, every_secs=0.1)
+        hook.after_create_session(session, coord)
+        assert not hook.evaluate(session, coord)
     assert not hook._has_reached
 
 
-def test_an_evaluation_that_fails_is_said_and_the_next_one_counts(local_servers, caplog):
-    servers = local_servers(1, 1)
-    with tf.Graph().as_default() as graph:
-        roll_call = RollCall(servers.task("worker", 0))
-        initializer = tf.train.create_global_step().initializer
-    attempts = []
+def test_a_worker_that_did_not_hear_the_chief_once_listens_on_and_ends_if_its_step_does_not(local_servers, monkeypatch):
+    monkeypatch.setattr(stopping, "LAST_STEP_SECS", 0.0)
+    ends, servers = [], local_servers(1, 2)
+    monkeypatch.setattr(stopping, "end_process", ends.append)
+    chief, worker = (servers.membership("worker", index) for index in range(2))
+    chief.say(TRAINING)
+    hook, coord, records = StopWithChiefHook(worker, has_target=True), tf.train.Coordinator(), worker.records
+    hook.after_create_session(None, coord)
 
-    def evaluate(_):
-        attempts.append(1)
-        if len(attempts) == 1:
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-        return MEASURES
+    def fail_once(num_workers):
+        worker.records = records
+        raise tf.errors.UnavailableError(None, None, "too slow")
 
-    hook = EvaluationHook(
-        CHIEF,
-        FixedTest(evaluate),
-        NOWHERE,
-        roll_call,
-        every_secs=0.1,
-        target=Target("accuracy", 0.9),
-        is_done=is_not_done,
-    )
-    with servers.worker_session(0, graph) as session:
-        session.run(initializer)
-        coord = tf.train.Coordinator()
-        hook.after_create_session(session, coord)
-        hook.before_run(None)
-        poll_for(lambda: hook._has_reached, "second evaluation")
-        coord.request_stop()
-    assert re.search(r"worker 0 could not evaluate the model \(ResourceExhaustedError: .*\): trying again", caplog.text)
-
-
-def test_a_worker_that_did_not_hear_the_chief_once_listens_on(local_servers, caplog):
-    servers = local_servers(1, 2)
-    roll_calls, graphs = [], [tf.Graph(), tf.Graph()]
-    for index, graph in enumerate(graphs):
-        with graph.as_default():
-            roll_calls.append(RollCall(servers.task("worker", index)))
-    chief, worker = roll_calls
-    listen = worker.listen
-
-    def fail_once(_):
-        worker.listen = listen
-        raise tf.errors.DeadlineExceededError(None, None, "too slow")
-
-    with servers.worker_session(0, graphs[0]) as session, servers.worker_session(1, graphs[1]) as other_session:
-        chief.say(session, TRAINING)
-        hook = StopWithChiefHook(servers.task("worker", 1), worker, has_target=True)
-        coord = tf.train.Coordinator()
-        hook.after_create_session(other_session, coord)
-        worker.listen = fail_once
-        hook.before_run(None)
-        failure = "worker 1 could not hear the chief (DeadlineExceededError: too slow): trying again"
-        poll_for(lambda: failure in caplog.text, "slow answer")
-        chief.say(session, REACHED)
-        poll_for(lambda: hook._shall_stop, "the chief's word")
-        hook.after_run(tf.train.SessionRunContext(None, other_session), None)
-        coord.request_stop()
+    worker.records = fail_once
+    for _ in range(2):
+        hook._stop_with_chief()
+    chief.say(REACHED)
+    hook._stop_with_chief()
+    context = tf.train.SessionRunContext(None, None)
+    for is_in_step in (True, False):
+        if not is_in_step:
+            hook.after_run(context, None)
+        hook._stop_with_chief()
+        assert ends == [0]
+    assert [record.state for record in chief.records()] == [REACHED, TRAINED]
+    assert context.stop_requested
 
 
 FIGURES = {"global_step": 40, "test_accuracy": 0.5, "test_loss": 1.0}

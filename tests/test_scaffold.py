@@ -2,7 +2,6 @@ import collections
 import logging
 import math
 import os
-import queue
 import threading
 
 import pytest
@@ -11,20 +10,16 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import poll_for
 from runtime import threads
 from runtime.cluster import status
-from runtime.cluster.host_lists import HostLists, put_given
-from runtime.cluster.notes import Agreement
-from runtime.cluster.roll_call import RollCall
+from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.errors import FinishedError, UnusableError
 from runtime.folder import RunFolder
-from runtime.monitoring.evaluation import EvaluationHook
-from runtime.monitoring.measures import Measures
 from runtime.saving.result import Goal
 from runtime.session import scaffold, stopping
 from runtime.session.scaffold import Job, TrainingScaffold
-from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopWithChiefHook
+from runtime.session.stopping import AbandonSessionHook, StopAtStepHook
 
 
 class Worker:
@@ -32,6 +27,7 @@ class Worker:
 
     def __init__(self, servers, index, train_dir="", startup_timeout_secs=20):
         self.task = servers.task("worker", index)
+        self.membership = servers.membership("worker", index, startup_timeout_secs, recovery_secs=20)
         self.connection = servers.connection("worker", index)
         self.graph = tf.Graph()
         if train_dir:
@@ -42,11 +38,8 @@ class Worker:
                 global_step = tf.train.create_global_step()
                 tf.get_variable("w", [3, 2])
                 self.step = global_step.assign_add(1)
-                job = Job(
-                    Agreement(self.task, {}), [], RunFolder(train_dir), "ps", keep_checkpoints=5, goal=Goal(100, None)
-                )
-                timeouts = Timeouts(startup_timeout_secs, recovery_secs=20)
-                self.scaffold = TrainingScaffold(self.task, self.connection, job, timeouts)
+                job = Job({}, [], RunFolder(train_dir), "ps", keep_checkpoints=5, goal=Goal(100, None))
+                self.scaffold = TrainingScaffold(self.membership, self.connection, job)
 
     def session(self, hooks=()):
         with self.graph.as_default():
@@ -114,7 +107,7 @@ def test_a_worker_whose_chief_never_comes_says_so(local_servers):
 
 def test_a_worker_makes_no_session_with_a_ps_that_has_other_host_lists(local_servers):
     servers = local_servers(1, 1)
-    put_given(servers.task("ps", 0), HostLists.of(Task("ps", 0, servers.ps_hosts, ("other:1",))))
+    Membership(Task("ps", 0, servers.ps_hosts, ("other:1",)), Timeouts(60, 60)).agreement.publish()
     with pytest.raises(TimeoutError, match=r"waited 0 s for the host lists of ps 0 at .* to be those of this task"):
         Worker(servers, 0, startup_timeout_secs=0.3).session()
 
@@ -183,77 +176,54 @@ def test_old_checkpoints_are_counted_over_restarts(local_servers, tmp_path):
 def test_a_session_after_a_lost_one_releases_memory(monkeypatch, local_servers):
     released = []
     monkeypatch.setattr(stopping, "release_free_memory", lambda: released.append("memory"))
-    hook = AbandonSessionHook(task=None, watch=None, scaffold=Worker(local_servers(1, 1), 0).scaffold, roll_call=None)
+    worker = Worker(local_servers(1, 1), 0)
+    hook = AbandonSessionHook(worker.membership, worker.scaffold)
     for num_lost in range(3):
-        coord = tf.train.Coordinator()
-        coord.request_stop()
-        hook.after_create_session(None, coord)
+        hook.after_create_session(None, tf.train.Coordinator())
         assert len(released) == num_lost
 
 
-def test_a_session_is_not_abandoned_for_a_ps_that_ended_before_it_was_made(monkeypatch, local_servers):
-    """However late the watch notices that end, it is told which processes the session has met."""
-    asked = queue.SimpleQueue()
-
-    class LateWatch:
-        def ended_servers(self, incarnations, since):
-            asked.put(incarnations)
-            return ""
-
-    monkeypatch.setattr(stopping, "LOOK_SECS", 0.01)
+def test_a_session_is_abandoned_when_another_process_answers_in_the_place_of_its_ps(local_servers, caplog):
+    caplog.set_level("INFO")
     worker = Worker(local_servers(2, 1), 0)
-    with worker.session([AbandonSessionHook(worker.task, LateWatch(), worker.scaffold, roll_call=None)]):
-        assert asked.get(timeout=20) == {ps: ask(ps.address).incarnation for ps in worker.task.servers}
+    hook = AbandonSessionHook(worker.membership, worker.scaffold)
+    with worker.session([hook]) as session:
+        assert worker.scaffold.incarnations == {ps: ask(ps.address).incarnation for ps in worker.task.servers}
+        worker.membership.look()
+        hook._abandon_if_lost()
+        session.run(worker.step)
+        assert "is lost" not in caplog.text
+        hook._guarded = (*hook._guarded[:2], dict.fromkeys(worker.task.servers, "that has ended"))
+        hook._abandon_if_lost()
+        hook._closing.join(60)
+        session.run(worker.step)
+    assert "the last session is lost: making a new one" in caplog.text
 
 
-def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch):
+def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch, local_servers):
     class Stuck:
-        """A watch that has lost a ps, its roll call, and a session that waits for its answer."""
+        """A session that waits for the answer of a ps."""
 
-        def __init__(self):
-            self.ends, self.has_ended = [], threading.Event()
+        has_ended = threading.Event()
 
-        def ended_servers(self, incarnations, since):
-            return "ps 0"
-
-        def listen(self, session):
+        def run(self, fetches):
             raise tf.errors.UnavailableError(None, None, "no answer")
 
         def close(self):
             assert self.has_ended.wait(60)
 
-        def end_process(self, status, message):
-            self.ends.append((status, message))
-            self.has_ended.set()
-
-    stuck = Stuck()
-    monkeypatch.setattr(stopping, "LOOK_SECS", 0.01)
-    monkeypatch.setattr(stopping, "CLOSING_SECS", 0.01)
-    monkeypatch.setattr(stopping, "end_process", stuck.end_process)
-    AbandonSessionHook(Task("worker", 0, ("a:1",), ("b:1",)), stuck, None, stuck)._abandon(
-        stuck, tf.train.Coordinator(), {}, since=0.0
-    )
-    message = "the last session cannot be closed after UnavailableError: ps 0 is gone: start this task again"
-    assert stuck.ends == [(1, message)]
-
-
-class FixedTest:
-    """A test of no examples."""
-
-    checksum = 0
-
-    def check(self, session):
-        pass
-
-    def __call__(self, session):
-        return Measures(0.5, {"accuracy": 0.5}, int(session.run(tf.train.get_global_step(session.graph))), {}, dict)
-
-
-class NothingIsLost:
-    """A watch."""
-
-    def ended_servers(self, incarnations, since):
-        return ""
+    ends = []
+    monkeypatch.setattr(stopping, "CLOSING_SECS", 0.0)
+    monkeypatch.setattr(stopping, "end_process", lambda *end: ends.append(end))
+    worker, coord = Worker(local_servers(1, 1), 0), tf.train.Coordinator()
+    hook = AbandonSessionHook(worker.membership, worker.scaffold)
+    hook.after_create_session(Stuck(), coord)
+    hook._membership.ended_servers = lambda *_: "ps 0"
+    for _ in range(2):
+        hook._abandon_if_lost()
+    Stuck.has_ended.set()
+    message = "the last session cannot be closed after ps 0 is gone: start this task again"
+    assert ends == [(1, message)]
 
 
 class FailOnce(tf.train.SessionRunHook):
@@ -267,44 +237,30 @@ class FailOnce(tf.train.SessionRunHook):
             raise tf.errors.UnavailableError(None, None, "a ps has ended")
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_session_whose_hooks_failed_leaves_no_thread_behind(local_servers, index):
-    servers = local_servers(1, 2)
-    chief, worker = Worker(servers, 0), Worker(servers, index)
-    with worker.graph.as_default():
-        roll_call, folder = RollCall(worker.task), RunFolder("")
-        hooks = [StopWithChiefHook(worker.task, roll_call, 0.9)]
-        if index == 0:
-            hooks.append(EvaluationHook(worker.task, FixedTest(), folder, roll_call, 0.05, None, lambda _: False))
-        hooks += [FailOnce(), AbandonSessionHook(worker.task, NothingIsLost(), worker.scaffold, None), FailOnce()]
-    before = set(threading.enumerate())
-
-    def count():
-        return collections.Counter(thread.name for thread in set(threading.enumerate()) - before)
-
-    with chief.session(), worker.session(hooks) as session:
-        session.run(worker.step)
-        expected = {"abandon_session": 1, "evaluate": int(index == 0), "stop_with_chief": int(index == 1)}
-        poll_for(lambda: all(count()[name] == num for name, num in expected.items()), f"{expected}", timeout_secs=30)
+def test_a_session_whose_hooks_failed_leaves_no_thread_behind(local_servers):
+    chief = Worker(local_servers(1, 1), 0)
+    beside = threads.SessionThread("beside", lambda *_: False, 0.05, "it failed")
+    hooks = [beside, FailOnce(), AbandonSessionHook(chief.membership, chief.scaffold), FailOnce()]
+    with chief.session(hooks) as session:
+        session.run(chief.step)
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count("beside") == 1
 
 
 def test_no_worker_trains_with_flags_that_nobody_compared(local_servers):
     """The chief publishes its flags and makes the model between two looks of a worker."""
     servers = local_servers(1, 2)
     chief, worker = Worker(servers, 0), Worker(servers, 1)
-    with chief.graph.as_default():
-        chief.scaffold._job = chief.scaffold._job._replace(agreement=Agreement(chief.task, {"optimizer": "adam"}))
-    with worker.graph.as_default():
-        agreement = Agreement(worker.task, {"optimizer": "sgd"})
-    check, sessions = agreement.check, []
+    chief.scaffold._job = chief.scaffold._job._replace(agreed={"optimizer": "adam"})
+    worker.scaffold._job = worker.scaffold._job._replace(agreed={"optimizer": "sgd"})
+    agree, sessions = worker.membership.agreement.check_flags, []
 
-    def check_before_the_chief_starts(session):
-        check(session)
+    def agree_before_the_chief_starts(flags):
+        agree(flags)
         if not sessions:
             sessions.append(chief.session())
 
-    agreement.check = check_before_the_chief_starts
-    worker.scaffold._job = worker.scaffold._job._replace(agreement=agreement)
+    worker.membership.agreement.check_flags = agree_before_the_chief_starts
     with pytest.raises(UnusableError, match=r"worker 1 has --optimizer=sgd, but .* trained with --optimizer=adam"):
         worker.session()
     sessions[0].close()

@@ -11,8 +11,9 @@ RUN = """
 import os, signal, time
 from runtime import environment, program
 import tensorflow.compat.v1 as tf
-from runtime.cluster.roll_call import RollCall
+from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
+from runtime.cluster.waiting import Timeouts
 from runtime.folder import RunFolder
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.stopping import StopOnSignalHook
@@ -20,12 +21,11 @@ from runtime.session.stopping import StopOnSignalHook
 def main():
     tf.disable_eager_execution()
     task = Task("worker", 0, ("a:1",), ("b:2",))
-    with tf.Graph().as_default():
-        roll_call = RollCall(task)
     checkpoint_hook = CheckpointHook(task, RunFolder("{train_dir}"), tf.train.Scaffold(), save_secs=60)
     checkpoint_hook.saved_step, checkpoint_hook.failure = 7, "{failure}"
     step = tf.constant(0)
-    with tf.train.SingularMonitoredSession([StopOnSignalHook(task, roll_call, checkpoint_hook, 25)]) as session:
+    hook = StopOnSignalHook(Membership(task, Timeouts(60, 60)), checkpoint_hook, 25)
+    with tf.train.SingularMonitoredSession([hook]) as session:
         session.run(step)
     os.kill(os.getpid(), signal.{number})
     time.sleep(60)

@@ -9,9 +9,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.messages import tensors_sent
-from runtime.cluster.status import Connection
 from runtime.errors import UnusableError
-from runtime.machine.session_config import make_session_config
+from runtime.machine.session_config import Connection, make_session_config
 from runtime.model.variables import make_variables
 from runtime.tables import Lookups, TableVariable, check_size
 from runtime.updates.mode import Mode, build_updates

@@ -1,5 +1,6 @@
 """An error in a thread ends its process, as it would in the main thread; what may pass has another try."""
 
+import queue
 import subprocess
 import sys
 
@@ -26,7 +27,7 @@ def main():
 {run}
 """
 START = 'threads.start_guard("watch", act)'
-REPEAT = 'threads.start_guard("watch", threads.repeat_in_session, tf.train.Coordinator(), act, 0.01, "it failed")'
+REPEAT = """threads.SessionThread("watch", lambda *_: act(), 0.01, "it failed")._repeat(None, tf.train.Coordinator())"""
 PROGRAM = "program.start(main, KeyError)"
 
 
@@ -67,14 +68,19 @@ def test_a_thread_of_another_program_ends_it_too():
     assert process.stderr.splitlines()[-1] == "error: AbortedError: no; start this task again"
 
 
+def beside(act):
+    """Return what acts beside the steps of a session, often."""
+    return threads.SessionThread("act", lambda *_: act(), 0.01, "worker 0 could not act")
+
+
 def test_only_what_may_pass_has_another_try(caplog):
-    coord, errors = tf.train.Coordinator(), iter([*threads.PASSING, tf.errors.UnimplementedError, None])
+    errors = iter([*threads.PASSING, tf.errors.UnimplementedError, None])
 
     def act():
         raise next(errors)(None, None, "sorry")
 
     with pytest.raises(tf.errors.UnimplementedError):
-        threads.repeat_in_session(coord, act, 0.01, "worker 0 could not act")
+        beside(act)._repeat(None, tf.train.Coordinator())
     assert caplog.text.count("worker 0 could not act (UnavailableError: sorry): trying again") == 1
     assert next(errors) is None, "each had its turn"
 
@@ -86,4 +92,20 @@ def test_no_error_counts_once_the_session_has_ended():
         coord.request_stop()
         raise RuntimeError("Attempted to use a closed Session.")
 
-    threads.repeat_in_session(coord, act, 0.01, "worker 0 could not act")
+    beside(act)._repeat(None, coord)
+
+
+def test_a_thread_acts_from_the_first_step_of_a_session_until_it_is_done():
+    acts = queue.SimpleQueue()
+
+    def act():
+        acts.put(1)
+        return acts.qsize() == 2
+
+    hook = beside(act)
+    hook.after_create_session(None, tf.train.Coordinator())
+    assert not hook._thread.is_alive(), "a hook after it may fail"
+    for _ in range(2):
+        hook.before_run(None)
+    hook._thread.join(60)
+    assert acts.qsize() == 2

@@ -9,12 +9,11 @@ import tensorflow.compat.v1 as tf
 import distributed
 import mnist_input
 from benchmarks.testbed.messages import tensors_sent
-from runtime.cluster.status import Connection
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.folder import RunFolder
 from runtime.launch.ports import choose_ports
-from runtime.machine.session_config import make_session_config
+from runtime.machine.session_config import Connection, make_session_config
 from runtime.member import Member
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 from runtime.updates.towers import choose_devices

@@ -366,7 +366,7 @@ def away(monkeypatch):
 
 
 def poll_for_required(chief, expected):
-    (hook,) = chief.hooks
+    hook, _ = chief.hooks
     required = [aggregation.num_required for aggregation in hook.aggregations]
     poll_for(lambda: set(chief.session.run(required)) == {expected}, f"{expected} gradients in each update")
 
@@ -545,7 +545,7 @@ def test_nobody_waits_on_another_ps_for_a_chief_that_has_taken_its_last_step(loc
     servers = local_servers(2, 2)
     workers = [Worker(servers, index, replicas=2, train_steps=1) for index in range(2)]
     waiting = start_step_without_update(servers, workers[1])
-    (hook,) = workers[0].hooks
+    hook, _ = workers[0].hooks
     hook.before_run(None)
     step_on_ps(workers[0], 0)
     waiting.join(1)

@@ -1,13 +1,11 @@
 """Whether a task answers, and which process it is: one question to its server, with a deadline."""
 
 import concurrent.futures
-import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, TypeVar
 
 import grpc
-import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Peer
 
@@ -104,35 +102,3 @@ def unreachable(peers: Collection[Peer]) -> dict[Peer, str]:
 def describe(reasons: Mapping[Peer, str]) -> str:
     """Return what `unreachable()` returned as text: "" if everybody answers."""
     return ", ".join(f"{peer} ({reason})" for peer, reason in reasons.items())
-
-
-class Connection(NamedTuple):
-    """The server of this process, as `tf.Session` takes it."""
-
-    target: str
-    config: tf.ConfigProto
-
-    def session(self, graph: tf.Graph | None = None) -> tf.Session:
-        """Return a new session for `graph`, or for the default graph."""
-        return tf.Session(self.target, graph=graph, config=self.config)
-
-
-@contextlib.contextmanager
-def session_at(address: str, graph: tf.Graph | None = None) -> Iterator[tf.Session]:
-    """Make a session with the server at `host:port` alone; one with the cluster would wait for all of its tasks.
-
-    Raises:
-      OpError: the server does not answer in time; runs of the session may raise that too.
-    """
-    if reason := ask(address).reason:
-        raise tf.errors.UnavailableError(None, None, reason)
-    timeout_ms = round(1000 * (ANSWER_SECS + ALIVE_SECS))
-    config = tf.ConfigProto(device_filters=["/job:nobody"], operation_timeout_in_ms=timeout_ms)
-    config.rpc_options.use_rpc_for_inprocess_master = True  # or its own address always leads a process to itself
-    config.rpc_options.disable_session_connection_sharing = True  # or this waits behind what training sends
-    session = tf.Session(f"grpc://{address}", graph=graph, config=config)
-    try:
-        yield session
-    finally:
-        with contextlib.suppress(tf.errors.OpError):  # a server that is gone does not answer
-            session.close()

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import sys
+from typing import NamedTuple
 
 import psutil
 import tensorflow.compat.v1 as tf
@@ -15,6 +16,17 @@ from runtime.cluster.task import Task, host_of
 from runtime.errors import UnusableError
 
 NICENESS = 10  # gives a task that starts nine tenths of a core that both want
+
+
+class Connection(NamedTuple):
+    """The server of this process, as `tf.Session` takes it."""
+
+    target: str
+    config: tf.ConfigProto
+
+    def session(self, graph: tf.Graph | None = None) -> tf.Session:
+        """Return a new session for `graph`, or for the default graph."""
+        return tf.Session(self.target, graph=graph, config=self.config)
 
 
 def are_gpus(gpus: str) -> bool:

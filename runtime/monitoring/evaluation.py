@@ -3,7 +3,6 @@
 import collections
 import functools
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +13,8 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import events
-from runtime.cluster.roll_call import REACHED, TRAINED, RollCall
+from runtime.cluster.membership import Membership
+from runtime.cluster.table import REACHED, TRAINED
 from runtime.cluster.task import Task
 from runtime.data.reader import compute_checksum
 from runtime.errors import UnusableError, reason
@@ -24,7 +24,6 @@ from runtime.model.function import Measured, Model
 from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.tables import Parameters, Rows
-from runtime.threads import make_guard, repeat_in_session
 from runtime.users_files import describe_mistake
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
@@ -192,58 +191,45 @@ class EvaluationHook(tf.train.SessionRunHook):
 
     def __init__(
         self,
-        task: Task,
+        membership: Membership,
         test: ModelTest,
         folder: RunFolder,
-        roll_call: RollCall,
-        every_secs: float | None,
         target: Target | None,
         is_done: Callable[[int], bool],
     ):
-        """Evaluate every `every_secs`, or never, and stop all workers at `target`, or never.
+        """Stop all workers once an evaluation has reached `target`, if one is given.
 
         `is_done` tells whether an earlier run has found the model of a global step good enough.
         """
-        self._task, self._test, self._roll_call = task, test, roll_call
-        self._log = EvaluationLog(task, folder)
-        self._every_secs, self._target, self._is_done = every_secs, target, is_done
+        self._task, self._test, self._membership = membership.task, test, membership
+        self._log = EvaluationLog(self._task, folder)
+        self._target, self._is_done = target, is_done
 
     def begin(self) -> None:
         events.record(EXAMPLES, checksum=self._test.checksum)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._test.check(session)
-        self._thread: threading.Thread | None = None
+        self._evaluated_step = -1
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
         if self._target:
-            last_word = self._roll_call.listen(session)[0].text  # of this task in its last life
+            (record,) = self._membership.records(1)  # of this task, perhaps of a process before this one
             global_step = session.run(tf.train.get_global_step(session.graph))
-            self._has_reached = last_word in (REACHED, TRAINED) or self._is_done(global_step)
+            self._has_reached = record.state in (REACHED, TRAINED) or self._is_done(global_step)
         if self._has_reached:
             coord.request_stop()  # as the others have, or will
-        elif self._every_secs is not None:
-            self._thread = make_guard("evaluate", self._keep_evaluating, session, coord, self._every_secs)
 
-    def before_run(self, run_context: tf.train.SessionRunContext) -> None:
-        if self._thread and self._thread.ident is None:
-            self._thread.start()
-
-    def _keep_evaluating(self, session: tf.Session, coord: tf.train.Coordinator, every_secs: float) -> None:
-        last_step = -1
-
-        def has_reached() -> bool:
-            nonlocal last_step
-            if session.run(tf.train.get_global_step(session.graph)) != last_step:
-                measures = self._test(session)
-                self._log.write(measures)
-                last_step = measures.global_step
-                # The model may have been lost in the time that writing has taken.
-                target = self._target
-                is_good = target is not None and target.is_reached(measures.scalars[f"test_{target.name}"])
-                self._has_reached = is_good and not coord.should_stop()
-            return self._has_reached
-
-        repeat_in_session(coord, has_reached, every_secs, f"{self._task} could not evaluate the model")
+    def evaluate(self, session: tf.Session, coord: tf.train.Coordinator) -> bool:
+        """Evaluate the model, unless it is the one of the last time; return whether it is good enough."""
+        if session.run(tf.train.get_global_step(session.graph)) != self._evaluated_step:
+            measures = self._test(session)
+            self._log.write(measures)
+            self._evaluated_step = measures.global_step
+            # The model may have been lost in the time that writing has taken.
+            target = self._target
+            is_good = target is not None and target.is_reached(measures.scalars[f"test_{target.name}"])
+            self._has_reached = is_good and not coord.should_stop()
+        return self._has_reached
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         if self._has_reached:
@@ -251,4 +237,4 @@ class EvaluationHook(tf.train.SessionRunHook):
 
     def end(self, session: tf.Session) -> None:
         if self._has_reached:
-            self._roll_call.say(session, REACHED)
+            self._membership.say(REACHED)

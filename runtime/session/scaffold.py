@@ -4,21 +4,21 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime import events
-from runtime.cluster import host_lists
-from runtime.cluster.notes import Agreement
-from runtime.cluster.status import Connection, describe, statuses_of
+from runtime.cluster.membership import Membership
+from runtime.cluster.status import describe
 from runtime.cluster.task import Peer, Task
-from runtime.cluster.waiting import POLL_SECS, Timeouts, wait_until_nothing_is_missing
+from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.data.streams import Batches
 from runtime.errors import FinishedError, UnusableError
 from runtime.folder import RunFolder
+from runtime.machine.session_config import Connection
 from runtime.saving import checkpoints, result
 from runtime.saving.saver import make_saver
 from runtime.threads import reminding
@@ -31,7 +31,7 @@ SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take t
 class Job(NamedTuple):
     """What the tasks of a job agree on, and where its model is saved."""
 
-    agreement: Agreement
+    agreed: Mapping[str, object]  # flags by name
     unsaved_variables: Sequence[tf.Variable]  # on the ps tasks: initialised once the model is
     folder: RunFolder
     written_by: str  # "ps" or "chief": who writes them
@@ -52,18 +52,18 @@ class TrainingScaffold(tf.train.Scaffold):
       checkpoint whenever the chief restarts.
     """
 
-    def __init__(self, task: Task, connection: Connection, job: Job, timeouts: Timeouts):
+    def __init__(self, membership: Membership, connection: Connection, job: Job):
         """Build what this needs, after the model.
 
         Args:
-          task: this worker.
+          membership: of this worker.
           connection: to its server.
           job: that this worker takes part in.
-          timeouts: how long the chief may take to initialise the model, and to restore it.
 
         Raises:
           UnusableError: the last checkpoint is not one of this model: see `check_last_checkpoint()`.
         """
+        task = membership.task
         if task.is_chief:
             checkpoints.check_last_checkpoint(job.folder)
         self.found_step = 0  # the global step at which the chief found the model, for its last session
@@ -72,13 +72,13 @@ class TrainingScaffold(tf.train.Scaffold):
             init_fn=lambda _, session: self._keep_restore_or_initialize(session),
             saver=make_saver(task, job.written_by, job.keep_checkpoints),
         )
-        self._task, self._connection, self._job, self._timeouts = task, connection, job, timeouts
+        self._task, self._membership, self._connection, self._job = task, membership, connection, job
+        self._timeouts = membership.timeouts  # of the chief, to initialise the model, and to restore it
         must_share = task.is_chief and job.folder.is_given and job.written_by == "ps"
         self._shared_folder = SharedFolder(task, job.folder) if must_share else None
         self._was_ready = self._has_trained = False
         self._cancelled_since = math.inf  # a time of `time.monotonic()`
-        self.incarnations: dict[Peer, str] = {}  # of the servers, asked before the last session was made
-        self.asked_at = -math.inf  # a time of `time.monotonic()`
+        self.incarnations: dict[Peer, str] = {}  # of the servers, as they were before the last session was made
         self._global_step = tf.train.get_global_step()
         with tf.name_scope("session"):
             self._uninitialized = tf.report_uninitialized_variables([*job.unsaved_variables, *tf.global_variables()])
@@ -105,9 +105,9 @@ class TrainingScaffold(tf.train.Scaffold):
         )
         wait_for_servers()
         timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
-        # Each look makes a session, so a long wait looks less often.
+        # A look at the model makes a session, so a long wait looks less often.
         wait = functools.partial(wait_until_nothing_is_missing, self._task, timeout_secs=timeout_secs, poll_secs=2.0)
-        wait(lambda: host_lists.describe_unconfirmed(self._task), remedy="give all tasks the same host lists")
+        wait(self._membership.agreement.describe_unconfirmed, remedy="give all tasks the same host lists")
         if not self._task.is_chief:
             wait(self._describe_missing_model, remedy="start the chief")
         wait_for_servers()  # the session meets the processes that answer now, or later ones
@@ -138,10 +138,14 @@ class TrainingScaffold(tf.train.Scaffold):
             logging.warning("%s: a ps has cancelled a step: taking another one", self._task)
             time.sleep(POLL_SECS)
 
+    def ask_every_ps(self, session: tf.Session) -> None:
+        """Run something short on every ps."""
+        session.run(self._uninitialized)
+
     def _describe_missing_servers(self, start: float) -> str:
-        self.asked_at, statuses = time.monotonic(), statuses_of(self._task.servers)
-        self.incarnations = {server: status.incarnation for server, status in statuses.items()}
-        missing = {of: found.reason or "it is busy" for of, found in statuses.items() if not found.incarnation}
+        statuses = self._membership.look()
+        self.incarnations = {server: statuses[server].incarnation for server in self._task.servers}
+        missing = {of: statuses[of].reason or "it is busy" for of, found in self.incarnations.items() if not found}
         late_secs = self._timeouts.startup_secs / 2
         if not self._task.is_chief:  # which must be surer, since a run that begins anew needs it
             late_secs = min(LATE_SECS, late_secs)
@@ -158,14 +162,14 @@ class TrainingScaffold(tf.train.Scaffold):
         # A ps may go away after it has answered.
         with contextlib.suppress(tf.errors.UnavailableError), self._connection.session() as session:
             is_there = not session.run(self._uninitialized).size  # first: the chief publishes before it initialises
-            self._job.agreement.check(session)
+            self._membership.agreement.check_flags(self._job.agreed)
             if is_there:
                 return ""
         return f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
 
     def _keep_restore_or_initialize(self, session: tf.Session) -> None:
         """Find the model on the ps tasks, else in the last checkpoint; else make a new one."""
-        self._job.agreement.check(session)
+        self._membership.agreement.check_flags(self._job.agreed)
         if self._shared_folder:
             what = f"{self._task}: still looking whether every ps sees --train_dir"
             with reminding(what, self._job.folder.path, checkpoints.ON_EACH):

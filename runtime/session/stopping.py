@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import math
 import signal
 import threading
 import time
@@ -14,14 +15,15 @@ from absl import logging
 
 from runtime import events
 from runtime.cluster import signals
-from runtime.cluster.roll_call import REACHED, STOPPED, TRAINED, TRAINING, RollCall
+from runtime.cluster.membership import Membership
+from runtime.cluster.table import REACHED, STOPPED, TRAINED, TRAINING
 from runtime.cluster.task import Peer, Task
-from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Watch, wait_until_nothing_is_missing
+from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.errors import UnusableError, reason
 from runtime.process import end_process
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
-from runtime.threads import make_guard, repeat_in_session, start_guard
+from runtime.threads import make_guard, start_guard
 
 STEP_SECS = 1.0  # how long a worker that shall stop may take to finish its step
 LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the chief has stopped
@@ -69,51 +71,44 @@ class StopAtStepHook(tf.train.SessionRunHook):
 class StopWithChiefHook(tf.train.SessionRunHook):
     """Stops a worker when the chief says that the model is good enough.
 
-    A synchronous step may wait for the chief, which takes none any more. So the thread that listens ends the process
-    after `LAST_STEP_SECS`: a worker other than the chief has nothing left to do. The thread ends with its session.
+    A synchronous step may wait for the chief, which takes none any more. So the thread of the membership, which hears
+    the chief, ends the process after `LAST_STEP_SECS`: a worker other than the chief has nothing left to do.
     """
 
-    def __init__(self, task: Task, roll_call: RollCall, has_target: bool):
-        """Listen to the chief if there is a `Target`, and if `task` is not the chief itself."""
-        self._task, self._roll_call = task, roll_call
-        self._listens = has_target and not task.is_chief
-        self._shall_stop = self._has_stopped = False
-        self._thread: threading.Thread | None = None
+    def __init__(self, membership: Membership, has_target: bool):
+        """Listen to the chief if there is a `Target`, and if this task is not the chief itself."""
+        self._membership, self._listens = membership, has_target and not membership.task.is_chief
+        self._coord: tf.train.Coordinator | None = None  # of a session in which a step may be going on
+        self._end_at = math.inf  # once the chief has stopped
+        membership.decisions.append(self._stop_with_chief)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        if not self._listens:
-            return
-        if self._has_chief_stopped(session):
+        self._coord, self._end_at = None, math.inf  # a ps that was lost may have taken the model that was good enough
+        if self._listens and self._has_chief_stopped():
             coord.request_stop()  # before the first step, since the chief may have saved the model
-            return
-        self._thread = make_guard("stop_with_chief", self._listen, session, coord)
+        elif self._listens:
+            self._coord = coord
 
-    def before_run(self, run_context: tf.train.SessionRunContext) -> None:
-        if self._thread and self._thread.ident is None:
-            self._thread.start()
-
-    def _has_chief_stopped(self, session: tf.Session) -> bool:
-        if self._roll_call.listen(session)[0].text not in (REACHED, TRAINED):
+    def _has_chief_stopped(self) -> bool:
+        (record,) = self._membership.records(1)
+        if record.state not in (REACHED, TRAINED):
             return False
-        logging.info("%s: the chief says that the model is good enough", self._task)
+        logging.info("%s: the chief says that the model is good enough", self._membership.task)
         return True
 
-    def _listen(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        def has_stopped() -> bool:
-            if not self._has_chief_stopped(session):
-                return False
-            self._shall_stop = True
-            time.sleep(LAST_STEP_SECS)
-            if not self._has_stopped:
-                self._roll_call.say(session, TRAINED)
+    def _stop_with_chief(self) -> None:
+        if not self._coord or self._coord.should_stop():
+            return
+        with contextlib.suppress(tf.errors.UnavailableError):  # it tries again at the next look
+            if self._end_at == math.inf and self._has_chief_stopped():
+                self._end_at = time.monotonic() + LAST_STEP_SECS
+            elif time.monotonic() > self._end_at:
+                self._membership.say(TRAINED)
                 end_process(0)
-            return True
-
-        repeat_in_session(coord, has_stopped, POLL_SECS, f"{self._task} could not hear the chief")
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        if self._shall_stop:
-            self._has_stopped = True
+        if self._end_at < math.inf:
+            self._coord = None
             run_context.request_stop()
 
 
@@ -125,9 +120,9 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     A second signal ends the process at once. So does the first if there is no session yet.
     """
 
-    def __init__(self, task: Task, roll_call: RollCall, checkpoint_hook: CheckpointHook, save_secs: float):
-        """Prepare to stop `task`; the `checkpoint_hook` saves, within `save_secs`."""
-        self._task, self._roll_call, self._checkpoint_hook = task, roll_call, checkpoint_hook
+    def __init__(self, membership: Membership, checkpoint_hook: CheckpointHook, save_secs: float):
+        """Prepare to stop this task; the `checkpoint_hook` saves, within `save_secs`."""
+        self._task, self._membership, self._checkpoint_hook = membership.task, membership, checkpoint_hook
         saves = checkpoint_hook.is_needed
         self._stop = signals.Stop(save_secs, self._describe_unsaved) if saves else signals.Stop(STOP_SECS)
         self._session: tf.Session | None = None
@@ -169,9 +164,9 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             try:
                 if not self._has_trained:
                     if saves:
-                        self._wait_for_others(session)
+                        self._wait_for_others()
                     self._checkpoint_hook.end(session)
-                    self._roll_call.say(session, STOPPED)
+                    self._membership.say(STOPPED)
             except (tf.errors.OpError, RuntimeError) as error:  # a ps or the session is gone
                 failure = reason(error)
             except UnusableError as error:
@@ -182,56 +177,59 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             message = f"{self._task} stopped {saved}because of {number.name}{lost}; start it again to go on"
             end_process(128 + number, message, is_error=bool(failure))
 
-    def _wait_for_others(self, session: tf.Session) -> None:
+    def _wait_for_others(self) -> None:
         """Wait a little for the other workers, which may have been told to stop too, to save their last steps."""
 
         def describe_training() -> str:
-            words = self._roll_call.listen(session)
-            return ", ".join(f"{peer} to stop" for peer in self._task.clients if words[peer.index].text == TRAINING)
+            records = self._membership.records()
+            return ", ".join(f"{peer} to stop" for peer in self._task.clients if records[peer.index].state == TRAINING)
 
         with contextlib.suppress(TimeoutError):
             wait_until_nothing_is_missing(self._task, describe_training, OTHERS_SECS)
 
 
 class AbandonSessionHook(tf.train.SessionRunHook):
-    """Closes a session that has lost a ps or one of its threads, so that the worker makes a new one.
+    """Closes a session that has lost a ps, so that the worker makes a new one.
 
-    Without it a step may wait for ever: for an update on another ps, say, which lacks a gradient that was lost. Each
-    session has a thread that looks; it ends with it.
+    Without it a step may wait for ever: for an update on another ps, say, which lacks a gradient that was lost. The
+    thread of the membership looks; another one closes, since that may take long.
     """
 
-    def __init__(self, task: Task, watch: Watch, scaffold: TrainingScaffold, roll_call: RollCall):
-        self._task, self._watch, self._scaffold, self._roll_call = task, watch, scaffold, roll_call
-        self._last_coord: tf.train.Coordinator | None = None
+    def __init__(self, membership: Membership, scaffold: TrainingScaffold):
+        self._membership, self._scaffold = membership, scaffold
+        self._guarded: tuple[tf.Session, tf.train.Coordinator, dict[Peer, str]] | None = None  # with its servers
+        self._lost: object = None
+        self._closing = threading.Thread()
+        self._failure, self._give_up_at = "", math.inf
+        membership.decisions.append(self._abandon_if_lost)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        if self._last_coord:
-            self._last_coord.request_stop()  # TensorFlow does not, if a later hook has failed
+        if self._guarded:
+            self._guarded[1].request_stop()  # TensorFlow does not, if a later hook has failed
             release_free_memory()  # that of the last session
-        self._last_coord = coord
-        met = self._scaffold.incarnations, self._scaffold.asked_at
-        start_guard("abandon_session", self._abandon, session, coord, *met)
+        self._guarded = session, coord, self._scaffold.incarnations
 
-    def _abandon(
-        self, session: tf.Session, coord: tf.train.Coordinator, incarnations: dict[Peer, str], since: float
-    ) -> None:
-        try:
-            with coord.stop_on_exception():
-                while not coord.wait_for_stop(LOOK_SECS):
-                    if dead := self._watch.ended_servers(incarnations, since):
-                        raise tf.errors.UnavailableError(None, None, f"{dead} is gone")
-            coord.raise_requested_exception()
-        except tf.errors.OpError as error:
-            message = f"the last session cannot be closed after {reason(error)}: start this task again"
-            give_up = threading.Timer(CLOSING_SECS, end_process, (1, message))
-            give_up.daemon = True
-            give_up.start()
-            # A step that registers its graph waits for the answer of each ps, whatever is cancelled, and TCP notices a
-            # cut link only while something is on its way. So send something.
-            with contextlib.suppress(tf.errors.OpError, RuntimeError):
-                self._roll_call.listen(session)
-            session.close()  # it cancels the step, and waits until that has ended
-            give_up.cancel()
+    def _abandon_if_lost(self) -> None:
+        if self._lost and self._closing.is_alive() and time.monotonic() > self._give_up_at:
+            end_process(1, f"the last session cannot be closed after {self._failure}: start this task again")
+        guarded = self._guarded
+        if not guarded or guarded is self._lost:
+            return
+        session, coord, incarnations = guarded
+        if coord.should_stop() or not (dead := self._membership.ended_servers(incarnations)):
+            return
+        self._failure, self._give_up_at = f"{dead} is gone", time.monotonic() + CLOSING_SECS
+        with coord.stop_on_exception():
+            raise tf.errors.UnavailableError(None, None, self._failure)
+        self._closing, self._lost = make_guard("close_session", self._close, session), guarded
+        self._closing.start()
+
+    def _close(self, session: tf.Session) -> None:
+        # A step that registers its graph waits for the answer of each ps, whatever is cancelled, and TCP notices a cut
+        # link only while something is on its way. So send something.
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
+            self._scaffold.ask_every_ps(session)
+        session.close()  # it cancels the step, and waits until that has ended
 
 
 def release_free_memory() -> None:

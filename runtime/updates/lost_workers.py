@@ -1,6 +1,5 @@
 """Lost workers: how synchronous training goes on without their gradients."""
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +23,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
     Several ps tasks may have taken different gradients while a worker that was taken for lost was there after all. Then
     all workers may wait, each for an update that lacks another one. So these are released.
 
-    Each session has a thread that looks; TensorFlow's coordinator ends it with the session.
+    A `SessionThread` looks.
     """
 
     def __init__(self, aggregations: Sequence[Aggregation], rule: Rule, task: Task):
@@ -42,29 +41,20 @@ class LostWorkersHook(tf.train.SessionRunHook):
         self._is_stepping = False
         self._last_counts = list[int]()
         self._last_num_required = 0  # unknown: a chief before this one may have told them
-        self._watch = threading.Thread(target=self._keep_looking, args=(session, coord), name="look", daemon=True)
-        coord.register_thread(self._watch)
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> None:
         self._is_stepping = True
-        if self._watch.ident is None:  # until now the workers have waited for each other
-            self._watch.start()
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         self._is_stepping = False
 
-    def _keep_looking(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        # TensorFlow's LooperThread would stop looking while somebody sets the clock back.
-        with coord.stop_on_exception():
-            while not coord.wait_for_stop(LOOK_SECS):
-                self._look(session)
-
-    def _look(self, session: tf.Session) -> None:
+    def look(self, session: tf.Session, coord: tf.train.Coordinator) -> bool:
+        """Look whether updates happen; if none does, tell the ps tasks who answers. It is never done."""
         counts, steps, step = session.run([self._num_updates, self._steps, self._global_step])
         is_moving, self._last_counts = counts != self._last_counts, counts
         # After the end nobody waits, and the others may have left.
         if min(steps) >= self._rule.train_steps or (is_moving and self._last_num_required == self._rule.num_gradients):
-            return
+            return False
         lost = unreachable(self._task.others("worker"))
         is_live = np.ones(self._rule.num_workers, bool)
         is_live[[worker.index for worker in lost]] = False
@@ -72,7 +62,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
         is_live[self._task.index] = self._is_stepping or step < self._rule.train_steps
         num_required = int(np.clip(is_live.sum(), 1, self._rule.num_gradients))
         if is_moving and num_required == self._last_num_required:
-            return
+            return False
         on_each_ps = zip(self.aggregations, session.run(self._last_added), counts, strict=True)
         is_waiting = np.any([added == count for a, added, count in on_each_ps if a.is_waited_for], axis=0)
         is_release = not is_moving and bool(is_waiting[is_live].all())
@@ -88,3 +78,4 @@ class LostWorkersHook(tf.train.SessionRunHook):
                 f", without {describe(lost)}" if lost else "",
             )
         self._last_num_required = num_required
+        return False

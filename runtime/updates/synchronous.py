@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
+from runtime.threads import SessionThread
+from runtime.updates import lost_workers
 from runtime.updates.aggregation import Aggregation, Rule
 from runtime.updates.exchange import Exchange, ExchangeFunction, Updates
 from runtime.updates.holding import Holding, make_updates
-from runtime.updates.lost_workers import LostWorkersHook
 from runtime.updates.packing import Packing, Selection
 
 
@@ -43,8 +44,13 @@ def build_sync_updates(
         with tf.device(task.device):
             steps = [holding.read_steps(after=of_ps) for holding, of_ps in zip(holdings, taken, strict=True)]
             updates = updates._replace(global_step=tf.reduce_min(tf.stack(steps)))
+    hooks: list[tf.train.SessionRunHook] = []
+    if task.is_chief:
+        lost = lost_workers.LostWorkersHook(aggregations, rule, task)
+        look = SessionThread("look", lost.look, lost_workers.LOOK_SECS, f"{task} could not see who is lost")
+        hooks = [lost, look]
     return updates._replace(
         num_replicas=rule.num_gradients,
-        hooks=[LostWorkersHook(aggregations, rule, task)] if task.is_chief else [],
+        hooks=hooks,
         unsaved_variables=[*updates.unsaved_variables, *(v for a in aggregations for v in a.variables)],
     )

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from benchmarks.testbed.processes import Cluster, poll_for
-from runtime.cluster.roll_call import dismiss_servers
+from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
-from runtime.cluster.waiting import Timeouts, Watch
+from runtime.cluster.waiting import Timeouts
 from runtime.folder import RunFolder
 from runtime.report import history
 from tests import chaos, forked
@@ -133,8 +133,8 @@ def test_a_ps_that_is_stopped_when_it_shall_leave_is_waited_for_and_leaves_when_
             cluster[name].wait_for_output("serving")
         cluster["ps 1"].send(signal.SIGSTOP)
         chief = Task("worker", 0, tuple(cluster.ps_hosts.split(",")), (cluster.worker_hosts,))
-        watch = Watch(chief, Timeouts(startup_secs=300, recovery_secs=300))
-        dismissal = threading.Thread(target=dismiss_servers, args=(chief, watch), daemon=True)
+        membership = Membership(chief, Timeouts(startup_secs=300, recovery_secs=300))
+        dismissal = threading.Thread(target=membership.dismiss_servers, daemon=True)
         dismissal.start()
         deaf = f"waiting for ps 1 at {cluster.address['ps 1']} to hear that the run has ended"
         poll_for(lambda: deaf in caplog.text, "news of the ps that is stopped")

@@ -1,0 +1,150 @@
+"""Whether all tasks were given the same, and can go on: one that cannot tells the others, and all end."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from runtime.cluster.host_lists import HostLists
+from runtime.cluster.status import ask_all
+from runtime.cluster.table import ABORT_REASON, CLUSTER, DIGEST, FLAGS, IS_TRAINING, Table
+from runtime.cluster.task import Peer, Task
+from runtime.cluster.waiting import POLL_SECS
+from runtime.errors import UNUSABLE_STATUS, UnusableError
+from runtime.process import end_process
+
+TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
+
+
+class _Found(NamedTuple):
+    """What all tasks share, as it is on one server."""
+
+    lists: HostLists  # that its task was given
+    abort_reason: str
+    is_training: bool
+
+
+class Agreement:
+    """What this task and the others write on their servers before they train, to end together if one cannot go on.
+
+    A task looks at its own server, and at those of the tasks that it needs: every ps and the chief. If one of these was
+    given other host lists, or if this task's own input is unusable, the reason to abort is written on these servers,
+    where the others find it. But nobody ends a cluster that trains: once a worker has begun, a task that comes late
+    with other lists, or cannot go on, ends alone. So does a task that meets another cluster.
+    """
+
+    def __init__(self, task: Task, tables: Mapping[Peer | Task, Table]):
+        """Prepare to compare what `task` was given with what is in the `tables` of these servers."""
+        self._task, self._tables = task, tables
+        self._lists, self._is_training = HostLists.of(task), False
+        self._ending = threading.Lock()  # whoever takes it, one thread or another, ends the process
+
+    def publish(self) -> None:
+        """Write the host lists of this task on its server."""
+        self._write(self._task, {CLUSTER: self._lists.write(), DIGEST: self._lists.digest})
+
+    def end_if_lists_differ(self) -> None:
+        """Look at all servers, unless the cluster trains; end this process if it cannot go on with what is there."""
+        if self._is_training:
+            return
+        for owner, found in ask_all(self._tables, self._read).items():
+            if found:
+                self._heed(owner, found)
+            elif owner is self._task:
+                self.publish()
+        if self._is_training:
+            self._note_training()
+
+    def _read(self, owner: Peer | Task) -> _Found | None:
+        """Return what is on a server, or None if that does not answer, or has nothing yet."""
+        table = self._tables[owner]
+        with contextlib.suppress(tf.errors.UnavailableError):
+            digest, abort_reason, is_training = table.read(DIGEST, ABORT_REASON, IS_TRAINING)
+            if digest:
+                lists = self._lists if digest == self._lists.digest else HostLists.parse(table.read(CLUSTER)[0], owner)
+                return _Found(lists, abort_reason, bool(is_training))
+        return None
+
+    def _write(self, owner: Peer | Task, texts: Mapping[int, str]) -> None:
+        with contextlib.suppress(tf.errors.UnavailableError):
+            self._tables[owner].write(texts)
+
+    def _heed(self, owner: Peer | Task, found: _Found) -> None:
+        if difference := self._lists.describe_difference(owner, found.lists):
+            end_process(UNUSABLE_STATUS, difference, self.tell_to_end)
+        self._is_training |= found.is_training
+        if found.abort_reason and not self._is_training:  # who wrote it there may have reached no other server
+            end_process(UNUSABLE_STATUS, found.abort_reason, self.tell_to_end)
+
+    def describe_unconfirmed(self) -> str:
+        """Return for which servers to wait until they have the same host lists as this task, or "" once they have.
+
+        A ps takes two processes of one name for one that was restarted, and drops the session of the first. So a worker
+        asks before it makes a session. The lists may never agree: then the thread ends this process.
+        """
+        found = ask_all(self._task.servers, self._read)
+        unconfirmed = [str(owner) for owner, on in found.items() if not on or on.lists is not self._lists]
+        return f"the host lists of {', '.join(unconfirmed)} to be those of this task" if unconfirmed else ""
+
+    def begin_training(self) -> None:
+        """Obey a reason to abort that is on a server; else say there that the cluster trains."""
+
+        def settle(server: Peer) -> None:
+            if found := self._read(server):
+                self._heed(server, found)
+                self._write(server, {IS_TRAINING: "yes"})
+
+        ask_all(self._task.servers, settle)
+        self._note_training()
+
+    def _note_training(self) -> None:
+        self._is_training = True
+        self._write(self._task, {IS_TRAINING: "yes"})
+        for table in self._tables.values():
+            table.close()  # until this task has something to say
+
+    def tell_to_end(self, why: str) -> None:
+        """Write why this cluster shall end on its servers, within `TELLING_SECS`, unless one says that it trains."""
+        self._ending.acquire()
+        deadline = time.monotonic() + TELLING_SECS
+        while not self._is_training:
+            found = ask_all(self._tables, self._read)
+            mine = {owner: on for owner, on in found.items() if on and not self._lists.is_stranger_to(on.lists)}
+            self._is_training = any(on.is_training for on in mine.values())
+            untold = [owner for owner, on in mine.items() if not on.abort_reason and not self._is_training]
+            for owner in untold:
+                logging.info("%s: telling %s", self._task, owner)
+                self._write(owner, {ABORT_REASON: why})
+            are_all_told = len(mine) == len(self._tables)
+            # Those that serve stay for the others, which look there.
+            if time.monotonic() > deadline or (are_all_told and not self._task.only_serves):
+                return
+            time.sleep(POLL_SECS)
+
+    def check_flags(self, flags: Mapping[str, object]) -> None:
+        """Compare flags of this worker with those that the chief has published; the chief then publishes its own.
+
+        They are on ps 0: a model lives only as long as every ps does.
+
+        Raises:
+          UnavailableError: the ps does not answer.
+          UnusableError: they differ.
+        """
+        own, table = {name: str(value) for name, value in flags.items()}, self._tables[self._task.servers[0]]
+        published = json.loads(table.read(FLAGS)[0] or "{}")
+        for name, value in own.items():
+            if (theirs := published.get(name, value)) != value:
+                remedy = "give all workers the same"
+                if name == "data_dir":  # the CRC-32 is of the examples in their order
+                    remedy += " examples in the same order (sort the files, seed the shuffle)"
+                raise UnusableError(
+                    f"{self._task} has --{name}={value}, but the model on the ps tasks is trained with"
+                    f" --{name}={theirs}: {remedy}, or end the ps tasks and start them again"
+                )
+        if self._task.is_chief:
+            table.write({FLAGS: json.dumps(own)})

@@ -1,0 +1,197 @@
+"""Who is there: one thread that looks each second, and decides whether this task, and its cluster, can go on."""
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from runtime import events
+from runtime.cluster.agreement import Agreement
+from runtime.cluster.status import REFUSED, Status, ask, ask_all, describe, statuses_of
+from runtime.cluster.table import EVALUATED, Record, Table, parse_record
+from runtime.cluster.task import Peer, Task
+from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, wait_until_nothing_is_missing
+from runtime.process import end_process
+from runtime.threads import start_guard
+
+
+@dataclasses.dataclass
+class _Sighting:
+    """What this task knows of another one that it needs."""
+
+    missed_since: float | None  # None: it is there
+    status: Status = dataclasses.field(default_factory=Status)  # at the last look
+    was_there: bool = False
+    is_lost: bool = False
+
+
+class Membership:
+    """What this task knows of the others, and tells them. Its thread ends the process if that cannot go on.
+
+    Code that waits for a task does not always find out that the task is gone. `server.join()`, a step that waits for an
+    update on another ps, a session in the making, and whatever is behind a cut link would wait for ever.
+    """
+
+    def __init__(self, task: Task, timeouts: Timeouts):
+        """Prepare to look around as `task`, whose server is up."""
+        self.task, self.timeouts = task, timeouts
+        self.decisions: list[Callable[[], None]] = [self._end_if_this_cannot_go_on]
+        self.pause_secs = POLL_SECS  # from one time that all of them are taken to the next
+        self._incarnation = ""
+
+        owners: list[Peer | Task] = [task, *task.needed]
+        self._tables = {owner: Table(owner.address) for owner in owners}
+        self.agreement = Agreement(task, self._tables)
+        self._start = self._due_at = time.monotonic()
+        self._sightings = {peer: _Sighting(missed_since=self._start) for peer in task.needed}
+        self._is_over = threading.Event()
+        self._looking = threading.Lock()  # so that a later look comes after an earlier one
+
+    def start(self) -> None:
+        """Start to take the `decisions`, in their order, a few times a second."""
+        start_guard("membership", self._keep_deciding)
+
+    def _keep_deciding(self) -> None:
+        pause_secs = 0.0
+        while not self._is_over.wait(pause_secs):
+            for decide in self.decisions:
+                if not self._is_over.is_set():
+                    decide()
+            pause_secs = self.pause_secs
+
+    # Those without which this task cannot go on.
+
+    def _end_if_this_cannot_go_on(self) -> None:
+        if (now := time.monotonic()) < self._due_at:
+            return
+        self.agreement.end_if_lists_differ()
+        self.look()
+        self._end_if_somebody_stays_away(now)
+        # Look more often while somebody has not come yet: then a run starts soon.
+        are_all_there = all(seen.was_there for seen in self._sightings.values())
+        self._due_at = now + (LOOK_SECS if are_all_there else min(LOOK_SECS, (now - self._start) / 10))
+
+    def _end_if_somebody_stays_away(self, now: float) -> None:
+        missed = {peer: now - seen.missed_since for peer, seen in self._sightings.items() if seen.missed_since}
+        startup_secs, recovery_secs = self.timeouts
+        limits = {peer: recovery_secs if self._sightings[peer].was_there else startup_secs for peer in missed}
+        if self._is_over.is_set() or all(missed[peer] <= limits[peer] for peer in missed):
+            return
+        secs = max(missed[peer] for peer in missed if missed[peer] > limits[peer])
+        # Others may have given up just now, for the same reason.
+        away = {peer: self._sightings[peer].status.reason for peer in missed if missed[peer] > secs / 2}
+        remedy = "start what is missing, or correct --ps_hosts and --worker_hosts"
+        # The main thread may be inside TensorFlow, where nothing interrupts it.
+        end_process(1, f"{self.task} waited {secs:.0f} s for {describe(away)}: {remedy}")
+
+    def look(self) -> dict[Peer, Status]:
+        """Ask the tasks that this one needs which processes they are, and log who is lost, and who is back."""
+        with self._looking:
+            now, statuses = time.monotonic(), statuses_of(self._sightings)
+            for peer, status in statuses.items():
+                if not self._is_over.is_set():  # else they may have left meanwhile
+                    self._note_status(peer, status, now)
+        return statuses
+
+    def _note_status(self, peer: Peer, status: Status, now: float) -> None:
+        seen = self._sightings[peer]
+        seen.status = status
+        if not status.reason:
+            if seen.is_lost:
+                logging.info("%s: %s is back", self.task, peer)
+                events.record("back", task=f"{peer.job_name} {peer.index}")
+            seen.missed_since, seen.was_there, seen.is_lost = None, True, False
+        elif seen.missed_since is None:
+            seen.missed_since = now  # lost if it is still away a look later: at the end all tasks leave together
+        elif seen.was_there and not seen.is_lost and now > seen.missed_since + LOOK_SECS / 2:
+            logging.warning("%s: lost %s (%s)", self.task, peer, status.reason)
+            events.record("lost", task=f"{peer.job_name} {peer.index}", reason=status.reason)
+            seen.is_lost = True
+
+    def ended_servers(self, incarnations: Mapping[Peer, str]) -> str:
+        """Return each server whose process, of this incarnation, had ended at the last look, with what it held."""
+        ended = {}
+        for server, incarnation in incarnations.items():
+            status = self._sightings[server].status
+            if status.reason == REFUSED:
+                ended[server] = REFUSED
+            elif status.incarnation not in ("", incarnation):
+                ended[server] = "another process answers there"
+        return describe(ended)
+
+    # The records of the workers that train.
+
+    def say(self, state: str) -> None:
+        """Tell every server what this worker does.
+
+        Raises:
+          UnavailableError: one of them does not answer.
+        """
+        self._incarnation = self._incarnation or ask(self.task.address).incarnation
+        record = {self.task.index: json.dumps(Record(state, self._incarnation))}
+        ask_all(self.task.servers, lambda server: self._tables[server].write(record))
+
+    def records(self, num_workers: int | None = None) -> list[Record]:
+        """Return the records of the first workers, the chief's first, or of all those that train.
+
+        A server that was restarted has forgotten everything. What a worker said before that counts as not said.
+
+        Raises:
+          UnavailableError: a server does not answer.
+        """
+        numbers = range(num_workers or self.task.num_clients)
+        servers: list[Peer | Task] = [self.task] if self.task.only_serves else [*self.task.servers]
+        found = ask_all(servers, lambda server: self._tables[server].read(*numbers))
+        return [parse_record(texts[0] if all(texts) else "") for texts in zip(*found.values(), strict=True)]
+
+    def dismiss_servers(self) -> None:
+        """Tell every server, as the chief, that nobody needs it any more, and look no more: each leaves when it hears.
+
+        Raises:
+          OpError: a server was lost.
+          TimeoutError: a server has not heard it within the recovery timeout.
+        """
+        self._is_over.set()  # the thread would take those that leave for lost
+        told: set[Peer] = set()  # they may have heard it, or will once they go on
+
+        def has_heard(server: Peer) -> bool:
+            try:
+                self._tables[server].write({self.task.index: json.dumps(Record(EVALUATED))})
+            except tf.errors.UnavailableError:
+                if ask(server.address).reason != REFUSED:
+                    told.add(server)
+                    return False
+                if server not in told:
+                    raise
+            return True
+
+        deaf = self.task.servers
+
+        def describe_deaf() -> str:
+            nonlocal deaf
+            deaf = [server for server, has in ask_all(deaf, has_heard).items() if not has]
+            return f"{', '.join(map(str, deaf))} to hear that the run has ended" if deaf else ""
+
+        remedy = "the result is saved; let go on or end what does not answer, and start this task again"
+        wait_until_nothing_is_missing(self.task, describe_deaf, self.timeouts.recovery_secs, remedy)
+
+
+_membership: Membership | None = None  # of this process, once its server is up
+
+
+def start_membership(task: Task, timeouts: Timeouts) -> Membership:
+    """Return the `Membership` of this process, which is `task`; `tell_others()` uses it from then on."""
+    global _membership
+    _membership = Membership(task, timeouts)
+    _membership.start()
+    return _membership
+
+
+def tell_others(message: str) -> None:
+    """Let the other tasks end too, with status 2, unless they train: this one has found its input unusable."""
+    if _membership:
+        _membership.agreement.tell_to_end(f"{_membership.task} has ended: {message}")

@@ -1,0 +1,107 @@
+"""The table that each server holds for others: texts by number, in which the tasks say what they are and do."""
+
+import contextlib
+import functools
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from runtime.cluster.status import ALIVE_SECS, ANSWER_SECS, ask
+from runtime.errors import reason
+
+# What a worker that trains says that it does: its state.
+TRAINING = "training"
+REACHED = "reached"  # of the chief: the model is good enough, so that all shall stop
+TRAINED = "trained"
+STOPPED = "stopped"  # by a signal, before the end
+EVALUATED = "evaluated"  # of the chief, at the end: nobody needs its servers any more
+
+# What all tasks share on a server; a number from 0 on is a worker, and has its record. (No table has texts as keys.)
+CLUSTER = -1  # the host lists of the task whose server this is: long, if there are many workers
+DIGEST = -2  # of these
+ABORT_REASON = -3  # why all tasks shall end, unless they train
+IS_TRAINING = -4
+FLAGS = -5  # those of the chief, which all workers must be given alike
+
+
+class Record(NamedTuple):
+    """What a worker says of itself."""
+
+    state: str = ""  # "" if it has said nothing
+    incarnation: str = ""  # of the process that said so
+
+
+@functools.lru_cache(maxsize=10_000)  # a ps looks at the same ones again and again
+def parse_record(text: str) -> Record:
+    """Return the record that `json.dumps()` has made a text of; "" if there is none."""
+    return Record(*json.loads(text)) if text else Record()
+
+
+class Table:
+    """The table on one server, through a session with that server alone, which is kept while it works."""
+
+    def __init__(self, address: str):
+        """Prepare to use the table on the server at `host:port`, in a process that is not forked any more.
+
+        TensorFlow draws random numbers for a graph, and for the steps of a session. Processes that are forked between
+        the two draw the same ones, and take each other's steps for their own.
+        """
+        self._address = address
+        # It needs no initialisation, is no part of the model, and ends with the server's process.
+        with tf.Graph().as_default() as self._graph:
+            table = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.string, shared_name="members")
+            self._numbers, self._texts = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.string, [None])
+            find, insert = tf.raw_ops.LookupTableFindV2, tf.raw_ops.LookupTableInsertV2
+            self._found = find(table_handle=table, keys=self._numbers, default_value="")
+            self._insert = insert(table_handle=table, keys=self._numbers, values=self._texts)
+        self._session: tf.Session | None = None
+        self._using = threading.Lock()
+
+    def read(self, *numbers: int) -> list[str]:
+        """Return the texts of these numbers, "" where there is none.
+
+        Raises:
+          UnavailableError: the server does not answer in time.
+        """
+        return [text.decode(errors="replace") for text in self._run(self._found, {self._numbers: numbers})]
+
+    def write(self, texts: Mapping[int, str]) -> None:
+        """Put texts in the place of those of these numbers; it raises what `read()` does."""
+        self._run(self._insert, {self._numbers: [*texts], self._texts: [*texts.values()]})
+
+    def close(self) -> None:
+        """End the session, which costs the server some memory; the next use makes another one."""
+        with self._using:
+            self._close()
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
+        if session:
+            with contextlib.suppress(tf.errors.OpError):  # a server that is gone does not answer
+                session.close()
+
+    def _run(self, fetches: Any, feed_dict: Mapping[tf.Tensor, Any]) -> Any:
+        with self._using:
+            was_kept = self._session is not None
+            try:
+                self._session = self._session or self._connect()
+                return self._session.run(fetches, feed_dict)
+            except tf.errors.OpError as error:
+                self._close()
+                if not was_kept or isinstance(error, tf.errors.DeadlineExceededError):
+                    message = f"no answer of {self._address} ({reason(error)})"
+                    raise tf.errors.UnavailableError(None, None, message) from error
+        return self._run(fetches, feed_dict)  # whoever was there has ended, and another one may have come
+
+    def _connect(self) -> tf.Session:
+        if why := ask(self._address).reason:
+            raise tf.errors.UnavailableError(None, None, why)
+        timeout_ms = round(1000 * (ANSWER_SECS + ALIVE_SECS))
+        # A session with the cluster would wait for all of its tasks.
+        config = tf.ConfigProto(device_filters=["/job:nobody"], operation_timeout_in_ms=timeout_ms)
+        config.rpc_options.use_rpc_for_inprocess_master = True  # or its own address always leads a process to itself
+        config.rpc_options.disable_session_connection_sharing = True  # or this waits behind what training sends
+        return tf.Session(f"grpc://{self._address}", self._graph, config)

@@ -1,0 +1,304 @@
+"""Who is there, what the tasks tell each other, and when one ends with the others: on real servers."""
+
+import json
+import queue
+import re
+import signal
+import threading
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
+from runtime.cluster import agreement, departure, membership
+from runtime.cluster.departure import Departure
+from runtime.cluster.membership import Membership
+from runtime.cluster.status import Status, ask
+from runtime.cluster.table import ABORT_REASON, EVALUATED, IS_TRAINING, TRAINED, TRAINING, Record, Table
+from runtime.cluster.task import Task
+from runtime.cluster.waiting import Timeouts
+from runtime.errors import UnusableError
+from runtime.launch.ports import choose_ports
+from runtime.machine.session_config import make_server_config, make_session_config
+
+PS = ("a:1", "b:2")
+WORKERS = ("c:3", "d:4", "e:5")
+STARTED = []  # members, whose threads end with their test
+
+
+# Those that a task needs.
+
+FIRST, ANOTHER, BUSY = Status("1"), Status("2"), Status()
+REFUSED, SILENT = Status(reason="connection refused"), Status(reason="no answer")
+
+
+@pytest.mark.parametrize(
+    ("looks", "ended"),
+    [
+        ([FIRST], ""),
+        ([SILENT, SILENT, FIRST], ""),  # its link was cut
+        ([BUSY], ""),
+        ([REFUSED], "connection refused"),
+        ([REFUSED, ANOTHER], "another process answers there"),
+        ([SILENT, SILENT, ANOTHER], "another process answers there"),
+        ([SILENT, BUSY, ANOTHER], "another process answers there"),
+        ([ANOTHER], "another process answers there"),  # between two looks
+    ],
+)
+def test_a_process_that_has_ended_is_told_from_a_link_that_is_cut(looks, ended):
+    member = Membership(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
+    (ps,) = member.task.needed
+    for second, status in enumerate([FIRST, *looks]):
+        member._note_status(ps, status, float(second))
+    assert member.ended_servers({ps: "1"}) == (ended and f"ps 0 at a:1 ({ended})")
+    assert not (looks[-1] == ANOTHER and member.ended_servers({ps: "2"})), "its forerunner is not of that session"
+
+
+def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypatch):
+    """Others give up at the same time, and are away as well."""
+    ends = []
+    monkeypatch.setattr(membership, "end_process", lambda *end: ends.append(end))
+    member = Membership(Task("worker", 1, PS, WORKERS), Timeouts(300, 20))
+    for secs, missed_since in ((100.0, None), (100.0, 99.0), (100.0, 79.0)):
+        for peer, since in zip(member._sightings, (missed_since, 99.0, 100.0), strict=True):
+            member._note_status(peer, Status("1"), 0.0)
+            if since:
+                member._note_status(peer, SILENT, since)
+        member._end_if_somebody_stays_away(secs)
+    missing = "worker 1 waited 21 s for ps 0 at a:1 (no answer)"
+    assert ends == [(1, f"{missing}: start what is missing, or correct --ps_hosts and --worker_hosts")]
+
+
+def test_who_waits_for_another_task_looks_less_often_as_time_goes_by(monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+    looks = []
+    monkeypatch.setattr(membership, "time", Clock())
+    monkeypatch.setattr(membership, "statuses_of", lambda peers: looks.append(1) or dict.fromkeys(peers, REFUSED))
+    member = Membership(Task("worker", 1, ("a:1",), ("b:2", "c:3")), Timeouts(300, 600))
+    member.agreement.end_if_lists_differ = lambda: None
+    for second in range(0, 300):
+        Clock.now = second / 5
+        member._end_if_this_cannot_go_on()
+    assert 60 < len(looks) < 100, "looks in a minute"
+
+
+# Host lists that differ, and input that one task cannot use.
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """The statuses and messages of tasks that would end their process, as they come."""
+    ends, before = queue.Queue(), len(STARTED)
+
+    def end_thread(status, message, tell=None):
+        if tell:
+            tell(message)
+        ends.put((status, message))
+        threading.Event().wait()
+
+    monkeypatch.setattr(agreement, "end_process", end_thread)
+    monkeypatch.setattr(agreement, "TELLING_SECS", 0.0)  # the servers here stay anyway
+    yield ends
+    for member in STARTED[before:]:
+        member._is_over.set()
+
+
+def start(name, ps_hosts, worker_hosts, looks=True):
+    """Start a server with its lists, and compare them with those of others."""
+    job_name, index = name.split()
+    task = Task(job_name, int(index), tuple(ps_hosts), tuple(worker_hosts))
+    config = make_session_config(task)
+    tf.train.Server(tf.train.ClusterSpec(task.jobs), job_name, task.index, config=make_server_config(config))
+    member = Membership(task, Timeouts(300, 600))
+    STARTED.append(member)
+    member.agreement.publish()
+    if looks:
+        member.start()
+    return member
+
+
+def abort_reason(address):
+    return Table(address).read(ABORT_REASON)[0]
+
+
+def is_training(address):
+    return bool(Table(address).read(IS_TRAINING)[0])
+
+
+@pytest.mark.parametrize("wrong", ["worker 0", "worker 2"])
+def test_a_list_that_differs_ends_every_task_though_not_all_find_each_other(ends, wrong):
+    ps, *workers = (f"localhost:{port}" for port in choose_ports(4))
+    start(wrong, ["localhost:1"], workers)
+    for name in (name for name in ("worker 2", "worker 1", "worker 0", "ps 0") if name != wrong):
+        start(name, [ps], workers)
+    for _ in range(4):
+        status, line = ends.get(timeout=DEADLINE_SECS)
+        found = rf"\w+ \d was given {ps} as ps_hosts\[0\], but {wrong} was given localhost:1"
+        found_by_wrong = rf"{wrong} was given localhost:1 as ps_hosts\[0\], but \w+ \d was given {ps}"
+        assert re.fullmatch(f"({found}|{found_by_wrong}): give all tasks the same", line), line
+        assert status == 2
+
+
+def test_a_task_that_has_ended_has_told_the_others_why(ends):
+    ps, *workers = (f"localhost:{port}" for port in choose_ports(3))
+    start("ps 0", [ps], workers)
+    start("worker 1", [ps], workers)
+    start("worker 0", [ps], workers).agreement.tell_to_end("worker 0 has ended: there is no --data_dir")
+    for _ in ("ps 0", "worker 1"):
+        assert ends.get(timeout=DEADLINE_SECS) == (2, "worker 0 has ended: there is no --data_dir")
+    assert ends.empty(), "the first is not told its own reason"
+
+
+def test_tasks_that_train_go_on_and_only_a_late_one_that_differs_ends(ends):
+    ps, *workers = (f"localhost:{port}" for port in choose_ports(4))
+    start("ps 0", [ps], workers)
+    start("worker 0", [ps], workers).agreement.begin_training()
+    assert is_training(ps)
+    start("worker 1", [ps], workers[:2])
+    missing = f"worker 1 was given nothing as worker_hosts[2], but ps 0 was given {workers[2]}: give all tasks the same"
+    assert ends.get(timeout=DEADLINE_SECS) == (2, missing)
+    last = start("worker 2", [ps], workers)
+    poll_for(lambda: is_training(workers[2]), "news of the training")
+    last.agreement.tell_to_end("worker 2 has ended: there is no --data_dir")
+    assert [abort_reason(address) for address in (ps, workers[0])] == ["", ""], "they heard nothing"
+    assert ends.empty()
+
+
+def test_a_worker_that_would_begin_to_train_ends_if_another_has_ended_before(ends):
+    ps, *workers = (f"localhost:{port}" for port in choose_ports(3))
+    start("ps 0", [ps], workers)
+    chief = start("worker 0", [ps], workers, looks=False)
+    Table(ps).write({ABORT_REASON: "worker 1 has ended: there is no --data_dir"})
+    threading.Thread(target=chief.agreement.begin_training, daemon=True).start()
+    for _ in ("ps 0", "worker 0"):
+        assert ends.get(timeout=DEADLINE_SECS) == (2, "worker 1 has ended: there is no --data_dir")
+    assert not is_training(ps)
+
+
+def test_a_task_that_meets_another_cluster_ends_its_own_and_leaves_the_other_alone(ends):
+    shared, ps, *workers = (f"localhost:{port}" for port in choose_ports(4))
+    start("worker 0", ["localhost:1"], [shared, "localhost:2"])
+    start("worker 1", [ps, shared], workers)
+    start("ps 0", [ps, shared], workers)
+    for _ in range(2):
+        status, line = ends.get(timeout=DEADLINE_SECS)
+        used = rf"\w+ \d expects ps 1 at {shared}, but that address is used by another cluster, that of worker 0 with"
+        assert re.match(f"{used} localhost:1, {shared}, localhost:2: ", line), line
+        assert status == 2
+    assert abort_reason(shared) == ""
+    assert ends.empty()
+
+
+# What workers must agree on.
+
+SETTINGS = {"optimizer": "adam", "learning_rate": 0.001, "partition_bytes": None}
+
+
+def test_who_differs_from_the_chief_names_the_flag_and_both_values(local_servers):
+    servers = local_servers(2, 2)
+    chief, worker = (servers.membership("worker", index) for index in range(2))
+    worker.agreement.check_flags({**SETTINGS, "optimizer": "sgd"})  # the chief has not published anything
+    chief.agreement.check_flags(SETTINGS)
+    for member in (chief, worker):
+        member.agreement.check_flags(SETTINGS)
+    with pytest.raises(UnusableError) as error:
+        worker.agreement.check_flags({**SETTINGS, "optimizer": "sgd"})
+    assert str(error.value) == (
+        "worker 1 has --optimizer=sgd, but the model on the ps tasks is trained with --optimizer=adam: give all workers"
+        " the same, or end the ps tasks and start them again"
+    )
+    with pytest.raises(UnusableError, match=r"worker 0 has .* is trained with --learning_rate=0\.001"):
+        chief.agreement.check_flags({**SETTINGS, "learning_rate": 0.01})
+
+
+def test_other_data_may_be_the_same_in_another_order(local_servers):
+    servers = local_servers(1, 2)
+    servers.membership("worker", 0).agreement.check_flags({"data_dir": "(9 examples, CRC-32 00000001)"})
+    with pytest.raises(UnusableError, match=r"all workers the same examples in the same order \(sort the files, seed"):
+        servers.membership("worker", 1).agreement.check_flags({"data_dir": "(9 examples, CRC-32 00000002)"})
+
+
+# Records.
+
+
+def states(member):
+    return [record.state for record in member.records()]
+
+
+def test_what_a_worker_says_is_heard_by_every_ps_and_worker_and_stays(local_servers):
+    servers = local_servers(2, 3)
+    speaker, late = (servers.membership("worker", index) for index in (1, 2))
+    assert states(speaker) == ["", "", ""], "nobody has said anything"
+    speaker.say(TRAINING)
+    for listener in (servers.membership("ps", 0), servers.membership("ps", 1), late):
+        for _ in range(2):
+            assert states(listener) == ["", "training", ""]
+    late.say(TRAINED)
+    assert states(speaker) == ["", "training", "trained"]
+    assert late.records(1) == [Record()], "that of the chief alone"
+
+
+def test_what_was_said_before_a_ps_was_lost_counts_as_not_said(local_servers):
+    servers = local_servers(2, 1)
+    worker = servers.membership("worker", 0)
+    Table(servers.ps_hosts[0]).write({0: json.dumps(Record(TRAINING, "1"))})  # ps 1 is new, and has not heard it
+    assert states(worker) == [""]
+    worker.say(TRAINING)
+    assert states(worker) == ["training"]
+
+
+def test_a_record_has_the_incarnation_of_the_process_that_wrote_it(local_servers):
+    servers = local_servers(1, 2)
+    servers.membership("worker", 1).say(TRAINING)
+    _, record = servers.membership("ps", 0).records()
+    incarnations = [ask(address).incarnation for address in servers.worker_hosts]
+    assert record.incarnation == incarnations[1] != incarnations[0]
+
+
+def test_a_table_is_read_again_after_its_session_was_closed_or_its_server_was_away(local_servers):
+    servers = local_servers(1, 1)
+    table = Table(servers.ps_hosts[0])
+    table.write({7: "ä"})
+    table.close()
+    assert table.read(7, 8) == ["ä", ""]
+    away = Table(f"localhost:{choose_ports(1)[0]}")
+    with pytest.raises(tf.errors.UnavailableError, match="connection refused"):
+        away.read(7)
+    away._address = servers.ps_hosts[0]
+    assert away.read(7) == ["ä"]
+
+
+# The end.
+
+
+def test_every_server_hears_that_nobody_needs_it_and_the_chief_looks_no_more(local_servers):
+    servers = local_servers(2, 1)
+    before, chief = threading.enumerate(), servers.membership("worker", 0)
+    chief.start()
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "membership" and thread not in before)
+    chief.dismiss_servers()
+    assert states(chief) == ["evaluated"]
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_ps_that_is_told_to_stop_and_then_hears_the_last_word_has_done_its_part(local_servers, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    ends = queue.SimpleQueue()
+    monkeypatch.setattr(departure, "end_process", ends.put)
+    servers = local_servers(1, 1)
+    chief, ps = servers.membership("worker", 0), servers.membership("ps", 0)
+    chief.say(TRAINED)
+    leaving = Departure(ps)
+    leaving.start()
+    ps.start()
+    poll_for(lambda: "ps 0: worker 0: trained" in caplog.text, "word of the chief")
+    leaving._note_signal(signal.SIGTERM)
+    chief.say(EVALUATED)
+    assert ends.get(timeout=DEADLINE_SECS) == 0
+    ps._is_over.set()
