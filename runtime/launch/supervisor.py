@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from runtime import output
+from runtime.events import join_run
 from runtime.files import read_json
 from runtime.folder import RunFolder
 from runtime.launch.console import Console
@@ -41,8 +42,11 @@ class Supervisor:
         names += [f"worker-{index}" for index in range(options.workers)]
         self._tasks = {name: Task(name, options.folder.log_of(name)) for name in names}
         self._chief = self._tasks["worker-0"]
-        self._console = Console(options.folder, names)
         self._lock, self._was_warned = lock(options.folder), False
+        events = ""
+        with contextlib.suppress(OSError):  # then the tasks cannot record anything either
+            events = join_run(options.folder)
+        self._console = Console(options.folder, names, events)
         self._leave_by: float | None = None  # once the chief has ended
         self._received: signal.Signals | None = None
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
