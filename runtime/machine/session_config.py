@@ -17,7 +17,7 @@ from runtime.errors import UnusableError
 NICENESS = 10  # gives a task that starts nine tenths of a core that both want
 
 
-def are_gpus(gpus: str) -> bool:
+def is_gpu_list(gpus: str) -> bool:
     """Return whether this is "auto", "none", or different numbers with commas between them."""
     numbers = gpus.split(",")
     is_list = all(re.fullmatch("0|[1-9][0-9]*", number) for number in numbers) and len(set(numbers)) == len(numbers)
