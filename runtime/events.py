@@ -98,27 +98,26 @@ class _Recorder:
             line, was_tried = self.entries.get()
             pending.append(line)
             with contextlib.suppress(OSError):
-                if not run and self._is_folder(self._folder.path):
+                if not run and self._is_folder_there():
                     run = join_run(self._folder)
-                if run:
+                if run and os.path.isdir(self._folder.path):  # it may have been removed
                     os.makedirs(run, exist_ok=True)
                     append_lines(self._folder.events_of(run, self._task), pending)
             was_tried.set()
 
-    def _is_folder(self, path: str) -> bool:
-        """Return whether a folder is there, by a look at the one around it.
+    def _is_folder_there(self) -> bool:
+        """Return whether the train directory is there, by a look at the folder around it.
 
         A client of NFS remembers for up to a minute that a name was not there. A ps that had looked for the folder
-        before the chief made it would then see no checkpoint in it. Some folders, which are mounted when they are used,
-        are not shown by those around them; these are found after that minute.
+        before the chief made it would then see no checkpoint in it. Where that look does not show it, as some that are
+        mounted when they are used, it is found after that minute.
         """
-        if time.monotonic() > self._started_at + MAX_MEMORY_SECS:
-            return os.path.isdir(path)
+        path = self._folder.path
         around, name = os.path.split(path)
-        try:
-            return not name or (self._is_folder(around) and name in os.listdir(around) and os.path.isdir(path))
-        except PermissionError:
-            return os.path.isdir(path)
+        is_late = time.monotonic() > self._started_at + MAX_MEMORY_SECS
+        with contextlib.suppress(OSError):
+            return (is_late or name in os.listdir(around)) and os.path.isdir(path)
+        return False
 
 
 def read_run(folder: RunFolder, having: str = "training") -> list[dict[str, Any]]:

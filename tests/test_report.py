@@ -295,13 +295,13 @@ def test_a_folder_is_not_looked_for_by_its_name_before_it_is_there(tmp_path, rec
     looked_for = []
     isdir = os.path.isdir
     monkeypatch.setattr(events.os.path, "isdir", lambda path: looked_for.append(path) or isdir(path))
-    events.start_recording("ps 0", RunFolder(tmp_path / "runs" / "new"))
+    folder = tmp_path / "new"
+    events.start_recording("ps 0", RunFolder(folder))
     assert events.record("serving").wait(60)
-    for folder in (tmp_path / "runs", tmp_path / "runs" / "new"):
-        assert str(folder) not in looked_for
-        folder.mkdir()
-        assert events.record("waiting").wait(60)
-    assert (tmp_path / "runs" / "new" / "events" / "1" / "ps-0.jsonl").exists()
+    assert str(folder) not in looked_for
+    folder.mkdir()
+    assert events.record("waiting").wait(60)
+    assert (folder / "events" / "1" / "ps-0.jsonl").exists()
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_events(recording):
