@@ -17,14 +17,12 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python does, but for -P and -I
 
-from runtime import environment, users_files  # noqa: F401  # first: before TensorFlow and the user's files
+from runtime import environment  # first: before TensorFlow
 
 # isort: split
 import tensorflow.compat.v1 as tf
 
-import mnist_input
-import model
-from runtime import program
+from runtime import phases, program
 from runtime.data import sources, streams
 from runtime.flags import define_flags
 from runtime.member import Member
@@ -32,8 +30,13 @@ from runtime.model.files import Files
 from runtime.training import Training, TrainingGraph
 from runtime.updates.mode import build_updates
 
+with program.importing():
+    import mnist_input
+    import model
+
+    FILES = Files(model, mnist_input)
+
 FLAGS = define_flags()
-FILES = Files(model, mnist_input)
 
 
 def main() -> None:
@@ -41,7 +44,9 @@ def main() -> None:
     environment.choose_behavior()
     me = Member.from_flags(FLAGS)
     if me.is_evaluator:
-        return me.follow_checkpoints(FILES, sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load())
+        with phases.preparing():
+            examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load()
+        return me.follow_checkpoints(FILES, examples)
 
     # The cluster: the addresses of all tasks, by job. Every task is given the same ones.
     cluster = tf.train.ClusterSpec(me.task.jobs)
@@ -85,12 +90,13 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Sourc
 
 def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
     """Train the model together with the other workers; the chief tests it in the end."""
-    source = sources.open_source(FLAGS.data_dir, "train", mnist_input)
-    test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
-    graph = build_graph(me, cluster, me.share_of(source))
+    with phases.preparing():
+        source = sources.open_source(FLAGS.data_dir, "train", mnist_input)
+        test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
+        graph = build_graph(me, cluster, me.share_of(source))
+        training = Training(me, graph, source.description, test_examples)
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps.
-    training = Training(me, graph, source.description, test_examples)
     with tf.train.MonitoredTrainingSession(
         master=server.target,
         is_chief=me.task.is_chief,

@@ -35,7 +35,7 @@ MAX_UNEVENNESS = 3  # of 255: a border whose quarter differs more is of a sheet 
 MIN_INK_OF_PHOTO = 0.4  # what is fainter there may be squared paper
 PAPER_SCALE, PAPER_SIZE = 4, 25  # to see the paper: so many pixels become one, and so many around count
 MIN_SHARE = 0.25  # of all ink, in a digit beside another one
-MIN_PROBABILITY = 0.8  # whoever is less sure says so
+MIN_PROBABILITY = 0.8  # below this, the answer begins with "perhaps"
 MAX_SLANT = 0.6  # of a digit, sideways for each step down; more is no slant
 OVERSAMPLING = 20  # so many pixels, in each direction, become one: enough that no pixel of a picture is left out
 

@@ -24,7 +24,7 @@ from benchmarks.data import peak_bytes
 from benchmarks.testbed.network import Network
 from benchmarks.testbed.processes import Cluster, Process, poll_for
 from runtime.data import download
-from runtime.events import read_lines
+from runtime.events import read_run
 from runtime.folder import RunFolder
 from runtime.launch.ports import choose_ports
 
@@ -82,13 +82,14 @@ def train_table(num_rows: int, measured_secs: int, num_ps: int) -> dict[str, str
             step, num_bytes, now = (b - a for a, b in zip(before, read(cluster, network), strict=True))
             poll_for(lambda: len(list(pathlib.Path(train_dir.path).glob("*.index"))) > 1, "second checkpoint")
             peaks = {name: peak_bytes(cluster[name].pid) / 1e9 for name in cluster.names}
-            recorded = {name: read_lines(train_dir.events_of(name)) for name in ("worker 0", "worker 1")}
+            recorded = read_run(train_dir)
             kill(cluster)
             restored = start(cluster)
             assert "restored " in cluster["worker 0"].output()
             kill(cluster)
-    saved = [event["secs_taken"] for event in recorded["worker 0"] if event["event"] == "checkpoint"]
-    logged = [event["unix_secs"] for event in recorded["worker 1"] if event["event"] == "progress"]
+    saved = [event["secs_taken"] for event in recorded if event["event"] == "checkpoint"]
+    progress = [event for event in recorded if (event["by"], event["event"]) == ("worker 1", "progress")]
+    logged = [event["unix_secs"] for event in progress]
     pauses = [after - before for before, after in itertools.pairwise(logged)]
     return {
         "kB of a step, from and to all hosts": f"{num_bytes / step / 1000:.0f}",

@@ -25,6 +25,10 @@ class UnsavedError(Exception):
     """Something could not be saved. At the end of training, trying again is in vain until somebody has made room."""
 
 
+# What ends a task with this status, and what it says; `program.start()` adds those of the data set.
+UNUSABLE: list[type[Exception]] = [UnusableError, UnsavedError]
+
+
 class FinishedError(Exception):
     """Nothing is left to do for this task: the job has finished without it."""
 

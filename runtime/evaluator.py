@@ -7,10 +7,10 @@ from typing import NamedTuple
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime import events
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
 from runtime.errors import UnusableError, reason
+from runtime.events import read_run
 from runtime.folder import RunFolder
 from runtime.monitoring.evaluation import EXAMPLES, EvaluationLog, ModelTest
 from runtime.saving.checkpoints import check_checkpoint, list_checkpoints
@@ -80,8 +80,7 @@ def follow_checkpoints(task: Task, test: ModelTest, folder: RunFolder, goal: Goa
 
 def _check_examples(folder: RunFolder, test: ModelTest) -> None:
     """Check that the chief, which says so before it saves anything, tests on the same examples."""
-    of_chief = events.read_lines(folder.events_of("worker 0"))
-    checksums = [event.get("checksum") for event in of_chief if event["event"] == EXAMPLES]
+    checksums = [event["checksum"] for event in read_run(folder, EXAMPLES) if event["event"] == EXAMPLES]
     if checksums and checksums[-1] != test.checksum:
         raise UnusableError(
             "the chief of this run tests on other examples: give the evaluator the --data_dir of the run"

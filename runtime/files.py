@@ -1,4 +1,4 @@
-"""Files that appear whole, or not at all, files whose lines do, and what comes to a file."""
+"""Atomic replacement of files, appending whole lines, and following a file that grows."""
 
 import collections
 import contextlib

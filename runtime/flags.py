@@ -11,7 +11,7 @@ from absl import flags
 from runtime.data import download
 from runtime.data.streams import SHARDINGS
 from runtime.errors import UNUSABLE_STATUS
-from runtime.machine.session_config import are_gpus
+from runtime.machine.session_config import is_gpu_list
 from runtime.monitoring import profiling
 from runtime.monitoring.measures import Target
 from runtime.process import STOP_SECS, end_process
@@ -64,7 +64,7 @@ def _define_cluster() -> None:
     flags.DEFINE_list("ps_hosts", "localhost:2222", "comma-separated host:port of the ps tasks")
     flags.DEFINE_list("worker_hosts", "localhost:2223,localhost:2224", "comma-separated host:port of the workers")
     flags.DEFINE_string("gpus", "auto", "the GPUs of each host for its workers: auto for all, none, or some, as in 0,2")
-    flags.register_validator("gpus", are_gpus, "it is auto, none, or numbers of GPUs, such as 0,2")
+    flags.register_validator("gpus", is_gpu_list, "it is auto, none, or numbers of GPUs, such as 0,2")
 
 
 def _define_folders() -> None:
@@ -140,7 +140,7 @@ def _define_periods() -> None:
     flags.DEFINE_float("recovery_timeout_secs", 600, "how long to wait for a lost ps or chief to come back", 1)
     flags.DEFINE_float("stop_timeout_secs", STOP_SECS, "how long the chief may take to save when it is told to stop", 1)
     flags.DEFINE_string("profile_steps", None, "A:B: trace the steps of each worker between these two global steps")
-    flags.register_validator("profile_steps", profiling.are_steps, "it must be A:B, two global steps")
+    flags.register_validator("profile_steps", profiling.is_step_range, "it must be A:B, two global steps")
     _refuse_without("profile_steps", "train_dir")
 
 

@@ -50,9 +50,19 @@ class RunFolder:
     def _join(self, *names: str) -> str:
         return os.path.join(self.path, *names) if self.is_given else ""
 
-    def events_of(self, task: object) -> str:
-        """Return the path of what a task, such as "worker 0", records."""
-        return self._join("events", f"{_name(task)}.jsonl")
+    @property
+    def runs(self) -> list[int]:
+        """The numbers of the runs that have recorded events here."""
+        names = os.listdir(self.events) if os.path.isdir(self.events) else []
+        return [int(name) for name in names if name.isdecimal()]
+
+    def run(self, number: int) -> str:
+        """Return the folder of what the tasks of a run record."""
+        return self._join("events", str(number))
+
+    def events_of(self, run: str, task: object) -> str:
+        """Return the path of what a task, such as "worker 0", records in the folder of a run."""
+        return os.path.join(run, f"{_name(task)}.jsonl")
 
     def log_of(self, task: object) -> str:
         """Return the path of what a task of the launcher has said."""

@@ -1,9 +1,10 @@
 """How the program starts and ends: from the command line to an exit status, with one line for every error."""
 
+import contextlib
 import platform
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
@@ -12,9 +13,19 @@ from absl import app, flags, logging
 from runtime import VERSION, output, threads
 from runtime.cluster import membership, signals
 from runtime.data.download import DownloadError
-from runtime.errors import DIVERGED, UNUSABLE_STATUS, FinishedError, UnsavedError, UnusableError, reason
+from runtime.errors import DIVERGED, UNUSABLE, UNUSABLE_STATUS, FinishedError
+from runtime.phases import describe_failure, preparing
 from runtime.process import allow_many_files, end_process
-from runtime.users_files import describe_mistake
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Import the user's files; end this process if they cannot be imported."""
+    try:
+        with preparing():
+            yield
+    except Exception as error:
+        end_process(*describe_end(error))
 
 
 def start(main: Callable[[], None], data_error: type[Exception]) -> None:
@@ -24,10 +35,11 @@ def start(main: Callable[[], None], data_error: type[Exception]) -> None:
       main: the program, once its flags are parsed.
       data_error: one of the data set, which ends the process as an `UnusableError` does: with status 2.
     """
+    UNUSABLE.extend([DownloadError, data_error])
     tf.logging.set_verbosity(tf.logging.ERROR)  # its warnings mostly say that the API of TensorFlow 1 is deprecated
     tf.get_logger().handlers.clear()  # absl shows what is left
     flags.FLAGS.set_default("verbosity", logging.INFO)
-    app.run(lambda _: _run(main, (UnusableError, UnsavedError, DownloadError, data_error)), flags_parser=parse_flags)
+    app.run(lambda _: _run(main), flags_parser=parse_flags)
 
 
 def parse_flags(arguments: Sequence[str]) -> list[str]:
@@ -47,9 +59,9 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
     return [program]
 
 
-def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> None:
+def _run(main: Callable[[], None]) -> None:
     def end_by(error: BaseException) -> NoReturn:
-        status, message = describe_end(error, unusable)
+        status, message = describe_end(error)
         end_process(status, message, membership.tell_others if status == UNUSABLE_STATUS else None)
 
     output.write_in_background()
@@ -63,9 +75,9 @@ def _run(main: Callable[[], None], unusable: tuple[type[Exception], ...]) -> Non
     end_process(0)
 
 
-def describe_end(error: BaseException, unusable: tuple[type[Exception], ...]) -> tuple[int, str]:
+def describe_end(error: BaseException) -> tuple[int, str]:
     """Return the exit status of a process that `error` ends, and the line that says why."""
-    if isinstance(error, unusable):
+    if isinstance(error, tuple(UNUSABLE)):
         return UNUSABLE_STATUS, " ".join(str(error).splitlines())
     if isinstance(error, FinishedError):
         logging.info("%s", error)
@@ -75,6 +87,4 @@ def describe_end(error: BaseException, unusable: tuple[type[Exception], ...]) ->
     if isinstance(error, tf.train.NanLossDuringTrainingError):
         return UNUSABLE_STATUS, f"the loss is not a number: {DIVERGED}"
     logging.debug("unexpected error", exc_info=error)  # at --verbosity=1
-    if mistake := describe_mistake(error):
-        return UNUSABLE_STATUS, mistake
-    return 1, f"{reason(error)}; start this task again"
+    return describe_failure(error)

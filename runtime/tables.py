@@ -13,7 +13,6 @@ from runtime.errors import UnusableError
 MAX_ROWS = 2**31 - 1  # ids travel as int32
 MAX_MESSAGE_BYTES = 2**31
 PIECE_BYTES = 2**28  # of a table that are read at once
-MISTAKE = "model.py: the lookup needs"
 
 
 class TableVariable(NamedTuple):
@@ -104,7 +103,11 @@ def slices_of(parameter: Any) -> list[tf.Variable]:
 
 def choose_rows(name: str, num_rows: int, ids: tf.Tensor) -> tf.Tensor:
     """Build the ids, int32 [n], sorted, each once, of a table of so many rows; where one is of no row, a run fails."""
-    found = [f"{MISTAKE} ids from 0 to {num_rows - 1} of {name}, found", tf.reduce_min(ids), tf.reduce_max(ids)]
+    found = [
+        f"model.py: the lookup needs ids from 0 to {num_rows - 1} of {name}, found",
+        tf.reduce_min(ids),
+        tf.reduce_max(ids),
+    ]
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all((ids >= 0) & (ids < num_rows)), found)]):
         return tf.sort(tf.unique(tf.cast(ids, tf.int32))[0])
 

@@ -1,6 +1,8 @@
 """A project in which the launcher is the real one, and each task is a shell script."""
 
 import os
+import re
+import shutil
 import sys
 
 from benchmarks.testbed.processes import PROJECT
@@ -21,10 +23,10 @@ def main():
     if "--job_name=worker" in sys.argv:
         os.execvp("sh", ["sh", "./worker.sh", *sys.argv])
 """
-# Append an event to those of worker 0.
+# Append an event to those of worker 0 in the last run.
 TELL = """tell() {
-  mkdir -p train/events
-  echo "{\\"unix_secs\\": 1, \\"event\\": \\"$1\\", \\"missing\\": \\"ps 0\\"}" >>train/events/worker-0.jsonl
+  run=$(ls -d train/events/*/ | tail -n 1)
+  echo "{\\"unix_secs\\": 1, \\"event\\": \\"$1\\", \\"missing\\": \\"ps 0\\"}" >>"${run}worker-0.jsonl"
 }
 """
 WAIT = "while ! [ -e go-on ]; do tell waiting; sleep 0.05; done\n"  # a display that has just begun sees it, too
@@ -33,12 +35,13 @@ WAIT = "while ! [ -e go-on ]; do tell waiting; sleep 0.05; done\n"  # a display 
 def make_command(folder, worker, *options):
     """Return what launches a cluster of one ps and one worker, which runs `worker`, in `folder`."""
     if not (folder / "runtime").exists():
-        (folder / "runtime").mkdir()
-        for path in (PROJECT / "runtime").iterdir():
-            (folder / "runtime" / path.name).symlink_to(path)
-        for name in ("environment", "flags", "member", "training"):  # these import TensorFlow, and no task needs it
-            (folder / "runtime" / f"{name}.py").unlink()
-            (folder / "runtime" / f"{name}.py").touch()
+        shutil.copytree(PROJECT / "runtime", folder / "runtime", copy_function=os.symlink)
+        main = folder / "runtime" / "launch" / "__main__.py"
+        text = main.read_text()
+        main.unlink()
+        main.write_text(
+            re.sub(r"\nSHARED = .*", "\nSHARED = ()", text)
+        )  # these import TensorFlow, and no task needs it
     (folder / "distributed.py").write_text(SCRIPT)
     (folder / "worker.sh").write_text(TELL + worker)
     own = ["--no_isolation", "--workers=1", "--train_dir=train", f"--data_dir={folder}"]

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from benchmarks.testbed.processes import Cluster, poll_for
+from runtime.folder import RunFolder
 from tests.disturbed import DisturbedCluster, Recovery
 
 RECOVERY_SECS = STARTUP_SECS = 30  # how long tasks wait
@@ -57,7 +58,8 @@ class ExposedCluster(DisturbedCluster):
     def stop_reading(self) -> Recovery:
         """Start a task again, with an output that nobody reads: the cluster trains on, and the task stops in order."""
         name, before = self._victim(), self.look()
-        events = self._train_dir / "events" / f"{name.replace(' ', '-')}.jsonl"
+        folder = RunFolder(self._train_dir)
+        events = pathlib.Path(folder.events_of(folder.run(max(folder.runs)), name))
         num_starts = events.read_text().count('"starting"')
         self.cluster[name].kill()
         reader, writer = os.pipe()

@@ -25,7 +25,7 @@ runpy.run_path("{PROJECT}/distributed.py", run_name="__main__")
 def read_tree(folder):
     """Return every file's content by its path, but for the lock and the events, which are about this process."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return {path: path.read_bytes() for path in files if path.name != "chief.lock" and path.parent.name != "events"}
+    return {path: path.read_bytes() for path in files if path.name != "chief.lock" and "events" not in path.parts}
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def test_a_picture_that_a_narrower_terminal_has_wrapped_is_erased_whole(tmp_path
     monkeypatch.delenv("COLUMNS", raising=False)
     columns = [80]
     monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((columns[0], 24)))
-    screen = Screen(RunFolder(tmp_path), NAMES)
+    screen = Screen(RunFolder(tmp_path), NAMES, str(tmp_path))
     assert screen.draw([], is_last=True).startswith("\r\n"), "there is nothing to erase"
     assert screen.draw([], is_last=True).startswith("\r\x1b[5A"), "an empty row, the bar, and three tasks"
     columns[0] = 40
@@ -321,7 +321,7 @@ def test_tensorboard_says_its_address_above(launch):
 
 
 def test_a_display_that_fails_hurts_nobody(launch):
-    strange = 'echo "{\\"unix_secs\\": 2, \\"event\\": \\"model\\"}" >>train/events/worker-0.jsonl'
+    strange = 'echo "{\\"unix_secs\\": 2, \\"event\\": \\"model\\"}" >>train/events/1/worker-0.jsonl'
     terminal = launch(f"{WAIT} {strange}; sleep 0.5; echo 'worker 0: goes on'; echo 'test accuracy 1.0'")
     wait_for_waiting(terminal)
     (launch.folder / "go-on").touch()

@@ -1,9 +1,9 @@
 """What evaluations leave behind, and when a run is finished."""
 
-import dataclasses
 import functools
 import json
 import os
+import re
 import threading
 from typing import NamedTuple
 
@@ -296,9 +296,9 @@ def make_evaluate(labels, build_metrics=build_error_rate, num_logits=2, batch_si
 def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_run, graph):
     chief = make_evaluate([0, 1])
     evaluator = ModelTest(chief._graph, (np.zeros([2, 2], np.float32), np.array([1, 1])))
-    (finished_run.folder / "events").mkdir()
+    (finished_run.folder / "events" / "1").mkdir(parents=True)
     entry = {"unix_secs": 1.0, "event": EXAMPLES, "checksum": chief.checksum}
-    (finished_run.folder / "events" / "worker-0.jsonl").write_text(json.dumps(entry))
+    (finished_run.folder / "events" / "1" / "worker-0.jsonl").write_text(json.dumps(entry))
     with pytest.raises(UnusableError, match="tests on other examples: give the evaluator the --data_dir of the run"):
         finished_run.follow(evaluator)
 
@@ -386,9 +386,12 @@ def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(tmp_path,
     for failing in (find, run_out_of_memory):
         evaluation.record_test(MEASURES._replace(find_mistakes=failing), RunFolder(tmp_path), None)
     assert recorded == {"global_step": 40, "test_accuracy": 0.9375, "test_loss": 0.25}
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "the report goes without the model's mistakes: AttributeError: 'Examples' object has no attribute 'texts'",
-        "the report goes without the model's mistakes: MemoryError: Unable to allocate 3 GiB",
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    told = [re.sub(r", line \d+", "", warning.partition("mistakes: ")[2]) for warning in warnings]
+    assert told == [
+        "tests/test_evaluation.py: AttributeError: 'Examples' object has no attribute 'texts'; correct"
+        " tests/test_evaluation.py",
+        "tests/test_evaluation.py: MemoryError: Unable to allocate 3 GiB",
     ]
 
 
@@ -523,35 +526,32 @@ def test_a_worker_that_did_not_hear_the_chief_once_listens_on_and_ends_if_its_st
 
 
 FIGURES = {"global_step": 40, "test_accuracy": 0.5, "test_loss": 1.0}
-KNOWN = {"figures": FIGURES, "flags": {"model": "mlp"}, "train_secs": 5.0}
-RESULT = Result(**dict.fromkeys((field.name for field in dataclasses.fields(Result)), None) | KNOWN)
+RESULT = Result(FIGURES, 5.0, 8.0, {"model": "mlp"})
 
 
 def with_figures(**figures):
-    return dataclasses.replace(RESULT, figures={**FIGURES, **figures})
+    return RESULT._replace(figures={**FIGURES, **figures})
 
 
 @pytest.mark.parametrize(("global_step", "words"), [(1, "1 global step in"), (2, "2 global steps in")])
 def test_the_last_line_has_a_plural_for_more_than_one_step(global_step, words):
-    assert f" after {words} 5.0 s" in str(
-        dataclasses.replace(with_figures(global_step=global_step), examples_per_sec=8.0)
-    )
+    assert f" after {words} 5.0 s" in str(with_figures(global_step=global_step))
 
 
 def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(tmp_path, leave_checkpoint):
     leave_checkpoint(40)
-    again = dataclasses.replace(RESULT, train_secs=None)  # of a process that found the model finished
+    again = RESULT._replace(train_secs=None)  # of a process that found the model finished
     for result, expected in (
         (RESULT, 5.0),
         (again, 5.0),
-        (dataclasses.replace(with_figures(test_accuracy=0.25), train_secs=None), None),
+        (with_figures(test_accuracy=0.25)._replace(train_secs=None), None),
     ):
         result.write(RunFolder(tmp_path))
         assert json.loads((tmp_path / "result.json").read_text())["train_secs"] == expected
 
 
 def test_a_chief_that_has_taken_no_step_says_nothing_of_speed():
-    assert str(dataclasses.replace(RESULT, train_secs=None)).endswith(" after 40 global steps")
+    assert str(RESULT._replace(train_secs=None)).endswith(" after 40 global steps")
 
 
 @pytest.mark.parametrize("num_late_runs", [0, 1, 2])
@@ -591,10 +591,10 @@ def test_what_could_not_be_saved_is_tried_again_and_nothing_else(tmp_path, caplo
         keep_trying(CHIEF, steps, timeout_secs=60)
         assert json.loads((train_dir / "result.json").read_text())["global_step"] == 40
         reasons = f"({train_dir}/result.json could not be written: No such file or directory; no space left)"
-        assert f"worker 0: waiting for room for the result, or another remedy {reasons}" in caplog.text
+        assert f"worker 0: waiting for the result to be saved {reasons}" in caplog.text
     else:
         with pytest.raises(
-            UnsavedError, match=r"waited 1 s for room .*result\.json could not be written: No such file"
+            UnsavedError, match=r"waited 1 s for the result .*result\.json could not be written: No such file"
         ):
             keep_trying(CHIEF, steps, timeout_secs=1)
     assert saved == ["other"]

@@ -39,11 +39,6 @@ program.start(main, KeyError)
         ("1 / 0", 1, "error: ZeroDivisionError: division by zero; start this task again\n"),
         ("raise SystemExit", 1, "error: SystemExit; start this task again\n"),
         ("raise UnusableError('two\\nlines')", 2, "error: two lines\n"),
-        (
-            "import model; model.build_nothing",
-            2,
-            "error: AttributeError: module 'model' has no attribute 'build_nothing'; correct model.py\n",
-        ),
     ],
 )
 def test_every_end_has_its_status_and_one_line_at_most(statement, status, message):
@@ -80,7 +75,7 @@ def test_a_signal_while_tensorflow_is_imported_ends_a_process_without_a_tracebac
 def test_a_task_ends_though_its_events_cannot_be_written(tmp_path):
     """A reader that never comes stands for a file server that does not answer."""
     (tmp_path / "events").mkdir()
-    os.mkfifo(tmp_path / "events" / "ps-0.jsonl")
+    os.mkfifo(tmp_path / "events" / "lock")
     code = "import sys; from runtime import events, folder, process;"
     code += " events.start_recording('ps 0', folder.RunFolder(sys.argv[1]));"
     code += " events.record('lost'); process.end_process(3)"

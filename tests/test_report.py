@@ -1,17 +1,21 @@
 """The report of a run: what the tasks record, what the report makes of it, and that a browser shows it."""
 
 import base64
+import contextlib
+import errno
 import io
 import json
 import os
 import re
 import sys
+import tempfile
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from PIL import Image
 
+from benchmarks.testbed.processes import poll_for
 from runtime import events, report
 from runtime.folder import RunFolder
 from runtime.monitoring.mistakes import Guesses, find_mistakes, guess
@@ -67,10 +71,11 @@ EVENTS = {
 }  # fmt: skip
 
 
-def write(train_dir, tasks, began_at=1e9):
-    (train_dir / "events").mkdir(exist_ok=True)
+def write(train_dir, tasks, began_at=1e9, run=1):
+    folder = train_dir / "events" / str(run)
+    folder.mkdir(parents=True, exist_ok=True)
     for task, of_task in tasks.items():
-        with open(train_dir / "events" / f"{task}.jsonl", "a") as file:
+        with open(folder / f"{task}.jsonl", "a") as file:
             for secs, event, values in of_task:
                 print(json.dumps({"unix_secs": began_at + secs, "event": event, **values}), file=file)
 
@@ -92,7 +97,7 @@ def test_the_spans_of_a_task_follow_each_other_and_show_when_it_was_gone(train_d
     assert spans(run, "ps 0") == [
         Entry(0, 1, "starting", "starting"),
         Entry(1, 6, "serving", "serving"),
-        Entry(6, 8, "gone", "gone with status unknown"),
+        Entry(6, 8, "gone", "gone"),
         Entry(8, 9, "starting", "starting"),
         Entry(9, 30, "serving", "serving"),
     ]
@@ -108,7 +113,7 @@ def test_the_spans_of_a_task_follow_each_other_and_show_when_it_was_gone(train_d
     assert spans(run, "worker 1") == [
         Entry(0.25, 2, "starting", "starting"),
         Entry(2, 9, "training", "training"),
-        Entry(9, 30, "gone", "gone with status unknown"),
+        Entry(9, 30, "gone", "gone"),
     ]
 
 
@@ -116,14 +121,14 @@ def test_what_went_wrong_and_was_mended_is_told(train_dir):
     run = history.read(RunFolder(train_dir))
     told = {task: [(e.start, e.text) for e in history.tell(run, task) if e.kind == "trouble"] for task in run.tasks}
     assert told == {
-        "ps 0": [(6, "ended with status unknown: killed, it seems")],
+        "ps 0": [(8, "started again")],
         "worker 0": [
             (6, "lost ps 0 (refused)"),
             (9, "ps 0 is back"),
             (9, "restored model.ckpt-120, at global step 120"),
             (9, "steps lost: 30, going on at global step 120"),
         ],
-        "worker 1": [(9, "ended with status unknown: killed, it seems")],
+        "worker 1": [(9, "says nothing from here on: killed, it seems")],
     }
 
 
@@ -139,14 +144,12 @@ def test_only_the_last_run_in_a_folder_is_told(train_dir):
     later = {
         "worker-0": [(0, "starting", START), (3, "training", {"batch_size": 1, "global_step": 300, "local_step": 0})]
     }
-    write(train_dir, later, began_at=2e9)
+    write(train_dir, later, began_at=2e9, run=10)
     run = history.read(RunFolder(train_dir))
     assert run.tasks == ["worker 0"]
     assert run.secs == 3
 
 
-# A run that ended in order, and went on a minute later.
-STOPPED = {task: [*of_task[:6], (10, "ended", {"status": 143, "message": ""})] for task, of_task in EVENTS.items()}
 RESUMED = {
     "ps-0": [(60, "starting", START), (61, "serving", {})],
     "worker-0": [
@@ -157,14 +160,13 @@ RESUMED = {
 }  # fmt: skip
 
 
-def test_the_report_of_a_run_that_was_stopped_and_resumed_is_of_what_came_then(train_dir):
-    for part in (STOPPED, RESUMED):
-        write(train_dir, part, began_at=2e9)
+def test_the_report_of_a_run_that_was_resumed_is_of_what_came_then(train_dir):
+    write(train_dir, RESUMED, began_at=2e9, run=2)
     run = history.read(RunFolder(train_dir))
     assert (run.began_at, run.secs, run.first_step, run.tasks) == (2e9 + 60, 5, 100, ["ps 0", "worker 0"])
     assert [entry for task in run.tasks for entry in history.tell(run, task) if entry.kind == "trouble"] == []
     assert run.result == {}, "it is of an earlier run"
-    write(train_dir, {"worker-0": [(70, "tested", TESTED)]}, began_at=2e9)
+    write(train_dir, {"worker-0": [(70, "tested", TESTED)]}, began_at=2e9, run=2)
     assert report.write(RunFolder(train_dir))
     page = (train_dir / "report.html").read_text()
     assert "went on from global step 100 of an earlier run, and took 10.0 s" in page
@@ -172,28 +174,43 @@ def test_the_report_of_a_run_that_was_stopped_and_resumed_is_of_what_came_then(t
 
 
 def test_a_start_that_had_nothing_to_train_does_not_hide_the_run_before(train_dir):
-    ends = [("ps-0", 0), ("worker-0", 0), ("worker-1", 1)]
-    write(train_dir, {task: [(40 + at, "ended", {"status": 0, "message": ""})] for task, at in ends})
-    write(train_dir, {"worker-0": [(50, "starting", START), (55, "ended", {"status": 0, "message": ""})]})
+    nothing = {"worker-0": [(50, "starting", START), (55, "ended", {"status": 0, "message": ""})]}
+    write(train_dir, nothing, run=2)
     run = history.read(RunFolder(train_dir))
-    assert (run.began_at, run.secs, run.result) == (1e9, 41, RESULT)
+    assert (run.began_at, run.secs, run.result) == (1e9, 30, RESULT)
 
 
-def test_a_model_that_lives_on_tasks_that_record_nothing_here_is_of_the_same_run(tmp_path):
-    found = {"origin": "the ps tasks hold a living model: keeping it", "global_step": 200}
-    later = [(20, "starting", START), (22, "model", found), (23, "training", {"global_step": 200, "local_step": 0})]
-    write(tmp_path, {"worker-0": [*EVENTS["worker-0"][:6], *later]})
-    run = history.read(RunFolder(tmp_path))
-    assert (run.secs, run.first_step) == (23, 0)
+JOIN = "import sys, time; from runtime import events, folder\n"
+JOIN += "print(events.join_run(folder.RunFolder(sys.argv[1])), flush=True)\n"
 
 
-def test_a_run_that_slept_with_its_machine_is_one_run(tmp_path):
-    for after_sleep, began_at in ((False, 1e9), (True, 1e9 + 3600)):
-        of_part = {task: [e for e in of_task if (e[0] >= 20) == after_sleep] for task, of_task in EVENTS.items()}
-        write(tmp_path, of_part, began_at)
-    run = history.read(RunFolder(tmp_path))
-    assert (run.secs, run.tasks) == (3630, ["ps 0", "worker 0", "worker 1"])
-    assert report.write(RunFolder(tmp_path))
+def test_a_run_goes_on_until_its_last_task_has_ended(tmp_path):
+    def join():
+        return forked.run("-c", JOIN, tmp_path).stdout.strip().removeprefix(f"{tmp_path}/events/")
+
+    assert [join(), join()] == ["1", "2"]
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.NamedTemporaryFile("r")) for _ in range(3)]
+        command = [sys.executable, "-c", f"{JOIN}time.sleep(600)", tmp_path]
+        tasks = [forked.Popen(command, output) for output in outputs]
+        for task in tasks:
+            stack.callback(task.wait)
+            stack.callback(task.kill)
+        joined = [poll_for(output.readline, "run of a task").strip() for output in outputs]
+        assert len(set(joined)) == 1, "they began at the same time"
+        for task in tasks[:2]:
+            task.kill()
+            task.wait()
+        assert join() == os.path.basename(joined[0])
+    assert join() == str(int(os.path.basename(joined[0])) + 1)
+
+
+def test_where_the_file_system_knows_no_locks_all_runs_share_a_folder(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(events.fcntl, "flock", refuse)
+    assert [events.join_run(RunFolder(tmp_path)) for _ in range(2)] == 2 * [f"{tmp_path}/events/1"]
 
 
 def test_events_without_the_beginning_of_a_run_have_a_report(tmp_path):
@@ -224,7 +241,7 @@ def test_a_perfect_model_and_an_old_run_have_a_report(train_dir, mistakes):
 
 def test_a_run_that_was_killed_and_left_half_a_line_has_a_report(tmp_path, capsys):
     write(tmp_path, {task: of_task[:6] for task, of_task in EVENTS.items()})
-    with open(tmp_path / "events" / "worker-0.jsonl", "a", errors="surrogateescape") as file:
+    with open(tmp_path / "events" / "1" / "worker-0.jsonl", "a", errors="surrogateescape") as file:
         file.write('{"unix_secs": 10000\0\udc80')
     made = forked.run("-m", "runtime.report", tmp_path)
     assert (made.returncode, made.stdout) == (0, f"{tmp_path}/report.html\n"), made.stderr
@@ -265,7 +282,7 @@ def test_events_are_recorded_in_a_file_of_the_task(tmp_path, recording):
     assert list(tmp_path.iterdir()) == [], "the chief makes the folder"
     (tmp_path / "train").mkdir()
     assert events.record("waiting", missing="ps 0").wait(60)
-    path = tmp_path / "train" / "events" / "worker-3.jsonl"
+    path = tmp_path / "train" / "events" / "1" / "worker-3.jsonl"
     starting, _, waiting = map(json.loads, path.read_text().splitlines())
     assert starting["event"] == "starting"
     assert starting["unix_secs"] < waiting["unix_secs"]
@@ -278,13 +295,13 @@ def test_a_folder_is_not_looked_for_by_its_name_before_it_is_there(tmp_path, rec
     looked_for = []
     isdir = os.path.isdir
     monkeypatch.setattr(events.os.path, "isdir", lambda path: looked_for.append(path) or isdir(path))
-    events.start_recording("ps 0", RunFolder(tmp_path / "runs" / "new"))
+    folder = tmp_path / "new"
+    events.start_recording("ps 0", RunFolder(folder))
     assert events.record("serving").wait(60)
-    for folder in (tmp_path / "runs", tmp_path / "runs" / "new"):
-        assert str(folder) not in looked_for
-        folder.mkdir()
-        assert events.record("waiting").wait(60)
-    assert (tmp_path / "runs" / "new" / "events" / "ps-0.jsonl").exists()
+    assert str(folder) not in looked_for
+    folder.mkdir()
+    assert events.record("waiting").wait(60)
+    assert (folder / "events" / "1" / "ps-0.jsonl").exists()
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_events(recording):
@@ -305,7 +322,7 @@ for number in range(100):
 """
     done = forked.run("-c", script, tmp_path)
     assert done.returncode == 0, done.stderr
-    recorded = events.read_lines(RunFolder(tmp_path).events_of("ps 0"))
+    recorded = events.read_run(RunFolder(tmp_path))
     assert [event.get("number") for event in recorded] == [None, *range(100)]
 
 

@@ -65,17 +65,17 @@ def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
     ("result", "flags", "lines"),
     [
         (
-            {"global_step": 7},
+            {"global_step": 7, "reached": "accuracy:0.9"},
             ["--train_steps=5", "--stop_at_accuracy=0.9"],
-            ["folder", "train on  {command} --train_steps=14", "export    {command} --train_steps=5 --stop", "predict"],
+            ["folder", "export    {command} --train_steps=5 --stop", "predict"],
         ),
         (
             {"global_step": 7},
-            ["--train_steps", "500", "--stop_at_accuracy", "0.9"],
+            ["--train_steps=5", "--stop_at_accuracy", "0.9"],
             [
                 "folder",
-                "train on  {command} --train_steps=500",
-                "export    {command} --train_steps 500 --st",
+                "train on  {command} --stop_at_accuracy 0.9 --train_steps=14",
+                "export    {command} --train_steps=5 --st",
                 "predict",
             ],
         ),

@@ -45,11 +45,6 @@ PROGRAM = "program.start(main, KeyError)"
             1,
             "error: InvalidArgumentError: a shape; start this task again\n",
         ),
-        (
-            "import model; model.build_nothing",
-            2,
-            "error: AttributeError: module 'model' has no attribute 'build_nothing'; correct model.py\n",
-        ),
     ],
 )
 def test_a_thread_ends_its_process_as_the_main_thread_does(start, statement, status, message):

@@ -2,6 +2,7 @@ import itertools
 import json
 import pathlib
 import shutil
+import time
 from typing import NamedTuple
 
 import pytest
@@ -123,7 +124,11 @@ def test_parts_that_are_broken_are_named_and_left_out(train_dir, caplog):
         assert f"worker-0/{name}, which cannot be read" in caplog.text
 
 
-def test_only_the_last_job_in_a_folder_is_shown(train_dir):
+def test_only_the_last_run_in_a_folder_is_shown(train_dir):
+    run = pathlib.Path(train_dir, "events", "1")
+    run.mkdir(parents=True)
+    start = {"unix_secs": time.time() - 1800, "event": "starting"}
+    (run / "worker-0.jsonl").write_text(f"{json.dumps(start)}\n")
     change_clocks(train_dir, {"ps 0": -3600, "ps 1": -3600, "worker 1": -3600}, "worker-1")
     assert set(Trace.read(trace.write(RunFolder(train_dir))).tasks.values()) == {"ps 0", "ps 1", "worker 0"}
 
@@ -148,7 +153,7 @@ def message(sender, sent_at, receiver, arrived_at):
 
 def test_a_message_that_came_after_a_long_wait_is_no_part_of_what_comes_then():
     early, late = message("ps 0", 1, "worker 0", 700e9), message("ps 0", 700e9, "worker 0", 701e9)
-    last = parts.Trace([*early, *late], [early, late]).last_job()
+    last = parts.Trace([*early, *late], [early, late]).since(1)
     assert last == parts.Trace([early.received, *late], [late])
 
 

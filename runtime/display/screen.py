@@ -56,13 +56,14 @@ class Screen:
     The cursor stays below the picture, at the start of a line. So the terminal is clean whenever the launcher ends.
     """
 
-    def __init__(self, folder: RunFolder, names: Sequence[str]):
-        """Show tasks, such as "worker-0", from what they write into `folder` from now on."""
+    def __init__(self, folder: RunFolder, names: Sequence[str], run: str):
+        """Show tasks, such as "worker-0", from what they write into `folder` from now on; `run` has their events."""
         self._run, self._bar = RunStatus(names), make_bar()
         self._console = Console(highlight=False)
         self._widths: list[int] = []  # of the rows of the last picture
         self._drawn_at = 0.0
-        self._tails = {Tail(folder.events_of(name)): name for name in names} | {Tail(folder.evaluations): "worker-0"}
+        tails = {Tail(folder.events_of(run, name)): name for name in names}
+        self._tails = tails | {Tail(folder.evaluations): "worker-0"}
 
     def note(self, name: str, event: str, **values: object) -> None:
         """Take in that a task has "ended", or was "restarted": one that is killed cannot say so itself."""

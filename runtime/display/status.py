@@ -36,6 +36,10 @@ class TaskStatus:
             self.state, self.note = "waiting", f"for {event['missing']}"
         elif kind == "waited":
             self.state, self.note = self._base, ""
+        elif kind in ("missed", "silent") and self._base not in ("done", "stopped"):  # as others see it
+            self.state, self.note = "stopped", ""
+        elif kind == "found":
+            self.state, self.note = self._base, ""
         elif kind in STATES:
             self.state, self.note = STATES[kind], event.get("note", "")
             if kind == "starting" and self._has_started:

@@ -219,11 +219,7 @@ def import_script() -> ModuleType:
     """Import the script, and with it the user's files, as a process of its own does."""
     if numbers := sys.modules.get("numpy.random"):
         numbers.seed()  # all tasks have a copy of one state
-    try:
-        return importlib.import_module(SCRIPT)
-    except (Exception, SystemExit):
-        sys.excepthook(*sys.exc_info())
-        sys.exit(1)
+    return importlib.import_module(SCRIPT)
 
 
 def run_script() -> None:

@@ -21,15 +21,15 @@ BOARD = re.compile(r"TensorBoard \S+ at (\S+) ")
 class Console:
     """Shows what the launcher says and the chief logs and, if people look, what each task does."""
 
-    def __init__(self, folder: RunFolder, names: Sequence[str]):
-        """Show tasks, such as "worker-0", from what they write into `folder` from now on."""
+    def __init__(self, folder: RunFolder, names: Sequence[str], run: str):
+        """Show tasks, such as "worker-0", from what they write into `folder` from now on; `run` has their events."""
         output.write_in_background()
         self._chief, self._board = Tail(folder.log_of("worker 0")), Tail(folder.log_of("tensorboard"))
         # A log on a full disk must not cost people the result: the chief sends the lines that it cannot write.
         self._lost_lines, self.lost_lines_of_chief = multiprocessing.Pipe(duplex=False)
         self.lost_lines: collections.deque[str] = collections.deque(maxlen=NUM_LAST_LINES)
         self._result: list[str] = []  # and what comes after it: this stands below the picture
-        self._screen = Screen(folder, names) if do_people_look() else None
+        self._screen = Screen(folder, names, run) if do_people_look() else None
 
     def say(self, line: str) -> None:
         """Show a line of the launcher itself."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from runtime import output
+from runtime.events import join_run
 from runtime.files import read_json
 from runtime.folder import RunFolder
 from runtime.launch.console import Console
@@ -24,7 +25,6 @@ LEAVE_SECS = 15.0  # how long tasks may take to end after the chief has
 MARGIN_SECS = 7.0  # a ps that was told to stop leaves 2 s after the chief, at the latest
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED = re.compile(r"error: (ps|worker) (\d+) has ended: ")  # says a task that ends because of another one
-REACHED = re.compile("--?(train_steps|stop_at|stop_at_accuracy)(=.*)?")  # flags that would end a run that trains on
 
 
 class GivenUpError(Exception):
@@ -41,8 +41,11 @@ class Supervisor:
         names += [f"worker-{index}" for index in range(options.workers)]
         self._tasks = {name: Task(name, options.folder.log_of(name)) for name in names}
         self._chief = self._tasks["worker-0"]
-        self._console = Console(options.folder, names)
         self._lock, self._was_warned = lock(options.folder), False
+        events = ""
+        with contextlib.suppress(OSError):  # then the tasks cannot record anything either
+            events = join_run(options.folder)
+        self._console = Console(options.folder, names, events)
         self._leave_by: float | None = None  # once the chief has ended
         self._received: signal.Signals | None = None
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -193,28 +196,19 @@ class Supervisor:
 
     def _describe_what_is_next(self) -> list[str]:
         """Return where all lies, and what people may do with it, if the run has left a result."""
-        folder = self._options.folder
+        folder, given = self._options.folder, sys.argv[1:]
         result = read_json(folder.result)
-        if not result.get("global_step"):
+        if not (step := result.get("global_step")):
             return []
         model = self._options.export_dir or os.path.join(_shorten(folder.path), "model")
-        words = iter(sys.argv[1:])
-        more, steps = [], [2 * result["global_step"]]
-        for word in words:
-            if not (reached := REACHED.fullmatch(word)):
-                more.append(word)
-                continue
-            value = reached[2].removeprefix("=") if reached[2] else next(words, "")
-            if reached[1] == "train_steps":  # an accuracy may have ended the run before
-                with contextlib.suppress(ValueError):  # absl takes hexadecimal numbers, too
-                    steps.append(int(value))
         lines = ["", f"folder    {_shorten(folder.path)}"]
         if os.path.exists(folder.report):
             lines.append(f"report    {_shorten(folder.report)}")
-        more.append(f"--train_steps={max(steps)}")
-        lines.append(f"train on  {_make_command(more)}")
+        if not result.get("reached"):  # else the same target would end it at once
+            others = [word for word in given if not word.startswith("--train_steps=")]
+            lines.append(f"train on  {_make_command([*others, f'--train_steps={2 * step}'])}")
         if not self._options.export_dir:
-            lines.append(f"export    {_make_command([*sys.argv[1:], f'--export_dir={model}'])}")
+            lines.append(f"export    {_make_command([*given, f'--export_dir={model}'])}")
         if self._predicts:
             predict = [_shorten(sys.executable), _shorten(f"{PROJECT}/predict.py"), f"--model={model}"]
             lines.append(f"predict   {shlex.join(predict)} {self._predicts}")

@@ -29,7 +29,7 @@ class Connection(NamedTuple):
         return tf.Session(self.target, graph=graph, config=self.config)
 
 
-def are_gpus(gpus: str) -> bool:
+def is_gpu_list(gpus: str) -> bool:
     """Return whether this is "auto", "none", or different numbers with commas between them."""
     numbers = gpus.split(",")
     is_list = all(re.fullmatch("0|[1-9][0-9]*", number) for number in numbers) and len(set(numbers)) == len(numbers)

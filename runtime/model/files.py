@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from absl import logging
 
 from runtime.errors import UnusableError
-from runtime.users_files import find_place, find_place_of, inputs_of, is_of_system, tell_mistake
+from runtime.phases import find_place_of, preparing
+from runtime.users_files import inputs_of
 
 
 class Files:
@@ -94,15 +94,8 @@ class Files:
         file = "model.py" if module is self._model else "mnist_input.py"
         if not hasattr(module, name):
             raise UnusableError(f"{file} has no {name}(): docs/your-own.md says what it must have")
-        try:
+        with preparing(f"{file}, {name}()"):
             return getattr(module, name)(*arguments)
-        except UnusableError:
-            raise
-        except Exception as error:
-            logging.debug("the mistake in %s()", name, exc_info=error)  # at --verbosity=1
-            if is_of_system(error):
-                raise
-            raise UnusableError(tell_mistake(find_place(error) or f"{file}, {name}()", error)) from error
 
 
 METRIC_NAME = re.compile(r"[A-Za-z]\w*")

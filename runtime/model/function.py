@@ -12,6 +12,7 @@ from runtime.model.files import Files
 from runtime.model.roles import find_roles, flat
 from runtime.model.template import Template, find_ancestors
 from runtime.model.trace import trace, traced_as_users_expect
+from runtime.phases import preparing
 from runtime.tables import Lookups, Parameters, add_rows
 
 
@@ -45,6 +46,7 @@ class Measured(NamedTuple):
 class Model:
     """A user's model, of which any part can be built with any parameters."""
 
+    @preparing()
     def __init__(
         self,
         files: Files,

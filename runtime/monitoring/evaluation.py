@@ -17,14 +17,14 @@ from runtime.cluster.membership import Membership
 from runtime.cluster.table import REACHED, TRAINED
 from runtime.cluster.task import Task
 from runtime.data.reader import compute_checksum
-from runtime.errors import UnusableError, reason
+from runtime.errors import UnusableError
 from runtime.files import append_lines
 from runtime.folder import RunFolder
 from runtime.model.function import Measured, Model
 from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
+from runtime.phases import describe_mistake
 from runtime.tables import Parameters, Rows
-from runtime.users_files import describe_mistake
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 
@@ -162,7 +162,9 @@ class EvaluationLog:
         try:
             append_lines(self._folder.evaluations, self._unwritten)
         except OSError as error:
-            logging.error("%s: the evaluation cannot be written (%s): make that possible", self._task, error)
+            logging.error(
+                "%s: the evaluation cannot be written (%s): free disk space or fix permissions", self._task, error
+            )
         measures.write_summary(self._folder.summaries_of(self._task))
 
 
@@ -176,7 +178,7 @@ def record_test(measures: Measures, folder: RunFolder, spec: Any) -> None:
     try:
         values |= measures.find_mistakes(spec)
     except Exception as error:  # whatever it is
-        logging.warning("the report goes without the model's mistakes: %s", describe_mistake(error) or reason(error))
+        logging.warning("the report goes without the model's mistakes: %s", describe_mistake(error))
     events.record("tested", **values).wait(events.WRITING_SECS)
     measures.write_summary(folder.path)
 

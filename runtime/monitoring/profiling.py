@@ -13,7 +13,7 @@ from runtime.files import replace_file
 from runtime.folder import RunFolder
 
 
-def are_steps(text: str | None) -> bool:
+def is_step_range(text: str | None) -> bool:
     """Return whether `--profile_steps`, if given, is `A:B`, two global steps of which A is not above B."""
     match = re.fullmatch("([0-9]+):([0-9]+)", text) if text is not None else None
     return text is None or (match is not None and int(match[1]) <= int(match[2]))
@@ -57,7 +57,7 @@ class ProfileHook(tf.train.SessionRunHook):
             try:
                 replace_file(path, run_values.run_metadata.SerializeToString())
             except OSError as error:  # a full disk, say, costs the trace and nothing else
-                logging.error("no trace could be written (%s): make that possible", error)
+                logging.error("no trace could be written (%s): free disk space or fix permissions", error)
 
     def end(self, session: tf.Session) -> None:
         if self._task.is_chief and (path := trace.write(self._folder)):

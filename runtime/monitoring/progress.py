@@ -6,7 +6,7 @@ import time
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime import events
+from runtime import events, phases
 from runtime.cluster.task import Task
 from runtime.folder import RunFolder
 from runtime.monitoring import event_files
@@ -63,6 +63,7 @@ class ProgressHook(tf.train.SessionRunHook):
             self.num_examples += int(num_steps) * self._batch_size
         self._global_step = int(global_step)
         self.train_secs = now - self._started_at
+        phases.note_step()
         if num_steps and now >= self._logged_at + self._log_every_secs:
             self._log(float(loss), now)
 

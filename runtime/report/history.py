@@ -1,20 +1,19 @@
 """What happened in a run: read from the files in its train directory, and told task by task."""
 
-import glob
 import itertools
 import os
 import re
 from typing import NamedTuple
 
 from runtime.display.status import Event, TaskStatus
-from runtime.events import read_lines
+from runtime.events import read_lines, read_run
 from runtime.files import read_json
 from runtime.folder import RunFolder
 
-GAP_SECS = 600.0  # a run has ended if nothing happens for so long before the next one starts, however it ended
 SILENCE_SECS = 10.0  # a worker that trains says so more often
 
 STATES = {"restarting": "starting", "stopped": "gone"}  # of a task; the others stay as they are
+OTHERS = {"lost": "missed", "back": "found"}  # events about another task, as that one has them
 MOMENTS = {
     "checkpoint": "saved a checkpoint at global step {global_step}, in {secs_taken:.1f} s",
     "model": "{origin}, at global step {global_step}",
@@ -23,6 +22,7 @@ MOMENTS = {
     "steps lost": "steps lost: {num_steps}, going on at global step {global_step}",
     "finished": "finished at global step {global_step}",
     "ended": "ended with status {status}: {message}",
+    "silent": "says nothing from here on: killed, it seems",
 }
 
 
@@ -71,20 +71,14 @@ class History(NamedTuple):
 
 
 def read(folder: RunFolder) -> History:
-    """Read what is there: a task that sees no shared folder has recorded nothing in it.
+    """Read what is there of the last run: a task that sees no shared folder has recorded nothing in it.
 
     Raises:
       FileNotFoundError: nothing is there.
     """
-    events = []
-    for path in glob.glob(f"{glob.escape(folder.events)}/*.jsonl"):
-        task = os.path.basename(path).removesuffix(".jsonl").replace("-", " ")
-        events += [{**event, "by": task} for event in read_lines(path)]
-    events.sort(key=lambda event: event["unix_secs"])
-    result = read_json(folder.result)
+    events, result = read_run(folder), read_json(folder.result)
     if not events and not result:
         raise FileNotFoundError(2, "no run has recorded anything here", folder.path)
-    events = _take_last_run(events)
     began_at = events[0]["unix_secs"] if events else 0.0
 
     def of_run(entries: list[Event]) -> list[Event]:
@@ -98,36 +92,13 @@ def read(folder: RunFolder) -> History:
     return History(name, began_at, secs, events, evaluations, result if tests or not events else {})
 
 
-def _take_last_run(events: list[Event]) -> list[Event]:
-    """Return the events since nothing was left of the run before, without starts after it that had nothing to train.
-
-    A run has ended once each of its tasks has, as it recorded, or is started again before it does anything else. Tasks
-    that see no shared folder record nothing in it: a model that the chief finds on them tells that they live.
-    """
-    starts_next = {event["by"]: event["event"] == "ended" for event in events}  # by task: whether it is gone
-    end = len(events)
-    for index in reversed(range(len(events))):
-        event = events[index]
-        starts_next[event["by"]] = event["event"] == "starting"
-        # Any other event after so long a gap tells that the run has slept, with its machine.
-        is_late = event["unix_secs"] - events[max(index - 1, 0)]["unix_secs"] > GAP_SECS
-        if event["event"] == "starting" and (is_late or all(starts_next.values())):
-            run = events[index:end]
-            origin = next((event["origin"] for event in run if event["event"] == "model"), "")
-            if origin.startswith("the ps tasks hold"):
-                continue
-            if run[-1]["event"] != "ended" or any(event["event"] == "training" for event in run):
-                return run
-            end = index
-    return events[:end] or events
-
-
 def tell(run: History, task: str) -> list[Entry]:
     """Return what a task did, from its start to the end of the run without gaps, and then what happened to it."""
     status = TaskStatus()
     spans: list[Entry] = []
     moments = []
-    for event, after in itertools.pairwise([*_with_deaths(run, task), {"secs": run.secs}]):
+    for event, after in itertools.pairwise([*_find_events_about(run, task), {"secs": run.secs}]):
+        is_restart = event["event"] == "starting" and bool(spans)
         status.tell(event)
         state = STATES.get(status.state, status.state)
         text = f"{state} {status.note}".strip()
@@ -135,29 +106,22 @@ def tell(run: History, task: str) -> list[Entry]:
             spans[-1] = spans[-1]._replace(end=after["secs"])
         elif after["secs"] > event["secs"]:
             spans.append(Entry(event["secs"], after["secs"], state, text))
-        if event["event"] in MOMENTS:
-            text = MOMENTS[event["event"]].format_map(event).removesuffix(": ")
+        if event["event"] in MOMENTS or is_restart:
+            text = "started again" if is_restart else MOMENTS[event["event"]].format_map(event).removesuffix(": ")
             text = re.sub("^restored /.*/", "restored ", text)
-            is_trouble = event["event"] in ("lost", "steps lost") or event.get("status")
+            is_trouble = event["event"] in ("lost", "steps lost", "silent") or event.get("status")
             # Once a worker has trained; before that, it is how a run begins.
-            is_mended = event["event"] in ("back", "model") and event["secs"] > run.trained_at > 0
+            is_mended = event["event"] in ("back", "model", "starting") and event["secs"] > run.trained_at > 0
             kind = "trouble" if is_trouble or is_mended else "event"
             moments.append(Entry(event["secs"], event["secs"], kind, text))
     return spans + moments
 
 
-def _with_deaths(run: History, task: str) -> list[Event]:
-    """Return the events of a task, also the end of each process that was killed, and so could not record it."""
-    of_task = [event for event in run.events if event["by"] == task]
-    told = []
-    for event, after in zip(of_task, [*of_task[1:], None], strict=True):
-        told.append(event)
-        if event["event"] == "ended" or (after and after["event"] != "starting"):
-            continue
-        earliest, latest = event["secs"], after["secs"] if after else run.secs
-        missed = [e["secs"] for e in run.of_kind("lost") if e["task"] == task and earliest <= e["secs"] <= latest]
-        is_silent = event["event"] in ("training", "progress") and latest - earliest > SILENCE_SECS
-        if missed or after or is_silent:
-            secs = missed[0] if missed else latest if after else earliest
-            told.append({"event": "ended", "secs": secs, "status": "unknown", "message": "killed, it seems"})
-    return told
+def _find_events_about(run: History, task: str) -> list[Event]:
+    """Return the events of a task, and those in which others missed it: one that is killed cannot say so."""
+    about = [event for event in run.events if task in (event["by"], OTHERS.get(event["event"]) and event["task"])]
+    about = [event if event["by"] == task else {**event, "event": OTHERS[event["event"]]} for event in about]
+    last = [event for event in about if event["by"] == task][-1]
+    if last["event"] in ("training", "progress") and run.secs - last["secs"] > SILENCE_SECS:
+        about.append({**about[-1], "event": "silent"})
+    return about

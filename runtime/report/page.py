@@ -89,7 +89,7 @@ def _make_timeline(run: History) -> str:
         rows += [(task, f"{e.start:.1f}", f"{e.end:.1f}" if e.end > e.start else "", e.text, e.kind) for e in entries]
     rows.sort(key=lambda row: float(row[1]))
     troubles = [(task, start, text) for task, start, _, text, kind in rows if kind == "trouble"]
-    told = charts.make_table("What went wrong, and was mended", ("task", "at (s)", "what"), troubles, "words")
+    told = charts.make_table("Faults and recoveries", ("task", "at (s)", "what"), troubles, "words")
     head = ("task", "from (s)", "to (s)", "what")
     table = charts.make_table("What each task did", head, [row[:-1] for row in rows], "words")
     ticks = "".join(f"<span>{run.secs * share:.3g} s</span>" for share in (0, 0.25, 0.5, 0.75, 1))

@@ -262,4 +262,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         try:
             self.save(session)
         except UnsavedError as error:
-            logging.error("no checkpoint could be written: %s; make that possible", error)
+            logging.error(
+                "no checkpoint could be written: %s; free disk space or fix permissions: the next attempt follows",
+                error,
+            )

@@ -2,14 +2,13 @@
 
 import contextlib
 import errno
-import hashlib
+import filecmp
 import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
@@ -19,7 +18,7 @@ from runtime.model.function import Model
 from runtime.model.variables import make_variables
 
 TEMPORARY = "tmp-"  # begins the name of a folder that is being written
-CHECKSUM_FILE = os.path.join("assets.extra", "parameters.sha256")  # programs that serve a model pay no heed to it
+VALUES = os.path.join("variables", "variables.data-00000-of-00001")  # the file of a SavedModel that has nothing else
 
 
 def check_export_dir(task: Task, export_dir: str) -> None:
@@ -62,15 +61,15 @@ def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str,
         return
     values = read_values()
     try:
-        checksum = _compute_checksum(values)
-        if path := _find_export(export_dir, checksum):
-            logging.info("%s has this model already", path)
-            return
         with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=export_dir) as temporary:
             folder = os.path.join(temporary, "model")
-            _save(folder, model, values, checksum)
-            version = max(_find_versions(export_dir), default=0) + 1
-            os.rename(folder, os.path.join(export_dir, str(version)))
+            _save(folder, model, values)
+            versions = _find_versions(export_dir)
+            for path in (os.path.join(export_dir, str(version)) for version in versions):
+                if _have_same_values(folder, path):
+                    logging.info("%s has this model already", path)
+                    return
+            os.rename(folder, os.path.join(export_dir, str(max(versions, default=0) + 1)))
     except OSError as error:
         raise UnsavedError(f"the model could not be exported to {export_dir}: {error.strerror}") from error
     except tf.errors.OpError as error:
@@ -95,31 +94,17 @@ def check_serving(model: Model) -> None:
             raise UnusableError(f"the model cannot be exported: {error}; correct INPUT in mnist_input.py") from error
 
 
-def _compute_checksum(values: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of arrays by name, which tells a model from others, whatever job has trained it."""
-    checksum = hashlib.sha256()
-    for name in sorted(values):
-        value = np.asarray(values[name])
-        checksum.update(f"{name} {value.dtype} {value.shape}\n".encode())
-        checksum.update(value.tobytes())
-    return checksum.hexdigest()
-
-
-def _find_export(export_dir: str, checksum: str) -> str | None:
-    """Return the path of the version in `export_dir` that has this checksum, or None if there is none."""
-    for version in _find_versions(export_dir):
-        path = os.path.join(export_dir, str(version))
-        with contextlib.suppress(OSError), open(os.path.join(path, CHECKSUM_FILE)) as file:
-            if file.read() == checksum:
-                return path
-    return None
+def _have_same_values(folder: str, other: str) -> bool:
+    with contextlib.suppress(OSError):  # one of them is not ours
+        return filecmp.cmp(os.path.join(folder, VALUES), os.path.join(other, VALUES), shallow=False)
+    return False
 
 
 def _find_versions(export_dir: str) -> list[int]:
     return [int(name) for name in os.listdir(export_dir) if name.isascii() and name.isdigit()]
 
 
-def _save(folder: str, model: Model, values: Mapping[str, Any], checksum: str) -> None:
+def _save(folder: str, model: Model, values: Mapping[str, Any]) -> None:
     config = tf.ConfigProto(device_count={"GPU": 0})  # those of this process belong to its server
     with tf.Graph().as_default(), tf.Session(config=config) as session:
         variables = make_variables(model.test)
@@ -127,7 +112,3 @@ def _save(folder: str, model: Model, values: Mapping[str, Any], checksum: str) -
         for name, variable in variables.items():
             variable.load(values[name], session)
         tf.saved_model.simple_save(session, folder, serving.inputs, serving.outputs, tf.tables_initializer())
-    path = os.path.join(folder, CHECKSUM_FILE)
-    os.mkdir(os.path.dirname(path))
-    with open(path, "w") as file:
-        file.write(checksum)

@@ -1,6 +1,5 @@
 """The result of a run: `result.json`, and the last line."""
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,24 +26,13 @@ class Goal(NamedTuple):
     target: Target | None = None  # or before it, when an evaluation reaches this
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """One run's result; its fields are those of `result.json`."""
+class Result(NamedTuple):
+    """One run's result, as in `result.json`."""
 
     figures: dict[str, float]  # of `Measures`, rounded: the metrics of the test, its loss, and the global step
-    reached: str | None  # the `Target` that ended training, if one did
     train_secs: float | None  # from the chief's first step to its last, if this process has taken any
     examples_per_sec: float | None  # used by all workers in that time
-    flags: dict[str, Any]  # of the user's files
-    optimizer: str
-    sync_replicas: bool
-    local_steps: int  # between exchanges with the ps
-    replication: str
-    sharding: str
-    batch_size: int
-    num_ps: int
-    num_workers: int
-    tensorflow_version: str
+    settings: dict[str, Any]  # what the run was told
 
     def write(self, folder: RunFolder) -> None:
         """Write `result.json`, unless no folder is given, or it has the result of this very model already.
@@ -58,14 +46,12 @@ class Result:
         is_same = all(written.get(name) == value for name, value in self.figures.items())
         if not folder.is_given or (is_same and self.train_secs is None):  # an earlier process has trained the model
             return
+        speed = {"train_secs": self.train_secs, "examples_per_sec": self.examples_per_sec}
+        content = json.dumps({**self.figures, **speed, **self.settings}, indent=2)
         try:
-            replace_file(folder.result, f"{json.dumps(self._as_dict(), indent=2)}\n".encode())
+            replace_file(folder.result, f"{content}\n".encode())
         except OSError as error:
             raise UnsavedError(f"{folder.result} could not be written: {error.strerror}") from error
-
-    def _as_dict(self) -> dict[str, Any]:
-        fields = dataclasses.asdict(self)
-        return {**fields.pop("figures"), **fields.pop("flags"), **fields}
 
     def __str__(self) -> str:
         step = self.figures["global_step"]
@@ -108,9 +94,12 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
                 final.append(error)
             except UnsavedError as error:
                 failures.append(str(error))
-        return f"room for the result, or another remedy ({'; '.join(failures)})" if failures else ""
+        return f"the result to be saved ({'; '.join(failures)})" if failures else ""
 
-    remedy = "make room; then start this task again while the ps tasks, which hold the model, still wait, or all tasks"
+    remedy = (
+        "free disk space or fix permissions; then start this task again while the ps tasks, which hold the model,"
+        " still wait, or all tasks"
+    )
     wait_until_nothing_is_missing(task, describe_failures, timeout_secs, remedy, LOOK_SECS, UnsavedError)
     if final:
         raise final[0]
@@ -119,16 +108,14 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
 def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progress: ProgressHook) -> Result:
     """Return the result of a run with these flags, with rounded figures."""
     names = ("optimizer", "sync_replicas", "local_steps", "replication", "sharding", "batch_size")
+    settings = {name: flags[name] for name in (*users_flags(), *names)}
+    settings["reached"] = flags["stop_at"] if measures.global_step < flags["train_steps"] else None
+    settings |= {"num_ps": len(task.ps_hosts), "num_workers": len(task.worker_hosts)}
     return Result(
-        figures={name: round(value, 6) for name, value in measures.figures.items()},
-        reached=flags["stop_at"] if measures.global_step < flags["train_steps"] else None,
-        train_secs=round(progress.train_secs, 3) or None,
-        examples_per_sec=round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else None,
-        num_ps=len(task.ps_hosts),
-        num_workers=len(task.worker_hosts),
-        tensorflow_version=tf.__version__,
-        flags={name: flags[name] for name in users_flags()},
-        **{name: flags[name] for name in names},
+        {name: round(value, 6) for name, value in measures.figures.items()},
+        round(progress.train_secs, 3) or None,
+        round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else None,
+        {**settings, "tensorflow_version": tf.__version__},
     )
 
 

@@ -4,6 +4,7 @@ import json
 
 from absl import logging
 
+from runtime.events import read_run
 from runtime.files import replace_file
 from runtime.folder import RunFolder
 from runtime.trace import chrome, clocks, parts
@@ -20,9 +21,10 @@ def write(folder: RunFolder) -> str:
         return ""
     try:
         clocks.align(trace)
-        events = chrome.make_events(trace.last_job())
+        starts = [event["unix_secs"] for event in read_run(folder) if event["by"] == "worker 0"]
+        events = chrome.make_events(trace.since(starts[0] if starts else 0))
         replace_file(folder.trace, json.dumps({"traceEvents": events}).encode())
     except (OSError, ValueError) as error:
-        logging.error("the trace of all tasks could not be made (%s): make that possible", error)
+        logging.error("the trace of all tasks could not be made (%s): free disk space or fix permissions", error)
         return ""
     return folder.trace

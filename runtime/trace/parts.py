@@ -18,8 +18,6 @@ from google.protobuf.message import DecodeError
 
 from runtime.folder import RunFolder
 
-GAP_SECS = 600.0  # nothing is traced for so long between two jobs in one folder
-
 RECEIVE = "RecvTensor"  # the name of all messages, which are recorded where they arrive
 PLACE = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)/(?:device:)?(.*)")
 OP = re.compile(r"(?:\[.*?\] )?\S+ = (\w+)\(")  # as in "[cpu 0.3MB 0.3MB] exchange/mul = Mul(exchange/cast, mul/y)"
@@ -51,13 +49,10 @@ class Trace(NamedTuple):
     spans: list[Span]  # the ops, and the messages
     messages: list[Message]  # those whose sender is known
 
-    def last_job(self) -> "Trace":
-        """Return what the last of several jobs in one folder has traced, whose times are by one clock."""
-        starts = sorted(span.start for span in self.spans)
-        jobs = [after for before, after in itertools.pairwise(starts) if after - before > GAP_SECS * 1e9]
-        began_at = max(jobs, default=0)
-        messages = [message for message in self.messages if all(span.start >= began_at for span in message)]
-        return Trace([span for span in self.spans if span.start >= began_at], messages)
+    def since(self, unix_secs: float) -> "Trace":
+        """Return what was traced from then on, by the clock of worker 0: a folder may have seen earlier runs."""
+        messages = [message for message in self.messages if all(span.start >= 1e9 * unix_secs for span in message)]
+        return Trace([span for span in self.spans if span.start >= 1e9 * unix_secs], messages)
 
 
 def read(folder: RunFolder) -> Trace:

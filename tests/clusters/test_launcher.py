@@ -243,28 +243,59 @@ IN_DECODE = """
 """
 
 
-def test_a_users_file_may_start_tensorflow_and_processes_and_draws_its_own_numbers(launcher, black_and_white_dir):
-    """As by hand: what is made while the file is imported cannot be forked."""
+def start_edited(launcher, edit, *flags):
+    """Start a cluster in a project of its own, in which `edit` has changed the text of mnist_input.py."""
     project = launcher.train_dir.parent / "project"
     project.mkdir()
     (project / "runtime").symlink_to(PROJECT / "runtime")
-    for name in ("distributed.py", "model.py", "mnist_input.py"):
+    for name in ("distributed.py", "model.py"):
         (project / name).write_text((PROJECT / name).read_text())
-    text = (project / "mnist_input.py").read_text()
-    text = text.replace("\nIMAGE_SHAPE", AT_IMPORT + "IMAGE_SHAPE", 1)
-    load = re.search(r"def load.*?(?=\n    images_path)", text, re.DOTALL)[0]
-    text = text.replace(load, load + IN_LOAD)
-    decode = re.search(r"def decode.*?(?=\n    return)", text, re.DOTALL)[0]
-    (project / "mnist_input.py").write_text(text.replace(decode, decode + IN_DECODE))
-    command = [sys.executable, "runtime/launch", "--train_steps=100", "--max_restarts=0"]
-    command += [f"--train_dir={launcher.train_dir}", f"--data_dir={black_and_white_dir}"]
-    run = Process(command, project / "output", cwd=project)
+    (project / "mnist_input.py").write_text(edit((PROJECT / "mnist_input.py").read_text()))
+    command = [sys.executable, "runtime/launch", f"--train_dir={launcher.train_dir}", *flags]
+    return Process(command, project / "output", cwd=project)
+
+
+def test_a_users_file_may_start_tensorflow_and_processes_and_draws_its_own_numbers(launcher, black_and_white_dir):
+    """As by hand: what is made while the file is imported cannot be forked."""
+
+    def edit(text):
+        text = text.replace("\nIMAGE_SHAPE", AT_IMPORT + "IMAGE_SHAPE", 1)
+        load = re.search(r"def load.*?(?=\n    images_path)", text, re.DOTALL)[0]
+        text = text.replace(load, load + IN_LOAD)
+        decode = re.search(r"def decode.*?(?=\n    return)", text, re.DOTALL)[0]
+        return text.replace(decode, decode + IN_DECODE)
+
+    run = start_edited(launcher, edit, "--train_steps=100", "--max_restarts=0", f"--data_dir={black_and_white_dir}")
     assert run.wait() == 0, run.output()
     drawn = [re.findall(r"drawn train (.*) (.*)", launcher.log(f"worker-{index}")) for index in (0, 1)]
     assert len({number for ((*numbers,),) in drawn for number in numbers}) == 4
     augmented = [set(re.findall(r"augmented (.*)", launcher.log(f"worker-{index}"))) for index in (0, 1)]
     assert all(augmented)
     assert not augmented[0] & augmented[1], "each worker draws its own numbers in its steps, too"
+
+
+FAILS_ONCE = """
+    def fail_once(images, calls=[]):
+        calls.append(1)
+        if len(calls) > 100 and not os.path.exists("has-failed"):
+            os.mkdir("has-failed")
+            raise ValueError("the server of pictures is away")
+        return images
+
+    images = tf.ensure_shape(tf.numpy_function(fail_once, [images], tf.uint8), [None, NUM_PIXELS])
+"""
+
+
+def test_an_error_of_a_users_file_after_the_first_step_may_pass(launcher, black_and_white_dir):
+    def edit(text):
+        decode = re.search(r"def decode.*?(?=\n    return)", text, re.DOTALL)[0]
+        return text.replace(decode, decode + FAILS_ONCE)
+
+    run = start_edited(launcher, edit, "--train_steps=2000", "--workers=1", f"--data_dir={black_and_white_dir}")
+    assert run.wait() == 0, run.output()
+    assert "worker-0 ended with status 1: starting it again (1 of 3)" in run.output()
+    error = r"error: mnist_input\.py, line \d+: InvalidArgumentError: ValueError: the server .* away; start this task"
+    assert re.search(error, launcher.log("worker-0"))
 
 
 @pytest.mark.parametrize("command", [["bash", "run_local_cluster.sh"], ["sh", "run_local_cluster.sh"], ["LINK"]])

@@ -68,7 +68,7 @@ def test_a_restore_says_how_many_steps_are_lost_and_so_does_the_report(start, tm
         match = chief.wait_for_output(r"global step (\d+) after (\d+): steps lost: (\d+)")
         now, before, lost = map(int, match.groups())
         assert before - now == lost > 0
-        poll_for(lambda: "steps lost" in (tmp_path / "train/events/worker-0.jsonl").read_text(), "event")
+        poll_for(lambda: "steps lost" in (tmp_path / "train/events/1/worker-0.jsonl").read_text(), "event")
         for task in cluster.tasks.values():
             task.kill()
     # A run that was killed has a report all the same, if somebody asks for it.

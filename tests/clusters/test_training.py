@@ -17,7 +17,7 @@ import pytest
 import mnist_input
 from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
 from runtime.cluster.status import ask
-from runtime.events import read_lines
+from runtime.events import read_run
 from runtime.folder import RunFolder
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 from tests.test_predict import draw, photograph
@@ -334,7 +334,7 @@ def test_tasks_that_nobody_reads_train_on_stop_in_order_and_end(tmp_path, black_
     data = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
 
     def step():
-        lines = read_lines(RunFolder(tmp_path).events_of("worker 0"))
+        lines = read_run(RunFolder(tmp_path))
         return max((line["global_step"] for line in lines if line["event"] == "progress"), default=0)
 
     with Cluster(tmp_path, 1, 1, *flags, *data) as cluster:
@@ -443,7 +443,7 @@ def test_a_failed_export_costs_neither_result_nor_model_and_a_worker_that_comes_
         output = cluster["worker 0"].output()
         assert f"worker 1 at {cluster.addresses[2]} never took part" in output
         failure = f"(the model could not be exported to {export_dir}: No such file or directory)"
-        line = f"error: worker 0 waited 1 s for room for the result, or another remedy {failure}: make room; then start"
+        line = f"error: worker 0 waited 1 s for the result to be saved {failure}: free disk space or fix p"
         assert output.index("test accuracy ") < output.index(line)
         assert (tmp_path / "result.json").exists()
         assert cluster.start("worker 0").wait() == cluster["ps 0"].wait() == 0

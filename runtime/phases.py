@@ -1,0 +1,130 @@
+"""Whose mistake an error is: the phase decides. What fails before the first step would fail at every attempt."""
+
+import contextlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+import runtime
+from runtime.errors import UNUSABLE, UNUSABLE_STATUS, FinishedError, UnusableError, reason
+from runtime.threads import PASSING
+
+RUNTIME = os.path.dirname(os.path.abspath(runtime.__file__))
+PROJECT = os.path.dirname(RUNTIME) + os.sep
+# Frames that no user can correct: of this program, of Python itself, of what is installed beside TensorFlow, and those
+# that Python makes up, as in "<frozen importlib._bootstrap>".
+OTHERS = (
+    RUNTIME + os.sep,
+    PROJECT + "distributed.py",
+    os.path.dirname(os.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(sys.modules["tensorflow"].__file__ or "")) + os.sep,
+    "<",
+)
+REPEATED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # the same values cause them again
+# What a message of TensorFlow does not say: a part of it, and the remedy.
+HINTS = {
+    "Keras": "tf.layers, tf.nn.rnn_cell and tf.keras need the package tf_keras: pip install 'tf_keras<2.22'",
+    "same graph": "each call of a function has a graph of its own: let it make its variables and layers itself, and"
+    " keep no tensor for the next call",
+}
+FLAGS_HINT = "no flag can be read while the file is imported: read it in a function, as flags.FLAGS.name"
+
+_has_stepped = False
+_copies: dict[str, tf.Graph] = {}  # by the prefix of the names that a copy's ops have: what they are copies of
+
+
+@contextlib.contextmanager
+def preparing(where: str = "") -> Iterator[None]:
+    """Import a user's files, read data or build the graph: an unexpected error here would come at every attempt.
+
+    It is told as Python tells it, cut to the frames of the user's files, if it has any.
+
+    Args:
+      where: names what is called, such as "model.py, build_loss()", for an error without a line of its own.
+
+    Raises:
+      UnusableError: in the place of the error.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, (*UNUSABLE, FinishedError, *PASSING)) or _is_of_system(error):
+            raise
+        told = traceback.TracebackException.from_exception(error)
+        told.stack = traceback.StackSummary.from_list(_find_users(told.stack) or told.stack)
+        print("".join(told.format(chain=False)), end="", file=sys.stderr)
+        raise UnusableError(describe_mistake(error, where)) from error
+
+
+def note_step() -> None:
+    """Note that a step was taken: from now on, an error may be one of the moment."""
+    global _has_stepped
+    _has_stepped = True
+
+
+def describe_failure(error: BaseException) -> tuple[int, str]:
+    """Return the status and the line of an unexpected error outside of `preparing()`."""
+    op = error.op if isinstance(error, tf.errors.OpError) else None
+    place = find_place_of(op) if op else ""
+    line = f"{place}: {reason(error)}" if place else reason(error)
+    if place and isinstance(error, REPEATED) and not _has_stepped:
+        return UNUSABLE_STATUS, f"{line}; correct model.py, or the examples that it gets"
+    return 1, f"{line}; start this task again"
+
+
+def describe_mistake(error: BaseException, where: str = "") -> str:
+    """Return an error as a line that says where it comes from, `where` by default, and what to do."""
+    frames = _find_users(traceback.extract_tb(error.__traceback__))
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, ""))
+    place = _name_last(frames) or where
+    what = reason(error) if isinstance(error, tf.errors.OpError) else f"{type(error).__name__}: {error}"
+    what = " ".join(what.removesuffix(": ").split()).partition(" (graphs are")[0]
+    hints = [
+        hint for part, hint in HINTS.items() if part in what and not (part == "Keras" and "tf_keras" in sys.modules)
+    ]
+    is_argparse = isinstance(error, SystemExit) and error.code == UNUSABLE_STATUS
+    if is_argparse or isinstance(error, flags.UnrecognizedFlagError | flags.UnparsedFlagAccessError):
+        hints.append(FLAGS_HINT)
+    line = "".join([f"{place}: " * bool(place), what, *(f" ({hint})" for hint in hints)])
+    return (
+        line if _is_of_system(error) else f"{line}; correct {place.partition(',')[0] or 'model.py or mnist_input.py'}"
+    )
+
+
+def _is_of_system(error: BaseException) -> bool:
+    """Return whether the system refused something at this moment, such as memory, or a file on a distant server."""
+    return isinstance(error, MemoryError | OSError) and not isinstance(error, FileNotFoundError | PermissionError)
+
+
+def find_place_of(op: tf.Operation) -> str:
+    """Return the file of a user and the line in it that have made an op, or the op that it is a copy of, or ""."""
+    for prefix, traced in _copies.items():
+        if op.name.startswith(prefix):
+            name = re.sub(r"^gradients/(.*)_grad/.*", r"\1", op.name.removeprefix(prefix))
+            try:
+                op = traced.get_operation_by_name(name)
+            except KeyError:  # a part of an op that only copies have
+                return ""
+    return _name_last(_find_users(op.traceback))
+
+
+def note_copy(prefix: str, traced: tf.Graph) -> None:
+    """Note that the ops of this prefix are copies of those in a traced graph, for `find_place_of()`."""
+    _copies[prefix] = traced
+
+
+def _find_users(frames: Iterable[Any]) -> list[Any]:
+    """Return those of what a user has written."""
+    return [frame for frame in frames if not frame.filename.startswith(OTHERS)]
+
+
+def _name_last(frames: list[Any]) -> str:
+    """Return where the last of the frames is, such as "model.py, line 7", or ""."""
+    return f"{frames[-1].filename.removeprefix(PROJECT)}, line {frames[-1].lineno}" if frames else ""

@@ -1,0 +1,225 @@
+"""An error before the first step is one of the user's files, told with its line; after that, it may pass."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from benchmarks.testbed.processes import PROJECT
+from runtime import phases
+from runtime.errors import FinishedError, UnusableError
+from runtime.launch.ports import choose_ports
+from tests.models import make_model
+from tests.test_users_files import INPUT, OF_VERSION_1, sum_up
+
+IN_MODEL = PROJECT / "model.py"
+
+
+@pytest.fixture(autouse=True)
+def _before_the_first_step(monkeypatch):
+    monkeypatch.setattr(phases, "_has_stepped", False)
+
+
+def in_model(text, **values):
+    """Return what some lines define that stand in model.py."""
+    values["tf"] = tf
+    exec(compile(text, IN_MODEL, "exec"), values)
+    return values
+
+
+def prepare(text):
+    with phases.preparing("model.py, build_loss()"):
+        in_model(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "mistake"),
+    [
+        ("x = 0\n1 / x", 2, "ZeroDivisionError: division by zero"),
+        ("open('/no/such/file')", 1, "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'"),
+        ("raise SystemExit(3)", 1, "SystemExit: 3"),
+        ("raise ValueError('two\\nlines')", 1, "ValueError: two lines"),
+        ("\ntf.zeros([2, 3]) @ tf.zeros([2, 3])", 2, "ValueError: Dimensions must be equal, but are 3 and 2 for"),
+    ],
+)
+def test_a_mistake_is_told_as_python_does_and_in_one_line(capsys, text, line, mistake):
+    with pytest.raises(UnusableError) as error, tf.Graph().as_default():
+        prepare(text)
+    assert str(error.value).startswith(f"model.py, line {line}: {mistake}")
+    assert str(error.value).endswith("; correct model.py")
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback (most recent call last):\n")
+    files = re.findall('File "(.*?)", line', told)
+    assert files == [__file__, __file__, str(IN_MODEL)], "neither this program nor TensorFlow"
+
+
+def test_a_mistake_without_a_line_of_its_own_is_told_with_what_was_called(capsys):
+    with pytest.raises(UnusableError, match=r"^model\.py, build_logits\(\): TypeError: .* takes 1 positional argument"):
+        make_model(lambda inputs: inputs, sum_up, INPUT)
+    assert "getattr(module, name)(*arguments)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("the server is away"),
+        MemoryError(),
+        TimeoutError("nobody came"),
+        UnusableError("a bad flag"),
+        FinishedError("nothing is left"),
+        tf.errors.UnavailableError(None, None, "a ps is away"),
+    ],
+)
+def test_what_may_pass_and_what_is_told_already_is_no_mistake(capsys, error):
+    with pytest.raises(type(error)) as raised, phases.preparing():
+        raise error
+    assert raised.value is error
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_kept_from_one_call_for_the_next_is_told():
+    def build_logits(inputs, is_training):
+        weights.append(tf.get_variable("weight", []))
+        return tf.cast(inputs, tf.float32) * weights[0]
+
+    weights = []
+    with pytest.raises(UnusableError, match=r"same graph as .* \(each call of a function has a graph of its own: let"):
+        make_model(build_logits, sum_up, INPUT)
+
+
+def test_an_import_without_the_package_of_old_layers_names_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tf_keras", raising=False)
+    with pytest.raises(UnusableError) as error:
+        prepare("raise ImportError('Keras cannot be imported.')")
+    line = "model.py, line 1: ImportError: Keras cannot be imported. (tf.layers, tf.nn.rnn_cell and tf.keras need the"
+    assert str(error.value).startswith(f"{line} package tf_keras: pip install")
+
+
+def fail(output, feed_dict):
+    with tf.Session() as session, pytest.raises(tf.errors.OpError) as error:
+        session.run(output, feed_dict)
+    return error.value
+
+
+def test_an_error_of_an_op_is_told_with_the_line_that_its_copies_come_from(graph):
+    text = (
+        "def build_logits(inputs, is_training):\n"
+        "    scale = tf.get_variable('scale', [])\n"
+        "    return scale * tf.gather([1.0, 2.0], tf.cast(inputs, tf.int32))\n"
+    )
+    model = make_model(in_model(text)["build_logits"], sum_up, INPUT)
+    numbers = tf.placeholder(tf.uint8, [None, 1, 2])
+    loss, gradients = model.build_gradients({"scale": tf.constant(1.0)}, [numbers])
+    with tf.Session() as session:
+        assert session.run([loss, gradients["scale"]], {numbers: [[[0, 1]]]}) == [3, 3]
+    status, line = phases.describe_failure(fail(loss, {numbers: [[[0, 7]]]}))
+    assert status == 2
+    assert line.startswith("model.py, line 3: InvalidArgumentError: indices[0,0,1] = 7 is not in")
+    assert line.endswith("; correct model.py, or the examples that it gets")
+
+
+def test_an_error_of_an_op_may_pass_once_there_was_a_step(graph):
+    text = "\nloss = tf.nn.sparse_softmax_cross_entropy_with_logits(logits=tf.zeros([1, 3]), labels=labels)"
+    labels = tf.placeholder(tf.int32, [1])
+    error = fail(in_model(text, labels=labels)["loss"], {labels: [7]})
+    line = "model.py, line 2: InvalidArgumentError: Received a label value of 7 which is outside"
+    for status, remedy in ((2, "correct model.py, or the examples that it gets"), (1, "start this task again")):
+        found, told = phases.describe_failure(error)
+        assert found == status
+        assert told.startswith(line)
+        assert told.endswith(f"; {remedy}")
+        phases.note_step()
+
+
+def test_an_error_in_a_function_of_python_is_told_with_the_place_of_its_op(graph):
+    text = "fails = tf.py_func(lambda x: 1 / int(x), [tf.constant(0)], tf.float64)"
+    status, line = phases.describe_failure(fail(in_model(text)["fails"], {}))
+    assert line.startswith("model.py, line 1: UnknownError: ZeroDivisionError: division by zero")
+    assert status == 1, "an UnknownError may be one of a device"
+
+
+@pytest.fixture
+def copy(tmp_path):
+    for path in ("runtime", "distributed.py", "model.py", "mnist_input.py", "pyproject.toml"):
+        (shutil.copytree if (PROJECT / path).is_dir() else shutil.copy)(PROJECT / path, tmp_path / path)
+    return tmp_path
+
+
+def run(copy, *command):
+    """Run a command there; return its status, its error and its traceback."""
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=100)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    return done.returncode, line, done.stderr[: done.stderr.index(line)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "status", "mistake"),
+    [
+        ("model.py", "def build(:", 2, "model.py, line 1: SyntaxError: .*; correct model.py"),
+        ("mnist_input.py", "\nimport nowhere", 2, "mnist_input.py, line 2: ModuleNotFoundError: .*; correct mnist_.*"),
+        (
+            "model.py",
+            "from absl import flags\nflags.DEFINE_integer('batch_size', 1, '')",
+            2,
+            "model.py defines --batch_size, which is a flag of distributed.py: give it another name",
+        ),
+        ("model.py", "raise SystemExit(0)", 2, "model.py, line 1: SystemExit: 0; correct model.py"),
+        ("model.py", "raise OSError(5, 'away')", 1, "OSError: .* away; start this task again"),
+        ("model.py", "def build_parameters(model, hidden_units): ...", 2, OF_VERSION_1),
+        (
+            "mnist_input.py",
+            "INPUT = 28",
+            2,
+            "mnist_input.py: INPUT is 28, expected a tf.TensorSpec of a whole shape, .*",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_told(copy, name, text, status, mistake):
+    (copy / name).write_text(text)
+    command = [sys.executable, "distributed.py", "--job_name=ps", "--task_index=0"]
+    if "SystemExit" in mistake:
+        command = [sys.executable, "-m", "runtime.launch", f"--train_dir={copy / 'run'}"]
+    found, line, traceback = run(copy, *command)
+    assert found == status
+    assert re.fullmatch(f"error: {mistake}", line)
+    assert f'File "{PROJECT}/' not in traceback
+    assert ("Traceback" in traceback) == ("; correct" in mistake)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "line"),
+    [
+        (
+            "mnist_input.py",
+            "    if labels.max() >= NUM_CLASSES:",
+            "    {}['no such key']\n    if labels.max() >= NUM_CLASSES:",
+            r"mnist_input\.py, line \d+: KeyError: 'no such key'; correct mnist_input\.py",
+        ),
+        (
+            "model.py",
+            "tf.matmul(inputs, weights)",
+            "tf.matmul(inputs, tf.transpose(weights))",
+            r"model\.py, line \d+: ValueError: Dimensions must be equal, .*; correct model\.py",
+        ),
+    ],
+)
+def test_an_error_while_data_is_read_or_the_graph_is_built_is_final(copy, black_and_white_dir, name, old, new, line):
+    """In an environment that lies in the project under any name, too."""
+    text = (copy / name).read_text()
+    assert old in text
+    (copy / name).write_text(text.replace(old, new))
+    os.symlink(sys.prefix, copy / "venv")
+    (port,) = choose_ports(1)
+    command = [copy / "venv" / "bin" / "python", "-c", "from runtime.cluster import host_lists; import runpy"]
+    command[2] += f"; host_lists.TELLING_SECS = 0.0; runpy.run_path('{copy}/distributed.py', run_name='__main__')"
+    command += ["--job_name=worker", "--task_index=0", f"--worker_hosts=localhost:{port}"]
+    status, told, traceback = run(copy, *command, f"--data_dir={black_and_white_dir}")
+    assert status == 2
+    assert re.fullmatch(f"error: {line}", told)
+    assert "Traceback" in traceback
+    files = re.findall('File "(.*?)", line', traceback)
+    assert {os.path.basename(file) for file in files} == {name}
