@@ -17,17 +17,18 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python does, but for -P and -I
 
-from runtime import environment  # first: before TensorFlow
+from runtime.process import environment  # first: before TensorFlow
 
 # isort: split
 import tensorflow.compat.v1 as tf
 
-from runtime import phases, program
 from runtime.data import sources, streams
-from runtime.flags import define_flags
-from runtime.member import Member
 from runtime.model.files import Files
-from runtime.training import Training, TrainingGraph
+from runtime.process import phases
+from runtime.roles import program
+from runtime.roles.flags import define_flags
+from runtime.roles.member import Member
+from runtime.roles.training import Training, TrainingGraph
 from runtime.updates.mode import build_updates
 
 with program.importing():

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python does, but for -P and -I
-    from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+    from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 import numpy as np
 import numpy.typing as npt

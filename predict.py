@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python does, but for -P and -I
 
-from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
 import numpy as np
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from PIL import Image, ImageFilter, ImageOps
 
-from runtime.errors import UNUSABLE_STATUS, UnusableError
+from runtime.process.errors import UNUSABLE_STATUS, UnusableError
 
 Ink = npt.NDArray[np.float64]  # [height, width], from 0 for paper to 1
 

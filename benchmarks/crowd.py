@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
 import psutil
@@ -18,7 +18,7 @@ from benchmarks.testbed.processes import Cluster, Process, poll_for
 from runtime.cluster.status import ask, ask_through, open_channel
 from runtime.cluster.table import TRAINING, Record, Table
 from runtime.launch.ports import choose_ports
-from runtime.process import allow_many_files
+from runtime.process.end import allow_many_files
 
 NUM_SIMULATED = (10, 100, 500, 1000)
 LOOK_PERIOD_SECS = 1.0  # as `Membership` looks

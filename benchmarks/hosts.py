@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import runtime.environment  # noqa: F401  (first: it sets what TensorFlow reads when it is imported)
+import runtime.process.environment  # noqa: F401  (first: it sets what TensorFlow reads when it is imported)
 
 # isort: split
 from benchmarks import report, tables

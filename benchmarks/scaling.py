@@ -11,13 +11,13 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 from benchmarks import contenders, report
 from benchmarks.testbed.messages import num_tensors_sent
-from runtime import environment
 from runtime.cluster.task import Task
 from runtime.data.sources import open_source
-from runtime.folder import RunFolder
 from runtime.launch import ports
 from runtime.machine.session_config import make_session_config
-from runtime.member import Member
+from runtime.process import environment
+from runtime.records.folder import RunFolder
+from runtime.roles.member import Member
 
 BATCH_SIZE = 100
 MODELS = ("mlp", "cnn")

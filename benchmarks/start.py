@@ -17,7 +17,9 @@ from benchmarks.testbed.processes import Cluster
 
 NUM_ROUNDS = 7
 NUM_PS, NUM_WORKERS = 1, 2
-IMPORT = "import time; from runtime import environment; print(time.time())"  # as distributed.py imports TensorFlow
+IMPORT = (
+    "import time; from runtime.process import environment; print(time.time())"  # as distributed.py imports TensorFlow
+)
 # The first of these lines is that of the first step, which takes longer than their period.
 FIRST_LINE = r"I(\d{4} \S+) \d+ \S+ worker 0: global step \d+/\d+, local step"
 

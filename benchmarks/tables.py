@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import runtime.environment  # noqa: F401  (first: it sets what TensorFlow reads when it is imported)
+import runtime.process.environment  # noqa: F401  (first: it sets what TensorFlow reads when it is imported)
 
 # isort: split
 import numpy as np
@@ -24,9 +24,9 @@ from benchmarks.data import peak_bytes
 from benchmarks.testbed.network import Network
 from benchmarks.testbed.processes import Cluster, Process, poll_for
 from runtime.data import download
-from runtime.events import read_run
-from runtime.folder import RunFolder
 from runtime.launch.ports import choose_ports
+from runtime.records.events import read_run
+from runtime.records.folder import RunFolder
 
 NUM_WORKERS = 2
 SMALL = 10_000  # rows

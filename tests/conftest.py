@@ -16,13 +16,13 @@ import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
 from benchmarks.testbed.processes import PROJECT, Cluster
-from runtime import environment
 from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.data import download
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import Connection, make_server_config, make_session_config
+from runtime.process import environment
 from tests import forked, idx_files
 
 # SIGTERM, as well as Ctrl-C, ends the tests in order, and with them the processes that they have started. A shell lets

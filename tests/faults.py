@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from benchmarks.testbed.processes import Cluster, poll_for
-from runtime.folder import RunFolder
+from runtime.records.folder import RunFolder
 from tests.disturbed import DisturbedCluster, Recovery
 
 RECOVERY_SECS = STARTUP_SECS = 30  # how long tasks wait

@@ -8,8 +8,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError
-from runtime.folder import RunFolder
+from runtime.process.errors import UnusableError
+from runtime.records.folder import RunFolder
 from runtime.saving import checkpoints
 from runtime.saving.saver import make_saver
 from runtime.saving.train_dir import open_train_dir

@@ -3,7 +3,7 @@ import pytest
 from runtime.cluster import waiting
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 PS = ("a:1", "b:2")
 WORKERS = ("c:3", "d:4", "e:5")

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.cluster.discovery import discover
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 PS = ["p0:2222", "p1:2222"]
 WORKERS = ["w0:2222", "w1:2222"]

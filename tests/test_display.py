@@ -10,8 +10,8 @@ from benchmarks.testbed.processes import DEADLINE_SECS, poll_for, running_with
 from runtime.display.picture import make_bar, make_picture
 from runtime.display.screen import Screen, make_line
 from runtime.display.status import RunStatus
-from runtime.files import Tail
-from runtime.folder import RunFolder
+from runtime.records.files import Tail
+from runtime.records.folder import RunFolder
 from tests.fake_tasks import WAIT, make_command
 from tests.terminal import Terminal
 

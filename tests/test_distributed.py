@@ -11,10 +11,10 @@ import mnist_input
 from benchmarks.testbed.messages import tensors_sent, types_sent
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
-from runtime.folder import RunFolder
 from runtime.machine.session_config import make_session_config
-from runtime.member import Member, choose_task
-from runtime.tables import Lookups
+from runtime.model.tables import Lookups
+from runtime.records.folder import RunFolder
+from runtime.roles.member import Member, choose_task
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 
 PS_HOSTS = ("a:1", "b:2")

@@ -1,7 +1,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime import errors
+from runtime.process import errors
 
 TRACEBACK = (
     "Graph execution error:\n\nDetected at node 'save/SaveV2' defined at (most recent call last):\n"

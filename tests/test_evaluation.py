@@ -14,9 +14,7 @@ import tensorflow.compat.v1 as tf
 from runtime.cluster.table import REACHED, TRAINED, TRAINING
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
-from runtime.errors import UnsavedError, UnusableError
-from runtime.evaluator import Checkpoint, follow_checkpoints
-from runtime.folder import RunFolder
+from runtime.model.tables import TableReader
 from runtime.model.variables import make_variables
 from runtime.monitoring import evaluation
 from runtime.monitoring.evaluation import (
@@ -29,11 +27,13 @@ from runtime.monitoring.evaluation import (
 )
 from runtime.monitoring.measures import Measures, Target
 from runtime.monitoring.mistakes import find_mistakes, guess
+from runtime.process.errors import UnsavedError, UnusableError
+from runtime.records.folder import RunFolder
+from runtime.roles.evaluator import Checkpoint, follow_checkpoints
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.result import Goal, Result, evaluate_and_save, is_finished, keep_trying
 from runtime.session import stopping
 from runtime.session.stopping import StopWithChiefHook
-from runtime.tables import TableReader
 from runtime.updates.packing import Packing
 from tests.models import make_model
 
@@ -459,7 +459,7 @@ def test_a_test_example_that_needs_a_row_that_is_not_there_is_told_before_traini
 
 
 def test_all_rows_of_a_table_are_read_in_pieces_that_can_be_sent(graph, monkeypatch):
-    monkeypatch.setattr("runtime.tables.PIECE_BYTES", 8)
+    monkeypatch.setattr("runtime.model.tables.PIECE_BYTES", 8)
     of_table = TableTest([[0]])
     reader = TableReader(of_table.variables["table"])
     with tf.Session() as session:

@@ -13,9 +13,9 @@ from tensorflow.core.protobuf import saved_model_pb2
 import distributed
 from benchmarks.testbed.processes import PROJECT
 from runtime.cluster.task import Task
-from runtime.errors import UnsavedError, UnusableError
 from runtime.model.files import Files
 from runtime.model.function import Model
+from runtime.process.errors import UnsavedError, UnusableError
 from runtime.saving.export import check_export_dir, export
 from runtime.saving.result import keep_trying
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk

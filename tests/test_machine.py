@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.testbed.processes import PROJECT
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError
 from runtime.launch.ports import choose_ports
 from runtime.machine import session_config
 from runtime.machine.port import check_address
 from runtime.machine.session_config import choose_gpus, count_cores, lower_priority, make_session_config
+from runtime.process.errors import UnusableError
 from runtime.session.stopping import release_free_memory
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 

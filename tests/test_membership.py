@@ -17,9 +17,9 @@ from runtime.cluster.status import Status, ask
 from runtime.cluster.table import ABORT_REASON, EVALUATED, IS_TRAINING, TRAINED, TRAINING, Record, Table
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
-from runtime.errors import UnusableError
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_server_config, make_session_config
+from runtime.process.errors import UnusableError
 
 PS = ("a:1", "b:2")
 WORKERS = ("c:3", "d:4", "e:5")

@@ -10,11 +10,11 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.training.moving_averages import assign_moving_average
 
 from benchmarks.testbed.processes import PROJECT
-from runtime.errors import UnusableError
 from runtime.model.files import Files
 from runtime.model.function import Model
+from runtime.model.tables import Rows, choose_rows, slices_of
 from runtime.model.variables import make_constants, make_variables
-from runtime.tables import Rows, choose_rows, slices_of
+from runtime.process.errors import UnusableError
 
 NUM_EXAMPLES, NUM_ROWS, NUM_CLASSES = 6, 11, 3
 RANDOM = np.random.default_rng(0)

@@ -10,8 +10,8 @@ from tests.terminal import Terminal
 START = """
 import pathlib, resource, sys
 from absl import flags, logging
-from runtime import output
-from runtime.process import end_process
+from runtime.process import output
+from runtime.process.end import end_process
 flags.FLAGS(sys.argv[:1])
 logging.use_absl_handler()
 output.write_in_background()

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime.errors import UnusableError
-from runtime.tables import Lookups
+from runtime.model.tables import Lookups
+from runtime.process.errors import UnusableError
 from runtime.updates.exchange import Exchange
 from runtime.updates.packing import Packing, split_vector
 

@@ -10,9 +10,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import PROJECT
-from runtime import phases
-from runtime.errors import FinishedError, UnusableError
 from runtime.launch.ports import choose_ports
+from runtime.process import phases
+from runtime.process.errors import FinishedError, UnusableError
 from tests.models import make_model
 from tests.test_users_files import INPUT, OF_VERSION_1, sum_up
 

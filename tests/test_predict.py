@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from PIL import Image, ImageDraw, ImageFont
 
 import predict
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 
 def draw(digit, size=(200, 200), mode="RGB", paper="white", ink="black", height=120, corner=(60, 30)):

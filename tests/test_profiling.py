@@ -4,9 +4,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError
-from runtime.folder import RunFolder
 from runtime.monitoring import profiling
+from runtime.process.errors import UnusableError
+from runtime.records.folder import RunFolder
 
 WORKER = Task("worker", 1, ("ps:1",), ("chief:1", "other:1"))
 

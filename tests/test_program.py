@@ -17,8 +17,9 @@ from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
 CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
 RUN = """
-from runtime import environment, program
-from runtime.errors import FinishedError, UnsavedError, UnusableError
+from runtime.process import environment
+from runtime.roles import program
+from runtime.process.errors import FinishedError, UnsavedError, UnusableError
 
 def main():
     {statement}
@@ -76,7 +77,7 @@ def test_a_task_ends_though_its_events_cannot_be_written(tmp_path):
     """A reader that never comes stands for a file server that does not answer."""
     (tmp_path / "events").mkdir()
     os.mkfifo(tmp_path / "events" / "lock")
-    code = "import sys; from runtime import events, folder, process;"
+    code = "import sys; from runtime.process import end as process; from runtime.records import events, folder;"
     code += " events.start_recording('ps 0', folder.RunFolder(sys.argv[1]));"
     code += " events.record('lost'); process.end_process(3)"
     assert forked.run("-c", code, tmp_path).returncode == 3
@@ -95,7 +96,7 @@ def test_a_task_may_open_as_many_files_as_the_system_allows():
 def test_no_signal_is_lost_while_a_task_begins_to_listen():
     script = """
 import os, signal, time
-from runtime import environment
+from runtime.process import environment
 from runtime.cluster import signals
 
 install = signal.signal

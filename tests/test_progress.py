@@ -4,8 +4,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
-from runtime.folder import RunFolder
 from runtime.monitoring import progress
+from runtime.records.folder import RunFolder
 from runtime.updates.exchange import Updates
 
 

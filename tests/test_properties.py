@@ -15,7 +15,7 @@ import distributed
 import mnist_input
 from runtime.cluster.discovery import discover
 from runtime.cluster.task import Task, host_of, port_of
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 many = settings(
     max_examples=1000,

@@ -16,9 +16,10 @@ import tensorflow.compat.v1 as tf
 from PIL import Image
 
 from benchmarks.testbed.processes import poll_for
-from runtime import events, report
-from runtime.folder import RunFolder
+from runtime import report
 from runtime.monitoring.mistakes import Guesses, find_mistakes, guess
+from runtime.records import events
+from runtime.records.folder import RunFolder
 from runtime.report import charts, history
 from runtime.report.history import Entry
 from tests import browser, forked
@@ -180,7 +181,7 @@ def test_a_start_that_had_nothing_to_train_does_not_hide_the_run_before(train_di
     assert (run.began_at, run.secs, run.result) == (1e9, 30, RESULT)
 
 
-JOIN = "import sys, time; from runtime import events, folder\n"
+JOIN = "import sys, time; from runtime.records import events, folder\n"
 JOIN += "print(events.join_run(folder.RunFolder(sys.argv[1])), flush=True)\n"
 
 
@@ -312,8 +313,8 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_events(recording):
 def test_events_that_found_no_room_are_recorded_once_there_is_some(tmp_path):
     script = """
 import resource, sys
-from runtime import events
-from runtime.folder import RunFolder
+from runtime.records import events
+from runtime.records.folder import RunFolder
 events.start_recording("ps 0", RunFolder(sys.argv[1]))
 hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 for number in range(100):

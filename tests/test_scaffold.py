@@ -8,14 +8,14 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
-from runtime import threads
 from runtime.cluster import status
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
-from runtime.errors import FinishedError, UnusableError
-from runtime.folder import RunFolder
+from runtime.process import threads
+from runtime.process.errors import FinishedError, UnusableError
+from runtime.records.folder import RunFolder
 from runtime.saving.result import Goal
 from runtime.session import scaffold, stopping
 from runtime.session.scaffold import Job, TrainingScaffold

@@ -11,8 +11,8 @@ import mnist_input
 from runtime.data import convert
 from runtime.data.memory import MemorySource
 from runtime.data.sources import open_source
-from runtime.folder import RunFolder
-from runtime.member import Member
+from runtime.records.folder import RunFolder
+from runtime.roles.member import Member
 
 NUM_EXAMPLES, BATCH_SIZE = 400, 5
 IMAGES = np.zeros((NUM_EXAMPLES, 784), np.uint8)

@@ -16,7 +16,7 @@ from benchmarks.testbed.processes import PROJECT
 from runtime.data import convert, download, streams
 from runtime.data.sources import open_source
 from runtime.data.tfrecords import name_of
-from runtime.errors import UnusableError, reason
+from runtime.process.errors import UnusableError, reason
 from tests import forked, idx_files
 
 FRAMED = mnist_input.RECORD_BYTES + 16

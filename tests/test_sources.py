@@ -9,10 +9,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
-from runtime import threads
 from runtime.data import convert
 from runtime.data.sources import open_source
-from runtime.errors import UnusableError
+from runtime.process import threads
+from runtime.process.errors import UnusableError
 
 
 class Examples(NamedTuple):

@@ -20,7 +20,7 @@ from runtime.machine.session_config import count_cores
 from tests import forked
 
 SERVE = """
-from runtime import environment
+from runtime.process import environment
 import tensorflow.compat.v1 as tf
 import time
 server = tf.train.Server({{"ps": ["localhost:{port}"]}}, "ps", 0)

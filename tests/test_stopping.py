@@ -9,12 +9,13 @@ from tests import forked
 # The chief's process, told to stop while it tests or exports the model: its session is closed by then.
 RUN = """
 import os, signal, time
-from runtime import environment, program
+from runtime.process import environment
+from runtime.roles import program
 import tensorflow.compat.v1 as tf
 from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
-from runtime.folder import RunFolder
+from runtime.records.folder import RunFolder
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.stopping import StopOnSignalHook
 

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 from runtime.data import streams
 from runtime.data.memory import MemorySource
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 
 @pytest.mark.parametrize("num_shares", [1, 2, 3, 7])

@@ -15,16 +15,16 @@ import mnist_input
 from benchmarks.testbed.processes import DEADLINE_SECS
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
-from runtime.folder import RunFolder
-from runtime.member import Member
+from runtime.model.tables import Lookups
 from runtime.monitoring import event_files, summaries
 from runtime.monitoring.evaluation import EvaluationLog, record_test
 from runtime.monitoring.measures import Measures
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
+from runtime.records.folder import RunFolder
+from runtime.roles.member import Member
+from runtime.roles.training import Training
 from runtime.session.scaffold import InputHook
-from runtime.tables import Lookups
-from runtime.training import Training
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN as N
 from tests.test_updates import Worker
 

@@ -9,10 +9,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.messages import tensors_sent
-from runtime.errors import UnusableError
 from runtime.machine.session_config import Connection, make_session_config
+from runtime.model.tables import Lookups, TableVariable, check_size
 from runtime.model.variables import make_variables
-from runtime.tables import Lookups, TableVariable, check_size
+from runtime.process.errors import UnusableError
 from runtime.updates.mode import Mode, build_updates
 from runtime.updates.packing import Packing
 from runtime.updates.placement import make_strategy

@@ -8,12 +8,13 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import PROJECT
-from runtime import threads
+from runtime.process import threads
 from tests import forked
 
 RUN = """
-from runtime import environment, program, threads
-from runtime.errors import FinishedError, UnusableError
+from runtime.process import environment, threads
+from runtime.roles import program
+from runtime.process.errors import FinishedError, UnusableError
 import tensorflow.compat.v1 as tf
 import time
 

@@ -11,10 +11,10 @@ import mnist_input
 from benchmarks.testbed.messages import tensors_sent
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
-from runtime.folder import RunFolder
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import Connection, make_session_config
-from runtime.member import Member
+from runtime.records.folder import RunFolder
+from runtime.roles.member import Member
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN
 from runtime.updates.towers import choose_devices
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime import trace
-from runtime.folder import RunFolder
 from runtime.monitoring import profiling
+from runtime.records.folder import RunFolder
 from runtime.trace import clocks, parts
 from runtime.trace.parts import Message, Span
 from tests import forked

@@ -18,9 +18,9 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import poll_for
 from runtime.cluster import status
 from runtime.cluster.status import Status
-from runtime.errors import UnusableError
 from runtime.model.function import Own
-from runtime.tables import Lookups
+from runtime.model.tables import Lookups
+from runtime.process.errors import UnusableError
 from runtime.updates import lost_workers
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates

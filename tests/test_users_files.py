@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime.errors import UnusableError
 from runtime.model.files import Files
 from runtime.model.trace import trace
-from runtime.users_files import check_examples, inputs_of
+from runtime.model.users_files import check_examples, inputs_of
+from runtime.process.errors import UnusableError
 from tests.models import make_files, make_model
 
 INPUT = tf.TensorSpec([1, 2], tf.uint8, "numbers")

@@ -8,7 +8,7 @@ from unittest import mock
 
 sys.path.append(str(pathlib.Path(__file__).parents[2]))  # the project is run from its checkout, not installed
 
-from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
 import tensorflow.compat.v1 as tf

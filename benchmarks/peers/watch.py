@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
 import numpy as np

@@ -9,7 +9,7 @@ import zlib
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
-    from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+    from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 import numpy as np
 import numpy.typing as npt

@@ -9,13 +9,13 @@ import sys
 import unicodedata
 from collections.abc import Callable
 
-from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
 import tensorflow as tf
 
 from mnist_input import LANGUAGES, MAX_LETTERS, encode
-from runtime.errors import UNUSABLE_STATUS, UnusableError
+from runtime.process.errors import UNUSABLE_STATUS, UnusableError
 
 
 def normalize(argument: str) -> str:

@@ -15,8 +15,8 @@ from runtime.cluster.status import ask_all
 from runtime.cluster.table import ABORT_REASON, CLUSTER, DIGEST, FLAGS, IS_TRAINING, Table
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS
-from runtime.errors import UNUSABLE_STATUS, UnusableError
-from runtime.process import end_process
+from runtime.process.end import end_process
+from runtime.process.errors import UNUSABLE_STATUS, UnusableError
 
 TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 

@@ -7,13 +7,13 @@ import time
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime import events
 from runtime.cluster import signals
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import REFUSED, ask, unreachable
 from runtime.cluster.table import EVALUATED, REACHED, TRAINED, TRAINING, Record
 from runtime.cluster.waiting import MIN_POLL_SECS, POLL_SECS
-from runtime.process import STOP_SECS, end_process
+from runtime.process.end import STOP_SECS, end_process
+from runtime.records import events
 
 LINGER_SECS = 0.5  # how long a task stays after the chief has said the last word, until that has the answer of each
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 # What each job is here.
 JOBS = {"chief": "chief", "evaluator": "evaluator", "master": "chief", "ps": "ps", "worker": "worker"}

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime import events
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.status import REFUSED, Status, ask, ask_all, describe, statuses_of
 from runtime.cluster.table import EVALUATED, Record, Table, parse_record
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, wait_until_nothing_is_missing
-from runtime.process import end_process
-from runtime.threads import start_guard
+from runtime.process.end import end_process
+from runtime.process.threads import start_guard
+from runtime.records import events
 
 
 @dataclasses.dataclass

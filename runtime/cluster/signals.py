@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from absl import logging
 
-from runtime.environment import STOP_SIGNALS
-from runtime.process import end_process, end_with_parent
-from runtime.threads import start_guard
+from runtime.process.end import end_process, end_with_parent
+from runtime.process.environment import STOP_SIGNALS
+from runtime.process.threads import start_guard
 
 ECHO_SECS = 1.0  # who signals a whole group, and its leader passes that on, means it once
 REMINDER_SECS = 5.0  # how often a task says what keeps it

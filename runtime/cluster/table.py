@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.status import ALIVE_SECS, ANSWER_SECS, ask
-from runtime.errors import reason
+from runtime.process.errors import reason
 
 # What a worker that trains says that it does: its state.
 TRAINING = "training"

@@ -5,7 +5,7 @@ import dataclasses
 import ipaddress
 import re
 
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from absl import logging
 
-from runtime import events
 from runtime.cluster.task import Task
-from runtime.threads import REMINDER_SECS
+from runtime.process.threads import REMINDER_SECS
+from runtime.records import events
 
 POLL_SECS = 0.2
 MIN_POLL_SECS = 0.05  # at the beginning of a wait

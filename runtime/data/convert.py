@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from runtime.data import download
 from runtime.data.reader import Columns
 from runtime.data.tfrecords import UNFINISHED, name_of
-from runtime.errors import UNUSABLE_STATUS, UnusableError, check_folder
+from runtime.process.errors import UNUSABLE_STATUS, UnusableError, check_folder
 
 NUM_TEST_SHARDS = 1  # who tests reads all test examples into memory
 

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.data.order import build_numbers
 from runtime.data.reader import Access, Columns, compute_checksum
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 
 class MemorySource:

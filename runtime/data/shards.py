@@ -17,8 +17,8 @@ import tensorflow.compat.v1 as tf
 from runtime.data.order import build_numbers
 from runtime.data.reader import Access, Columns, Reader
 from runtime.data.tfrecords import FOOTER_BYTES, HEADER_BYTES, REMEDY, Shard, make_header
-from runtime.errors import UnusableError
-from runtime.users_files import check_examples
+from runtime.model.users_files import check_examples
+from runtime.process.errors import UnusableError
 
 BLOCK_SIZE = 128  # examples that are read at once, from one place
 PLACES = 16  # from so many places at least come the examples of a run, where this allows fewer at once

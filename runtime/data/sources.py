@@ -5,8 +5,8 @@ from runtime.data.memory import MemorySource
 from runtime.data.reader import Reader
 from runtime.data.shards import ShardSource
 from runtime.data.tfrecords import find_shards
-from runtime.threads import reminding
-from runtime.users_files import check_examples
+from runtime.model.users_files import check_examples
+from runtime.process.threads import reminding
 
 # Examples, and how they become the inputs of a run: their numbers or, where they are read for it, themselves.
 Source = MemorySource | ShardSource

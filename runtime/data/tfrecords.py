@@ -6,7 +6,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 SUFFIX = ".tfrecord"
 UNFINISHED = ".unfinished"  # at the end of the name of a folder into which a process converts

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from runtime.display.picture import make_bar, make_picture
 from runtime.display.status import Event, RunStatus
-from runtime.files import Tail
-from runtime.folder import RunFolder
+from runtime.records.files import Tail
+from runtime.records.folder import RunFolder
 
 STDOUT, STDERR = 1, 2  # their file numbers
 REDRAW_SECS = 1.0  # without news, for the clock

@@ -29,14 +29,19 @@ LAUNCH = pathlib.Path(__file__).parent
 sys.path[0] = str(LAUNCH.parents[1])
 
 from runtime.data import download
-from runtime.folder import RunFolder
 from runtime.launch.options import HELP, PROJECT, Options, parse, refuse, say
 from runtime.launch.supervisor import Supervisor
 from runtime.launch.tasks import fork
-from runtime.process import end_process, end_with_parent
+from runtime.process.end import end_process, end_with_parent
+from runtime.records.folder import RunFolder
 
 SCRIPT = "distributed"  # the module that each task runs
-SHARED = ("environment", "flags", "member", "training")  # what the tasks get of `runtime/`, already imported
+SHARED = (
+    "process.environment",
+    "roles.flags",
+    "roles.member",
+    "roles.training",
+)  # what the tasks get of `runtime/`, already imported
 READY = "--ready"  # the first argument of the second half
 # Shows the run in folder $1 until process $0 has ended, which makes the folder $2 when it has checked its flags.
 SHOW_TENSORBOARD = """
@@ -58,7 +63,7 @@ NAMESPACES = {
 # Fetches the examples of a user into the folder $1.
 FETCH = """
 import sys
-from runtime import environment
+from runtime.process import environment
 import mnist_input
 try:
     mnist_input.fetch(sys.argv[1])

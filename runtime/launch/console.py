@@ -7,12 +7,12 @@ import re
 import sys
 from collections.abc import Sequence
 
-from runtime import output
 from runtime.display.screen import STDERR, STDOUT, Screen, do_people_look, shorten
-from runtime.files import Tail
-from runtime.folder import RunFolder
 from runtime.launch.options import PROGRAM
 from runtime.launch.tasks import NUM_LAST_LINES
+from runtime.process import output
+from runtime.records.files import Tail
+from runtime.records.folder import RunFolder
 
 RESULT = re.compile(r"test [a-z][\w ]* -?\d")  # begins the last line of the chief, whatever the first metric
 BOARD = re.compile(r"TensorBoard \S+ at (\S+) ")

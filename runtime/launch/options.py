@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, NoReturn
 from absl import flags
 
 from runtime.data import download
-from runtime.folder import RunFolder, why_misread
-from runtime.process import STOP_SECS
+from runtime.process.end import STOP_SECS
+from runtime.records.folder import RunFolder, why_misread
 
 PROGRAM = "run_local_cluster.sh"
 PROJECT = pathlib.Path(__file__).parents[2]

@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from runtime import output
-from runtime.events import join_run
-from runtime.files import read_json
-from runtime.folder import RunFolder
 from runtime.launch.console import Console
 from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options
 from runtime.launch.ports import choose_ports
 from runtime.launch.tasks import Task
+from runtime.process import output
+from runtime.records.events import join_run
+from runtime.records.files import read_json
+from runtime.records.folder import RunFolder
 
 POLL_SECS = 0.2
 LEAVE_SECS = 15.0  # how long tasks may take to end after the chief has

@@ -6,8 +6,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from runtime.files import Tail
-from runtime.process import end_with_parent
+from runtime.process.end import end_with_parent
+from runtime.records.files import Tail
 
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # a terminal sends them to all: the launcher decides
 DEFAULT = (signal.SIGTERM, signal.SIGCHLD)

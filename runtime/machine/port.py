@@ -10,7 +10,7 @@ from absl import logging
 from runtime.cluster.status import ask
 from runtime.cluster.task import Task, host_of, port_of
 from runtime.cluster.waiting import wait_until_nothing_is_missing
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 
 def check_address(task: Task) -> None:

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task, host_of
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 NICENESS = 10  # gives a task that starts nine tenths of a core that both want
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from runtime.model.tables import Lookups, Parameters, Rows, find_places
 from runtime.model.template import Template, find_ancestors
 from runtime.model.trace import Trace
-from runtime.tables import Lookups, Parameters, Rows, find_places
 
 GLOBAL_STEP = tf.GraphKeys.GLOBAL_STEP  # "global_step", the name of the variable
 

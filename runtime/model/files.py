@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from runtime.errors import UnusableError
-from runtime.phases import find_place_of, preparing
-from runtime.users_files import inputs_of
+from runtime.model.users_files import inputs_of
+from runtime.process.errors import UnusableError
+from runtime.process.phases import find_place_of, preparing
 
 
 class Files:

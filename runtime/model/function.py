@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.errors import UnusableError
 from runtime.model.computation import Computation
 from runtime.model.files import Files
 from runtime.model.roles import find_roles, flat
+from runtime.model.tables import Lookups, Parameters, add_rows
 from runtime.model.template import Template, find_ancestors
 from runtime.model.trace import trace, traced_as_users_expect
-from runtime.phases import preparing
-from runtime.tables import Lookups, Parameters, add_rows
+from runtime.process.errors import UnusableError
+from runtime.process.phases import preparing
 
 
 class Serving(NamedTuple):

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.errors import UnusableError
 from runtime.model.computation import gathers_of, is_random
 from runtime.model.files import Files
 from runtime.model.template import control_flow_v2, find_ancestors
 from runtime.model.trace import CHANGES, Trace, build_total_loss
+from runtime.process.errors import UnusableError
 
 
 class Roles(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from runtime import environment
-from runtime.errors import UnusableError
 from runtime.model.files import Files
 from runtime.model.template import NEW_VALUES, control_flow_v2, find_ancestors
+from runtime.process import environment
+from runtime.process.errors import UnusableError
 
 Metric = Any  # float32 [], a mean over the batch; or a pair of a value and an update, as of `tf.metrics`
 CHANGES = (*NEW_VALUES, "ResourceScatterAdd", "ResourceScatterSub")

@@ -7,9 +7,9 @@ import tensorflow.compat.v1 as tf
 
 from runtime.model.computation import is_random
 from runtime.model.function import Model
+from runtime.model.tables import TableVariable
 from runtime.model.template import Template, find_ancestors
 from runtime.model.trace import Trace
-from runtime.tables import TableVariable
 
 
 def make_variables(made: Trace, tables: Sequence[str] = (), num_slices: int = 1) -> dict[str, Any]:

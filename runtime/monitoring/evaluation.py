@@ -12,19 +12,19 @@ import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime import events
 from runtime.cluster.membership import Membership
 from runtime.cluster.table import REACHED, TRAINED
 from runtime.cluster.task import Task
 from runtime.data.reader import compute_checksum
-from runtime.errors import UnusableError
-from runtime.files import append_lines
-from runtime.folder import RunFolder
 from runtime.model.function import Measured, Model
+from runtime.model.tables import Parameters, Rows
 from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
-from runtime.phases import describe_mistake
-from runtime.tables import Parameters, Rows
+from runtime.process.errors import UnusableError
+from runtime.process.phases import describe_mistake
+from runtime.records import events
+from runtime.records.files import append_lines
+from runtime.records.folder import RunFolder
 
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from runtime.errors import DIVERGED, UnusableError
 from runtime.monitoring import event_files
+from runtime.process.errors import DIVERGED, UnusableError
 
 
 class Measures(NamedTuple):

@@ -8,9 +8,9 @@ from absl import logging
 
 from runtime import trace
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError
-from runtime.files import replace_file
-from runtime.folder import RunFolder
+from runtime.process.errors import UnusableError
+from runtime.records.files import replace_file
+from runtime.records.folder import RunFolder
 
 
 def is_step_range(text: str | None) -> bool:

@@ -6,10 +6,11 @@ import time
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime import events, phases
 from runtime.cluster.task import Task
-from runtime.folder import RunFolder
 from runtime.monitoring import event_files
+from runtime.process import phases
+from runtime.records import events
+from runtime.records.folder import RunFolder
 from runtime.updates.exchange import Updates
 
 

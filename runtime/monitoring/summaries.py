@@ -9,10 +9,10 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.errors import reason
-from runtime.folder import RunFolder
+from runtime.model.tables import Parameters, values_of
 from runtime.monitoring import event_files
-from runtime.tables import Parameters, values_of
+from runtime.process.errors import reason
+from runtime.records.folder import RunFolder
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
 from runtime.updates.schedule import Schedule

@@ -2,8 +2,8 @@
 
 from absl import logging
 
-from runtime.files import replace_file
-from runtime.folder import RunFolder
+from runtime.records.files import replace_file
+from runtime.records.folder import RunFolder
 from runtime.report import history, page
 
 

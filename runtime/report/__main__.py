@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from runtime import report
-from runtime.folder import RunFolder
+from runtime.records.folder import RunFolder
 
 parser = argparse.ArgumentParser(prog="python -m runtime.report", description="Make the report of a run.")
 parser.add_argument("train_dir", metavar="TRAIN_DIR")

@@ -6,9 +6,9 @@ import re
 from typing import NamedTuple
 
 from runtime.display.status import Event, TaskStatus
-from runtime.events import read_lines, read_run
-from runtime.files import read_json
-from runtime.folder import RunFolder
+from runtime.records.events import read_lines, read_run
+from runtime.records.files import read_json
+from runtime.records.folder import RunFolder
 
 SILENCE_SECS = 10.0  # a worker that trains says so more often
 

@@ -14,12 +14,12 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime import events
 from runtime.cluster.task import Task
-from runtime.errors import DIVERGED, UnsavedError, UnusableError, reason
-from runtime.folder import RunFolder
+from runtime.process.errors import DIVERGED, UnsavedError, UnusableError, reason
+from runtime.process.threads import reminding
+from runtime.records import events
+from runtime.records.folder import RunFolder
 from runtime.saving.saver import NOT_FINITE, whole_variables
-from runtime.threads import reminding
 
 ON_EACH = ", here and on each ps"  # must the train directory answer
 OWN_NAME = re.compile(r"model\.ckpt-\d+")  # of a checkpoint that a run has saved, and may delete

@@ -13,9 +13,9 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.errors import UnsavedError, UnusableError, check_folder, reason
 from runtime.model.function import Model
 from runtime.model.variables import make_variables
+from runtime.process.errors import UnsavedError, UnusableError, check_folder, reason
 
 TEMPORARY = "tmp-"  # begins the name of a folder that is being written
 VALUES = os.path.join("variables", "variables.data-00000-of-00001")  # the file of a SavedModel that has nothing else

@@ -9,14 +9,14 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, wait_until_nothing_is_missing
-from runtime.errors import UnsavedError, UnusableError
-from runtime.files import read_json, replace_file
-from runtime.folder import RunFolder
+from runtime.model.users_files import users_flags
 from runtime.monitoring.evaluation import ModelTest
 from runtime.monitoring.measures import Measures, Target, describe
 from runtime.monitoring.progress import ProgressHook
+from runtime.process.errors import UnsavedError, UnusableError
+from runtime.records.files import read_json, replace_file
+from runtime.records.folder import RunFolder
 from runtime.saving.checkpoints import CheckpointHook, is_saved
-from runtime.users_files import users_flags
 
 
 class Goal(NamedTuple):

@@ -7,8 +7,8 @@ import socket
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.errors import UnusableError, check_folder
-from runtime.folder import RunFolder
+from runtime.process.errors import UnusableError, check_folder
+from runtime.records.folder import RunFolder
 
 
 def open_train_dir(task: Task, train_dir: str) -> RunFolder:

@@ -10,7 +10,7 @@ from runtime.cluster.membership import Membership
 from runtime.cluster.status import statuses_of, unreachable
 from runtime.cluster.table import TRAINED, TRAINING, Record
 from runtime.cluster.waiting import wait_until_nothing_is_missing
-from runtime.errors import reason
+from runtime.process.errors import reason
 
 GRACE_SECS = 20.0  # how long to wait for a worker that took part before, and may come back
 

@@ -10,18 +10,18 @@ from typing import NamedTuple
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime import events
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import describe
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.data.streams import Batches
-from runtime.errors import FinishedError, UnusableError
-from runtime.folder import RunFolder
 from runtime.machine.session_config import Connection
+from runtime.process.errors import FinishedError, UnusableError
+from runtime.process.threads import reminding
+from runtime.records import events
+from runtime.records.folder import RunFolder
 from runtime.saving import checkpoints, result
 from runtime.saving.saver import make_saver
-from runtime.threads import reminding
 from runtime.updates.exchange import Updates
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that

@@ -13,17 +13,17 @@ from typing import NoReturn
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime import events
 from runtime.cluster import signals
 from runtime.cluster.membership import Membership
 from runtime.cluster.table import REACHED, STOPPED, TRAINED, TRAINING
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
-from runtime.errors import UnusableError, reason
-from runtime.process import end_process
+from runtime.process.end import end_process
+from runtime.process.errors import UnusableError, reason
+from runtime.process.threads import make_guard, start_guard
+from runtime.records import events
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
-from runtime.threads import make_guard, start_guard
 
 STEP_SECS = 1.0  # how long a worker that shall stop may take to finish its step
 LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the chief has stopped

@@ -4,9 +4,9 @@ import json
 
 from absl import logging
 
-from runtime.events import read_run
-from runtime.files import replace_file
-from runtime.folder import RunFolder
+from runtime.records.events import read_run
+from runtime.records.files import replace_file
+from runtime.records.folder import RunFolder
 from runtime.trace import chrome, clocks, parts
 
 

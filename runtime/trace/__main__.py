@@ -3,11 +3,11 @@
 import argparse
 import sys
 
-from runtime import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
 from runtime import trace
-from runtime.folder import RunFolder
+from runtime.records.folder import RunFolder
 
 parser = argparse.ArgumentParser(prog="python -m runtime.trace", description="Merge the traces of a run into one.")
 parser.add_argument("train_dir", metavar="TRAIN_DIR")

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 from google.protobuf.message import DecodeError
 
-from runtime.folder import RunFolder
+from runtime.records.folder import RunFolder
 
 RECEIVE = "RecvTensor"  # the name of all messages, which are recorded where they arrive
 PLACE = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)/(?:device:)?(.*)")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.tables import values_of
+from runtime.model.tables import values_of
 from runtime.updates import towers
 from runtime.updates.exchange import Exchange, Work
 from runtime.updates.packing import Selection

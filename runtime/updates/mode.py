@@ -7,9 +7,9 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.data.streams import Batches
-from runtime.errors import UnusableError
 from runtime.model.function import Own
-from runtime.tables import Lookups
+from runtime.model.tables import Lookups
+from runtime.process.errors import UnusableError
 from runtime.updates.adam import CountedAdamOptimizer
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates

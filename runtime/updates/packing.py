@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.errors import UnusableError
-from runtime.tables import MAX_MESSAGE_BYTES, Lookups, Parameters, Rows, TableVariable, choose_rows, slices_of
+from runtime.model.tables import MAX_MESSAGE_BYTES, Lookups, Parameters, Rows, TableVariable, choose_rows, slices_of
+from runtime.process.errors import UnusableError
 
 
 class Part(NamedTuple):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime import events
 from runtime.cluster.task import Task
+from runtime.records import events
 
 PS_STRATEGIES = ("round_robin", "greedy")
 

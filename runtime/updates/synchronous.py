@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
-from runtime.threads import SessionThread
+from runtime.process.threads import SessionThread
 from runtime.updates import lost_workers
 from runtime.updates.aggregation import Aggregation, Rule
 from runtime.updates.exchange import Exchange, ExchangeFunction, Updates

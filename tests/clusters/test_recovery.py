@@ -12,7 +12,7 @@ from benchmarks.testbed.processes import Cluster, poll_for
 from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
-from runtime.folder import RunFolder
+from runtime.records.folder import RunFolder
 from runtime.report import history
 from tests import chaos, forked
 from tests.disturbed import PROGRESS, DisturbedCluster

@@ -17,8 +17,8 @@ import pytest
 import mnist_input
 from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
 from runtime.cluster.status import ask
-from runtime.events import read_run
-from runtime.folder import RunFolder
+from runtime.records.events import read_run
+from runtime.records.folder import RunFolder
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 from tests.test_predict import draw, photograph
 from tests.test_trace import Trace

@@ -9,22 +9,22 @@ import tensorflow.compat.v1 as tf
 from runtime import report
 from runtime.data.reader import Columns
 from runtime.data.streams import Batches
-from runtime.member import Member
 from runtime.model.function import Model
+from runtime.model.tables import Lookups, Parameters, TableReader
 from runtime.monitoring import summaries
 from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_evaluation, build_placeholders, record_test
 from runtime.monitoring.measures import Measures, check_finite
 from runtime.monitoring.profiling import ProfileHook
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
+from runtime.process.threads import SessionThread
+from runtime.roles.member import Member
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.export import export
 from runtime.saving.result import evaluate_and_save, is_of_finished_run, keep_trying, make_result
 from runtime.session.attendance import AttendanceHook, WaitForWorkersHook
 from runtime.session.scaffold import InputHook, Job, TrainingScaffold
 from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
-from runtime.tables import Lookups, Parameters, TableReader
-from runtime.threads import SessionThread
 from runtime.updates import placement
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing

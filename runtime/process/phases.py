@@ -12,8 +12,8 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import runtime
-from runtime.errors import UNUSABLE, UNUSABLE_STATUS, FinishedError, UnusableError, reason
-from runtime.threads import PASSING
+from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, FinishedError, UnusableError, reason
+from runtime.process.threads import PASSING
 
 RUNTIME = os.path.dirname(os.path.abspath(runtime.__file__))
 PROJECT = os.path.dirname(RUNTIME) + os.sep

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 MAX_ROWS = 2**31 - 1  # ids travel as int32
 MAX_MESSAGE_BYTES = 2**31

@@ -9,7 +9,6 @@ import tensorflow.compat.v1 as tf
 from absl import flags, logging
 from absl.command_name import set_kernel_process_name
 
-from runtime import events
 from runtime.cluster.departure import Departure
 from runtime.cluster.discovery import discover
 from runtime.cluster.membership import start_membership
@@ -17,25 +16,26 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.data.reader import Columns, signature_of
 from runtime.data.sources import Source
-from runtime.errors import UnusableError
-from runtime.evaluator import follow_checkpoints
-from runtime.folder import RunFolder
 from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.session_config import Connection, lower_priority, make_server_config, make_session_config
 from runtime.model.files import Files
 from runtime.model.function import Model
+from runtime.model.tables import check_size
+from runtime.model.users_files import users_flags
 from runtime.model.variables import make_constants, make_variables
 from runtime.monitoring.evaluation import ModelTest, build_evaluation, build_placeholders
 from runtime.monitoring.measures import Target
+from runtime.process.errors import UnusableError
+from runtime.records import events
+from runtime.records.folder import RunFolder
+from runtime.roles.evaluator import follow_checkpoints
 from runtime.saving.checkpoints import find_last_step
 from runtime.saving.export import check_export_dir, check_serving
 from runtime.saving.result import Goal
 from runtime.saving.train_dir import open_train_dir
-from runtime.tables import check_size
 from runtime.updates import placement
 from runtime.updates.mode import Mode
 from runtime.updates.packing import Packing
-from runtime.users_files import users_flags
 
 # Functions of a user's model, and the flags in whose place they are.
 USERS = {

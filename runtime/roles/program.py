@@ -10,12 +10,13 @@ from typing import NoReturn
 import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
 
-from runtime import VERSION, output, threads
+from runtime import VERSION
 from runtime.cluster import membership, signals
 from runtime.data.download import DownloadError
-from runtime.errors import DIVERGED, UNUSABLE, UNUSABLE_STATUS, FinishedError
-from runtime.phases import describe_failure, preparing
-from runtime.process import allow_many_files, end_process
+from runtime.process import output, threads
+from runtime.process.end import allow_many_files, end_process
+from runtime.process.errors import DIVERGED, UNUSABLE, UNUSABLE_STATUS, FinishedError
+from runtime.process.phases import describe_failure, preparing
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from runtime.errors import UnusableError
+from runtime.process.errors import UnusableError
 
 
 def users_flags() -> list[str]:

@@ -10,16 +10,16 @@ from absl import flags
 
 from runtime.data import download
 from runtime.data.streams import SHARDINGS
-from runtime.errors import UNUSABLE_STATUS
 from runtime.machine.session_config import is_gpu_list
+from runtime.model.users_files import note_flags
 from runtime.monitoring import profiling
 from runtime.monitoring.measures import Target
-from runtime.process import STOP_SECS, end_process
+from runtime.process.end import STOP_SECS, end_process
+from runtime.process.errors import UNUSABLE_STATUS
 from runtime.updates import placement
 from runtime.updates.mode import EXCHANGE_DTYPES, OPTIMIZERS
 from runtime.updates.schedule import LR_SCHEDULES
 from runtime.updates.towers import REPLICATIONS
-from runtime.users_files import note_flags
 
 LARGEST = 10**15  # of any whole number: an int64 also holds its products with batches and examples
 

@@ -9,10 +9,10 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
-from runtime.errors import UnusableError, reason
-from runtime.events import read_run
-from runtime.folder import RunFolder
 from runtime.monitoring.evaluation import EXAMPLES, EvaluationLog, ModelTest
+from runtime.process.errors import UnusableError, reason
+from runtime.records.events import read_run
+from runtime.records.folder import RunFolder
 from runtime.saving.checkpoints import check_checkpoint, list_checkpoints
 from runtime.saving.result import Goal, is_finished
 

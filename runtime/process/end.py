@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from runtime import events, output
+from runtime.process import output
+from runtime.records import events
 
 _PR_SET_PDEATHSIG = 1  # as Linux numbers it
 _libc = ctypes.CDLL(None)

@@ -15,8 +15,8 @@ from typing import IO, Any
 
 import psutil
 
-from runtime.files import append_lines
-from runtime.folder import RunFolder
+from runtime.records.files import append_lines
+from runtime.records.folder import RunFolder
 
 MAX_MEMORY_SECS = 60.0  # of an NFS client, by default, for a name that was not there
 WRITING_SECS = 1.0  # how long to wait at most until an event is written, where that matters

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.errors import reason
-from runtime.process import end_process
+from runtime.process.end import end_process
+from runtime.process.errors import reason
 
 REMINDER_SECS = 10.0  # how often a wait repeats what it waits for
 
