@@ -102,7 +102,6 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
         master=server.target,
         is_chief=me.task.is_chief,
         scaffold=training.scaffold,
-        chief_only_hooks=training.chief_only_hooks,
         hooks=training.hooks,
         config=me.session_config,
     ) as session:

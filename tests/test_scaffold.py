@@ -19,7 +19,9 @@ from runtime.records.folder import RunFolder
 from runtime.saving.result import Goal
 from runtime.session import scaffold, stopping
 from runtime.session.scaffold import Job, TrainingScaffold
-from runtime.session.stopping import AbandonSessionHook, StopAtStepHook
+from runtime.session.steps import StepsHook
+from runtime.session.stopping import AbandonSessionHook
+from runtime.updates.exchange import Updates
 
 
 class Worker:
@@ -38,6 +40,7 @@ class Worker:
                 global_step = tf.train.create_global_step()
                 tf.get_variable("w", [3, 2])
                 self.step = global_step.assign_add(1)
+                self.updates = Updates([], tf.constant(1), tf.constant(0.0), self.step, [], None)
                 job = Job({}, [], RunFolder(train_dir), "ps", keep_checkpoints=5, goal=Goal(100, None))
                 self.scaffold = TrainingScaffold(self.membership, self.connection, job)
 
@@ -132,7 +135,7 @@ def test_steps_that_are_cancelled_from_outside_are_taken_again_but_not_for_ever(
 
 
 def count_steps(worker, last_step, is_done=lambda _: False):
-    hook = StopAtStepHook(worker.task, worker.scaffold, worker.step, last_step, is_done)
+    hook = StepsHook(worker.task, worker.scaffold, worker.updates, None, last_step, is_done)
     steps = 0
     with worker.session([hook]) as session:
         while not session.should_stop():

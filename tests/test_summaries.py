@@ -24,7 +24,7 @@ from runtime.monitoring.summaries import SummaryHook
 from runtime.records.folder import RunFolder
 from runtime.roles.member import Member
 from runtime.roles.training import Training
-from runtime.session.scaffold import InputHook
+from runtime.session.steps import StepsHook
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN as N
 from tests.test_updates import Worker
 
@@ -72,9 +72,10 @@ def train(servers, index, train_dir):
         if task.is_chief:
             initializers.append(tf.variables_initializer(updates.unsaved_variables))
         scaffold = tf.train.Scaffold(local_init_op=tf.group(*initializers))
+        scaffold.found_step = 0
         make = tf.train.ChiefSessionCreator if task.is_chief else tf.train.WorkerSessionCreator
         hooks = [
-            InputHook(task, updates, batches),
+            StepsHook(task, scaffold, updates, batches, 10000, lambda _: False),
             ProgressHook(task, updates, 10000, BATCH_SIZE, log_every_secs=0, folder=RunFolder(train_dir)),
             SummaryHook(task, updates, batches.inputs, RunFolder(train_dir), every_secs=0),
         ]

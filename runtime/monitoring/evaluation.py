@@ -22,6 +22,7 @@ from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.process.errors import UnusableError
 from runtime.process.phases import describe_mistake
+from runtime.process.threads import SessionThread
 from runtime.records import events
 from runtime.records.files import append_lines
 from runtime.records.folder import RunFolder
@@ -187,8 +188,7 @@ class EvaluationHook(tf.train.SessionRunHook):
     """Evaluates the model while the workers train, and ends training when it is good enough. For the chief.
 
     The first evaluation is at the start, since a model that was found may be good enough already. A thread evaluates;
-    it ends with its session. First in `chief_only_hooks`: the others must hear that they shall stop before the chief
-    waits for them. And before any work can be lost, it tries whether the model can be tested.
+    it ends with its session. Before any work can be lost, this tries whether the model can be tested.
     """
 
     def __init__(
@@ -220,6 +220,11 @@ class EvaluationHook(tf.train.SessionRunHook):
             self._has_reached = record.state in (REACHED, TRAINED) or self._is_done(global_step)
         if self._has_reached:
             coord.request_stop()  # as the others have, or will
+
+    def repeating(self, period_secs: float | None) -> SessionThread | None:
+        """Return what evaluates once in a period, beside the steps; None: never."""
+        failure = f"{self._task} could not evaluate the model"
+        return None if period_secs is None else SessionThread("evaluate", self.evaluate, period_secs, failure)
 
     def evaluate(self, session: tf.Session, coord: tf.train.Coordinator) -> bool:
         """Evaluate the model, unless it is the one of the last time; return whether it is good enough."""

@@ -17,14 +17,14 @@ from runtime.monitoring.measures import Measures, check_finite
 from runtime.monitoring.profiling import ProfileHook
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
-from runtime.process.threads import SessionThread
 from runtime.roles.member import Member
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.export import export
 from runtime.saving.result import evaluate_and_save, is_of_finished_run, keep_trying, make_result
 from runtime.session.attendance import AttendanceHook, WaitForWorkersHook
-from runtime.session.scaffold import InputHook, Job, TrainingScaffold
-from runtime.session.stopping import AbandonSessionHook, StopAtStepHook, StopOnSignalHook, StopWithChiefHook
+from runtime.session.scaffold import Job, TrainingScaffold
+from runtime.session.steps import StepsHook
+from runtime.session.stopping import AbandonSessionHook, StopOnSignalHook, StopWithChiefHook
 from runtime.updates import placement
 from runtime.updates.exchange import Updates
 from runtime.updates.packing import Packing
@@ -41,10 +41,7 @@ class TrainingGraph(NamedTuple):
 
 
 class Training:
-    """What `MonitoredTrainingSession` is given, and what comes after it.
-
-    TensorFlow calls the hooks around every step in their order. At the end, those of the chief alone come first.
-    """
+    """What `MonitoredTrainingSession` is given, and what comes after it."""
 
     def __init__(self, me: Member, graph: TrainingGraph, data: str, test_examples: Columns):
         """Prepare to train, and add to the graph what that needs.
@@ -78,32 +75,30 @@ class Training:
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs, me.folder)
         is_done = functools.partial(is_of_finished_run, me.folder, me.goal)
-        self.chief_only_hooks = list[tf.train.SessionRunHook]()
-        if task.is_chief:
-            evaluation = EvaluationHook(me.membership, self._test, me.folder, me.target, is_done)
-            self.chief_only_hooks = [
-                evaluation,  # first: the others must hear that they shall stop before the chief waits for them
-                WaitForWorkersHook(me.membership),
-                self._checkpoints,  # when nobody changes the model any more
-            ]
-            if flags.eval_every_secs is not None:
-                failure = f"{task} could not evaluate the model"
-                evaluating = SessionThread("evaluate", evaluation.evaluate, flags.eval_every_secs, failure)
-                self.chief_only_hooks.append(evaluating)
-        of_profile = (updates.global_step, flags.profile_steps, me.folder)
-        self.hooks = [
-            InputHook(task, updates, graph.batches),  # before any hook that may wait
-            tf.train.NanTensorHook(updates.loss),
+        evaluation = EvaluationHook(me.membership, self._test, me.folder, me.target, is_done) if task.is_chief else None
+        # TensorFlow calls them in this order: for each new session, around each step, and at the end.
+        hooks = [
+            # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
+            StepsHook(task, self.scaffold, updates, graph.batches, flags.train_steps, is_done),
+            # The other workers must hear that the model is good enough before the chief waits for them.
+            evaluation,
+            evaluation and evaluation.repeating(flags.eval_every_secs),
+            # Then nobody changes the model any more that is saved.
+            WaitForWorkersHook(me.membership) if task.is_chief else None,
+            self._checkpoints,
+            # What sees each step, in any order.
             *updates.hooks,
-            *([ProfileHook(task, *of_profile)] if flags.profile_steps else []),
-            StopAtStepHook(task, self.scaffold, updates.global_step, flags.train_steps, is_done),
-            StopWithChiefHook(me.membership, me.target is not None),
+            ProfileHook(task, updates.global_step, flags.profile_steps, me.folder) if flags.profile_steps else None,
             self._progress,
             SummaryHook(task, updates, graph.batches.inputs, me.folder, flags.log_every_secs),
+            # What may stop the worker, once the others have seen its step.
+            StopWithChiefHook(me.membership, me.target is not None),
             AbandonSessionHook(me.membership, self.scaffold),
             StopOnSignalHook(me.membership, self._checkpoints, flags.stop_timeout_secs),
-            AttendanceHook(me.membership, flags.sync_replicas),  # last: it says the end
+            # Last: it waits for the other workers before the first step, and says that this one has taken its last.
+            AttendanceHook(me.membership, flags.sync_replicas),
         ]
+        self.hooks = [hook for hook in hooks if hook]
 
     def _build_test(self, examples: Columns) -> ModelTest:
         """Build what measures the model as it is on the ps tasks, and what reads all of it."""

@@ -14,7 +14,6 @@ from runtime.cluster.membership import Membership
 from runtime.cluster.status import describe
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
-from runtime.data.streams import Batches
 from runtime.machine.session_config import Connection
 from runtime.process.errors import FinishedError, UnusableError
 from runtime.process.threads import reminding
@@ -22,7 +21,6 @@ from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.saving import checkpoints, result
 from runtime.saving.saver import make_saver
-from runtime.updates.exchange import Updates
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
 SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take to show what the chief has written
@@ -230,20 +228,3 @@ class SharedFolder:
             " a checkpoint; or give --checkpoints=chief, so that the chief writes all of it",
             error=UnusableError,
         )
-
-
-class InputHook(tf.train.SessionRunHook):
-    """Starts the input of each session. First in `hooks`: others may wait, and then train at once.
-
-    A worker that takes part in every synchronous update goes on with its next batch. Asynchronous workers share the
-    global steps unevenly, so each begins at the average.
-    """
-
-    def __init__(self, task: Task, updates: Updates, batches: Batches):
-        """Start `batches`, which `updates` use."""
-        self._batches, self._num_replicas, self._num_workers = batches, updates.num_replicas, task.num_clients
-
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        global_step = int(session.run(tf.train.get_global_step(session.graph)))
-        first_batch = global_step * self._num_replicas // self._num_workers
-        session.run(self._batches.initializer, self._batches.feed_dict(first_batch))

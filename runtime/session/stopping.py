@@ -1,4 +1,4 @@
-"""Why a worker stops: at its last step, with the chief, at a signal, or, until it has a new session, without a ps."""
+"""What stops a worker before its last step: the chief, a signal, or, until it has a new session, the loss of a ps."""
 
 import contextlib
 import ctypes
@@ -7,7 +7,6 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
@@ -16,12 +15,11 @@ from absl import logging
 from runtime.cluster import signals
 from runtime.cluster.membership import Membership
 from runtime.cluster.table import REACHED, STOPPED, TRAINED, TRAINING
-from runtime.cluster.task import Peer, Task
+from runtime.cluster.task import Peer
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.end import end_process
 from runtime.process.errors import UnusableError, reason
 from runtime.process.threads import make_guard, start_guard
-from runtime.records import events
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
 
@@ -30,42 +28,6 @@ LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the c
 CLOSING_SECS = 60.0  # how long the close of a lost session may take; TCP gives up a cut link after 20 s
 STOP_SECS = 8.0  # how long a worker that saves nothing may take to stop in order; Docker kills after 10 s
 OTHERS_SECS = 3.0  # how long the chief waits for the others to stop before it saves
-
-IsDone = Callable[[int], bool]  # whether the model has reached its goal at a global step, as the train directory says
-
-
-class StopAtStepHook(tf.train.SessionRunHook):
-    """Stops a worker when its own step has reached the last one, or when it joins a model that has reached its goal.
-
-    `tf.train.StopAtStepHook` looks at the global step as it was before the step, so its workers take a few more. This
-    one also says how many steps a lost ps has cost.
-    """
-
-    def __init__(self, task: Task, scaffold: TrainingScaffold, global_step: tf.Tensor, last_step: int, is_done: IsDone):
-        """Stop `task` when `global_step`, int64 [], as it is after a step, has reached `last_step`."""
-        self._task, self._scaffold, self._global_step, self._last_step = task, scaffold, global_step, last_step
-        self._is_done, self._seen_step = is_done, 0
-
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        step = session.run(tf.train.get_global_step(session.graph))
-        # On the chief, others may have trained since it restored the model.
-        found_step = self._scaffold.found_step if self._task.is_chief else step
-        if (num_lost := self._seen_step - found_step) > 0:
-            logging.warning(
-                "%s: global step %d after %d: steps lost: %d", self._task, found_step, self._seen_step, num_lost
-            )
-            events.record("steps lost", num_steps=int(num_lost), global_step=int(found_step))
-        if step >= self._last_step or self._is_done(step):
-            logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._last_step)
-            coord.request_stop()
-
-    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        return tf.train.SessionRunArgs(self._global_step)
-
-    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        self._seen_step = run_values.results
-        if self._seen_step >= self._last_step:
-            run_context.request_stop()
 
 
 class StopWithChiefHook(tf.train.SessionRunHook):

@@ -1,0 +1,67 @@
+"""The steps of a worker: from which one on it takes them, and up to which."""
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from runtime.cluster.task import Task
+from runtime.data.streams import Batches
+from runtime.records import events
+from runtime.session.scaffold import TrainingScaffold
+from runtime.updates.exchange import Updates
+
+IsDone = Callable[[int], bool]  # whether the model has reached its goal at a global step, as the train directory says
+
+
+class StepsHook(tf.train.SessionRunHook):
+    """Starts the input of each session where the model is, and stops the worker after its last step.
+
+    A worker that takes part in every synchronous update goes on with its next batch. Asynchronous workers share the
+    global steps unevenly, so each begins at the average.
+
+    `tf.train.StopAtStepHook` looks at the global step as it was before the step, so its workers take a few more. This
+    one looks after it, stops a worker that joins a model which has reached its goal, and logs how many steps were lost
+    with a ps.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        scaffold: TrainingScaffold,
+        updates: Updates,
+        batches: Batches | None,
+        last_step: int,
+        is_done: IsDone,
+    ):
+        """Take the steps of `updates`, on `batches`, until the global step has reached `last_step`."""
+        self._task, self._scaffold, self._updates, self._batches = task, scaffold, updates, batches
+        self._last_step, self._is_done, self._seen_step = last_step, is_done, 0
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        step = int(session.run(tf.train.get_global_step(session.graph)))
+        if self._batches:
+            first_batch = step * self._updates.num_replicas // self._task.num_clients
+            session.run(self._batches.initializer, self._batches.feed_dict(first_batch))
+        # On the chief, others may have trained since it restored the model.
+        found_step = self._scaffold.found_step if self._task.is_chief else step
+        if (num_lost := self._seen_step - found_step) > 0:
+            logging.warning(
+                "%s: global step %d after %d: steps lost: %d", self._task, found_step, self._seen_step, num_lost
+            )
+            events.record("steps lost", num_steps=num_lost, global_step=found_step)
+        if step >= self._last_step or self._is_done(step):
+            logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._last_step)
+            coord.request_stop()
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
+        return tf.train.SessionRunArgs([self._updates.global_step, self._updates.loss])
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        step, loss = run_values.results
+        if np.isnan(loss):
+            raise tf.train.NanLossDuringTrainingError
+        self._seen_step = int(step)
+        if self._seen_step >= self._last_step:
+            run_context.request_stop()
