@@ -24,7 +24,6 @@ from runtime.monitoring.summaries import SummaryHook
 from runtime.records.folder import RunFolder
 from runtime.roles.member import Member
 from runtime.roles.training import Training
-from runtime.session.steps import StepsHook
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN as N
 from tests.test_updates import Worker
 
@@ -53,6 +52,16 @@ def read_graphs(folder):
     return [tf.GraphDef.FromString(graph_def) for graph_def in found if graph_def]
 
 
+class StartInput(tf.train.SessionRunHook):
+    """Starts the input of a session."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def after_create_session(self, session, coord):
+        session.run(self.batches.initializer, self.batches.feed_dict(0))
+
+
 def train(servers, index, train_dir):
     """Let a worker take some runs, of which the hooks write every one; return its parameters in the end."""
     task = servers.task("worker", index)
@@ -72,10 +81,9 @@ def train(servers, index, train_dir):
         if task.is_chief:
             initializers.append(tf.variables_initializer(updates.unsaved_variables))
         scaffold = tf.train.Scaffold(local_init_op=tf.group(*initializers))
-        scaffold.found_step = 0
         make = tf.train.ChiefSessionCreator if task.is_chief else tf.train.WorkerSessionCreator
         hooks = [
-            StepsHook(task, scaffold, updates, batches, 10000, lambda _: False),
+            StartInput(batches),
             ProgressHook(task, updates, 10000, BATCH_SIZE, log_every_secs=0, folder=RunFolder(train_dir)),
             SummaryHook(task, updates, batches.inputs, RunFolder(train_dir), every_secs=0),
         ]
