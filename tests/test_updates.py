@@ -6,6 +6,7 @@ Worker i's loss is (i + 1) * w: its gradient is the constant i + 1.
 import contextlib
 import functools
 import itertools
+import random
 import re
 import threading
 import time
@@ -22,7 +23,7 @@ from runtime.model.function import Own
 from runtime.model.tables import Lookups
 from runtime.process.errors import UnusableError
 from runtime.updates import lost_workers
-from runtime.updates.aggregation import Rule
+from runtime.updates.aggregation import Aggregation, Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder, Work
 from runtime.updates.holding import Holding
@@ -129,7 +130,7 @@ class Worker:
             self.updates, self.train_op, self.hooks = updates, updates.train_op, updates.hooks
             for hook in updates.hooks:
                 hook.begin()
-        self.session = servers.worker_session(index, graph)
+        self.index, self.session = index, servers.worker_session(index, graph)
         if task.is_chief and initialize:
             for initializer in initializers:
                 self.session.run(initializer)
@@ -365,10 +366,17 @@ def away(monkeypatch):
     return addresses
 
 
-def poll_for_required(chief, expected):
+def come_back(chief, *workers):
+    """Let workers that were lost begin a step, of which the updates wait for them; return their threads."""
     hook, _ = chief.hooks
-    required = [aggregation.num_required for aggregation in hook.aggregations]
-    poll_for(lambda: set(chief.session.run(required)) == {expected}, f"{expected} gradients in each update")
+    threads = [worker.start_step() for worker in workers]
+    awaited = [aggregation.are_awaited for aggregation in hook.aggregations]
+
+    def are_awaited():
+        return all(of_ps[worker.index] for of_ps in chief.session.run(awaited) for worker in workers)
+
+    poll_for(are_awaited, "updates that wait for them")
+    return threads
 
 
 def step_on_ps(worker, ps):
@@ -400,8 +408,9 @@ def test_an_update_averages_the_gradients_of_the_workers_that_answer(local_serve
         caplog.text,
     )
     away.clear()
-    poll_for_required(workers[0], 3)
-    step_together(*workers)
+    (back,) = come_back(workers[0], workers[1])
+    step_together(workers[0], workers[2])
+    back.join(60)
     assert workers[0].read() == [0 - 0.5 * (2 * (1 + 2 + 3) / 3 + 2 * (1 + 3) / 2), 4]
     poll_for(lambda: re.search(r"update \d on: the average of 3 of 3 gradients\n", caplog.text), "news of the return")
 
@@ -415,7 +424,10 @@ def test_no_worker_takes_over_after_others_were_lost_and_are_back(local_servers,
         away.update(lost)
         step_together(*workers[: 4 - len(lost)])
         away.clear()
-        poll_for_required(workers[0], 3)
+        back = come_back(workers[0], *workers[4 - len(lost) : 3])
+        step_together(*workers[: 4 - len(lost)][:3])
+        for thread in back:
+            thread.join(60)
     before = workers[0].read()
     early = workers[0].start_step()
     early.join(1)
@@ -479,21 +491,87 @@ def test_a_worker_that_comes_back_sends_what_a_ps_has_not_got(local_servers, awa
     assert workers[0].read() == [0 - 0.5 * (1 + 2) / 2, 2]
 
 
-def test_workers_that_wait_for_each_other_on_different_ps_tasks_go_on(local_servers, away):
-    """So it may be when a worker that was taken for lost trains on."""
-    servers = local_servers(2, 2)
-    workers = [Worker(servers, index, replicas=2) for index in range(2)]
-    workers[0].hooks[0].before_run(None)
-    waiting = [threading.Thread(target=step_on_ps, args=(worker, ps), daemon=True) for ps, worker in enumerate(workers)]
-    for thread in waiting:
+class Parts:
+    """A worker of three, of whose exchanges each part on each ps comes when a test says so."""
+
+    def __init__(self, servers, index):
+        task = servers.task("worker", index)
+        with tf.Graph().as_default() as graph:
+            with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=task.jobs)):
+                tf.train.create_global_step()
+                packing = Packing({"w": tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())})
+            holdings = [
+                Holding(packing, of, lambda _: tf.train.GradientDescentOptimizer(1.0)) for of in packing.variables
+            ]
+            aggregations = [Aggregation(holding, Rule(3, 3, 1, 100)) for holding in holdings]
+            unsaved = [variable for each in aggregations for variable in (*each.variables, each.holding.mark)]
+            initializers = [tf.global_variables_initializer(), tf.variables_initializer(unsaved)]
+            self.number, self.are_lost = tf.placeholder(tf.int64, []), tf.placeholder(tf.bool, [3])
+            self.joins = [each.join(index, []) for each in aggregations]
+            self.adds = [each.add(tf.ones([each.holding.size]), [], self.number, index) for each in aggregations]
+            self.forgets = [each.build_forget(self.are_lost) for each in aggregations]
+        self.session = servers.worker_session(index, graph)
+        if index == 0:
+            for initializer in initializers:
+                self.session.run(initializer)
+
+    def join(self, ps):
+        return self.session.run(self.joins[ps])
+
+    def add(self, ps, number):
+        """Begin to add a gradient for the update after the first `number`, and return the thread that waits for it."""
+        run = functools.partial(self.session.run, self.adds[ps], {self.number: number})
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
-    for thread in waiting:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert workers[0].read() == [0, 0]
-    train_on([worker.start_step() for worker in workers], workers)
-    num_updates = workers[0].read()[0] / (-0.5 * (1 + 2) / 2)
-    assert num_updates == int(num_updates) > 0, "each has averaged both"
+        return thread
+
+    def forget(self, *are_lost):
+        self.session.run(self.forgets, {self.are_lost: are_lost})
+
+
+def join_all(threads):
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a worker waits for ever"
+
+
+def test_workers_do_not_wait_for_each_other_though_each_ps_went_on_without_another_one_meanwhile(local_servers):
+    servers = local_servers(2, 3)
+    chief, first, second = (Parts(servers, index) for index in range(3))
+    chief.forget(False, True, True)
+    assert (first.join(ps=0), second.join(ps=1)) == (0, 0)
+    chief.forget(False, True, True)  # they are taken for lost again
+    join_all(chief.add(ps, chief.join(ps)) for ps in range(2))
+    assert (first.join(ps=1), second.join(ps=0)) == (1, 1)
+    join_all([first.add(ps=0, number=0), second.add(ps=1, number=0)])  # too late
+    waiting = [first.add(ps=1, number=1), second.add(ps=0, number=1)]
+    join_all([*waiting, *(chief.add(ps, chief.join(ps)) for ps in range(2))])
+    assert {worker.join(ps) for worker in (chief, first, second) for ps in range(2)} == {2}
+
+
+def test_workers_that_are_taken_for_lost_while_they_train_never_wait_for_each_other(local_servers, away, monkeypatch):
+    """Each ps makes its updates without others of them."""
+    monkeypatch.setattr(lost_workers, "LOOK_SECS", 0.001)
+    servers = local_servers(3, 3)
+    workers = [Worker(servers, index, replicas=3, train_steps=150) for index in range(3)]
+    has_ended, rng = threading.Event(), random.Random(1)
+
+    def mislead():
+        while not has_ended.wait(0.003):
+            away.clear()
+            away.update(rng.sample(servers.worker_hosts[1:], rng.randrange(3)))
+
+    def train(worker):
+        while worker.session.run(worker.global_step) < 150:
+            worker.step()
+
+    threads = [threading.Thread(target=train, args=(worker,), daemon=True) for worker in workers]
+    for thread in [*threads, threading.Thread(target=mislead, daemon=True)]:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive(), "a worker waits for ever"
+    has_ended.set()
 
 
 @pytest.mark.parametrize(("num_workers", "replicas"), [(2, 2), (4, 3)])
@@ -517,7 +595,7 @@ def test_training_goes_on_after_a_worker_has_died_while_it_made_an_update(
     assert num_updates == int(num_updates) > 0, "each has averaged all"
 
 
-def test_nobody_is_released_while_another_worker_computes_however_long_that_takes(local_servers, away, caplog):
+def test_an_update_waits_for_a_worker_that_computes_however_long_that_takes(local_servers, away, caplog):
     servers = local_servers(1, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     step_together(*workers)
@@ -545,8 +623,9 @@ def test_nobody_waits_on_another_ps_for_a_chief_that_has_taken_its_last_step(loc
     servers = local_servers(2, 2)
     workers = [Worker(servers, index, replicas=2, train_steps=1) for index in range(2)]
     waiting = start_step_without_update(servers, workers[1])
-    hook, _ = workers[0].hooks
-    hook.before_run(None)
+    hook, look = workers[0].hooks
+    for of_chief in (hook, look):
+        of_chief.before_run(None)
     step_on_ps(workers[0], 0)
     waiting.join(1)
     assert waiting.is_alive(), "the chief has not ended its step"
@@ -571,7 +650,7 @@ def test_what_wakes_workers_does_not_pile_up_for_those_that_are_away(local_serve
     assert even_of_ps_1 == odd_of_ps_1 == 0, "nobody waits for it"
 
 
-def test_the_next_chief_tells_how_many_gradients_an_update_needs(local_servers, away):
+def test_the_next_chief_goes_on_without_a_lost_worker_and_with_it_when_it_is_back(local_servers, away):
     servers = local_servers(1, 2)
     chief, other = (Worker(servers, index, replicas=2) for index in range(2))
     away.add(servers.worker_hosts[1])
@@ -581,8 +660,9 @@ def test_the_next_chief_tells_how_many_gradients_an_update_needs(local_servers, 
     away.clear()
     next_chief = Worker(servers, 0, replicas=2, initialize=False)
     step_together(next_chief)
-    poll_for_required(next_chief, 2)
-    step_together(next_chief, other)
+    (back,) = come_back(next_chief, other)
+    step_together(next_chief)
+    back.join(60)
     assert other.read() == [0 - 0.5 * (1 + 1 + (1 + 2) / 2), 3]
 
 

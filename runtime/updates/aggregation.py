@@ -29,6 +29,9 @@ class Aggregation:
     made without it. It is dropped, too, if the update has one of this worker, from before a restart: it never has two.
     Unless it was made without it, a worker waits until the number has changed.
 
+    An update waits for each worker that is awaited: one that has read the number, until the chief finds it lost. So no
+    worker waits here for one that waits for it on another ps: such a circle of updates would each come before itself.
+
     Whatever wakes a worker, it looks at the number, and waits on if that is still the same. So it does no harm to wake
     somebody for nothing, and what nobody has heard need not be taken back.
     """
@@ -55,11 +58,10 @@ class Aggregation:
             self._bells = tf.stack([bell.queue_ref for bell in bells])
             self._mutex = tf.raw_ops.MutexV2(container="", shared_name="aggregation")
             self.num_updates = self._make_variable("num_updates", self._start_anew)
-            self.num_required = self._make_variable("num_required", lambda: tf.constant(rule.num_gradients))
-            self.num_releases = self._make_variable("num_releases", lambda: tf.zeros([], tf.int64))
+            self.are_awaited = self._make_variable("are_awaited", lambda: tf.fill([rule.num_workers], True))
             # For each worker: how many updates there were before the one that its last gradient is a part of.
             self.last_added = self._make_variable("last_added", lambda: -tf.ones([rule.num_workers], tf.int64))
-        self.variables = [self.num_updates, self.num_required, self.num_releases, self.last_added]
+        self.variables = [self.num_updates, self.are_awaited, self.last_added]
 
     def _make_variable(self, name: str, build_value: Callable[[], tf.Tensor]) -> tf.Variable:
         name = f"{name}_of_ps_{tf.DeviceSpec.from_string(self.holding.device).task}"
@@ -78,27 +80,36 @@ class Aggregation:
             drops.append(tf.cond(is_empty, tf.no_op, lambda taken=accumulator: tf.group(taken.take_grad(1))))
         return tf.group(*drops)
 
-    def read_num_updates(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Build the number of updates, int64 [], as it is after something on this ps."""
+    def join(self, worker: int, after: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Let the next update wait for a worker; build the number of updates, int64 [], after something on this ps."""
+
+        def come() -> tf.Tensor:
+            lock = tf.raw_ops.MutexLock(mutex=self._mutex)  # no update is made between the two
+            with tf.control_dependencies([lock]):
+                note = tf.scatter_update(self.are_awaited, worker, True)
+            with tf.control_dependencies([note]):
+                num_updates = self.num_updates.read_value()
+            with tf.control_dependencies([num_updates]):
+                unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            with tf.control_dependencies([unlock]):
+                return tf.identity(num_updates)
+
         with tf.device(self.holding.device), tf.control_dependencies(after):
-            return self.num_updates.read_value()
+            return tf.cond(self.are_awaited.sparse_read(worker), self.num_updates.read_value, come)
 
-    def build_require(self, num_required: tf.Tensor, is_release: tf.Tensor) -> tf.Operation:
-        """Build what lets each update have `num_required` gradients, int32 [], and wakes who waits.
+    def build_forget(self, are_lost: tf.Tensor) -> tf.Operation:
+        """Build what lets no update wait for lost workers, bool [workers], until they are back, and wakes the others.
 
-        An update that has as many is made. With `is_release`, bool [], who waits for another goes on: it computes once
-        more what the update has of it already, but another ps may lack that.
+        An update that has all others is made, also if the worker that was to make it has died.
         """
         with tf.device(self.holding.device):
-            num_required, num_releases = tf.identity(num_required), tf.cast(is_release, tf.int64)
-            with tf.control_dependencies([num_required, num_releases]):
+            are_lost = tf.identity(are_lost)
+            with tf.control_dependencies([are_lost]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                changes = [
-                    self.num_required.assign(num_required, read_value=False),
-                    self.num_releases.assign_add(num_releases, read_value=False),
-                ]
-            with tf.control_dependencies(changes):
+                are_awaited = self.are_awaited.read_value() & ~are_lost
+                change = self.are_awaited.assign(are_awaited, read_value=False)
+            with tf.control_dependencies([change]):
                 update = self._update_if_complete()
             with tf.control_dependencies([update]):
                 rings = [self._ring(number) for number in range(2)]
@@ -124,26 +135,25 @@ class Aggregation:
             with tf.control_dependencies([vector, *places, num_updates]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                num_steps, num_releases = self._count_steps(), self.num_releases.read_value()
+                num_steps = self._count_steps()
                 is_fresh = tf.equal(self.num_updates.read_value(), num_updates)
                 is_first = self.last_added.sparse_read(worker) < num_updates
             addition = tf.cond(is_fresh & is_first, lambda: self._add(gradient, num_updates, worker), tf.no_op)
-            with tf.control_dependencies([addition, num_steps, num_releases]):
+            with tf.control_dependencies([addition, num_steps]):
                 update = self._update_if_complete()
             with tf.control_dependencies([update]):
                 unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             with tf.control_dependencies([unlock]):
-                wait = self._wait(num_updates, num_releases) if self.is_waited_for else unlock
+                wait = self._wait(num_updates) if self.is_waited_for else unlock
             with tf.control_dependencies([wait]):
                 return tf.identity(num_steps)
 
-    def _wait(self, num_updates: tf.Tensor, num_releases: tf.Tensor) -> tf.Tensor:
-        """Wait while there are as many updates, unless training has ended or the worker is released."""
+    def _wait(self, num_updates: tf.Tensor) -> tf.Tensor:
+        """Wait while there are as many updates, unless training has ended."""
         bell = tf.gather(self._bells, (num_updates + 1) % 2)
 
         def must_wait() -> tf.Tensor:
-            is_to_come = tf.equal(self.num_updates.read_value(), num_updates) & (self._count_steps() > 0)
-            return is_to_come & tf.equal(self.num_releases.read_value(), num_releases)
+            return tf.equal(self.num_updates.read_value(), num_updates) & (self._count_steps() > 0)
 
         def hear(_: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies(tf.raw_ops.QueueDequeueV2(handle=bell, component_types=[tf.bool])):
@@ -177,9 +187,12 @@ class Aggregation:
     def _update_if_complete(self) -> tf.Operation:
         """Make the next update if it has all that it needs, and wake who waits for it."""
         num_updates, num_steps = self.num_updates.read_value(), self._count_steps()
-        num_added = tf.math.count_nonzero(tf.equal(self.last_added.read_value(), num_updates), dtype=tf.int32)
-        is_complete = (num_added >= self.num_required.read_value()) & (num_steps > 0)
-        return tf.cond(is_complete, lambda: self._update(num_updates + 1, num_added, num_steps), tf.no_op)
+        have_added = tf.equal(self.last_added.read_value(), num_updates)
+        num_added = tf.math.count_nonzero(have_added, dtype=tf.int32)
+        num_expected = tf.math.count_nonzero(have_added | self.are_awaited.read_value(), dtype=tf.int32)
+        is_complete = num_added >= tf.clip_by_value(num_expected, 1, self._rule.num_gradients)
+        is_due = is_complete & (num_steps > 0)
+        return tf.cond(is_due, lambda: self._update(num_updates + 1, num_added, num_steps), tf.no_op)
 
     def _update(self, number: tf.Tensor, num_added: tf.Tensor, num_steps: tf.Tensor) -> tf.Operation:
         # A worker that dies while it makes an update takes gradients with it: then this one applies none.

@@ -31,7 +31,7 @@ def build_sync_updates(
     taken: list[list[tf.Tensor]] = [[] for _ in holdings]  # the steps that each exchange has taken, on each ps
     for number, selection in enumerate(selections):
         with tf.name_scope("exchange"):
-            nums_updates = [a.read_num_updates(after=of_ps[-1:]) for a, of_ps in zip(aggregations, taken, strict=True)]
+            nums_updates = [a.join(task.index, of_ps[-1:]) for a, of_ps in zip(aggregations, taken, strict=True)]
             vectors = packing.read(selection, after=[[num_updates] for num_updates in nums_updates])
             with tf.device(task.device):
                 exchanges.append(build_exchange(vectors, selection, [], number))
