@@ -44,7 +44,7 @@ program.start(main, KeyError)
             "no space",
             signal.SIGTERM,
             "stopped",
-            ", and could not save the last steps (no space): make that possible",
+            ", and could not save the last steps (no space): free disk space or fix permissions",
         ),
         ("", "", signal.SIGINT, "stopped", ""),
     ],

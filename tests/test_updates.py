@@ -26,10 +26,10 @@ from runtime.updates import lost_workers
 from runtime.updates.aggregation import Aggregation, Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder, Work
-from runtime.updates.holding import Holding
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
+from runtime.updates.ps_shard import PsShard
 from runtime.updates.schedule import Rate, Schedule
 from runtime.updates.synchronous import build_sync_updates
 from tests.models import make_batches
@@ -101,7 +101,7 @@ class Worker:
                         optimizer, Rate(lambda: rates.build(num_updates.read_value())), Own(), num_updates
                     )
 
-                holdings = [Holding(packing, device, make_optimizer_of_ps) for device in packing.variables]
+                shards = [PsShard(packing, device, make_optimizer_of_ps) for device in packing.variables]
 
                 build_loss = loss or (lambda weight: (index + 1) * weight)
                 batches = make_nothing(N * local_steps)
@@ -119,12 +119,12 @@ class Worker:
                     selections = packing.select([NO_LOOKUPS] * N)
                     build_exchange = builder.build_exchange
                     updates = build_async_updates(
-                        packing, selections, holdings, build_exchange, max_pending, train_steps, task
+                        packing, selections, shards, build_exchange, max_pending, train_steps, task
                     )
                 else:
                     rule = Rule(len(task.worker_hosts), replicas, local_steps, train_steps)
                     selections = packing.select([NO_LOOKUPS] * exchanges)
-                    updates = build_sync_updates(packing, selections, holdings, builder.build_exchange, rule, task)
+                    updates = build_sync_updates(packing, selections, shards, builder.build_exchange, rule, task)
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
             self.updates, self.train_op, self.hooks = updates, updates.train_op, updates.hooks
@@ -500,15 +500,15 @@ class Parts:
             with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=task.jobs)):
                 tf.train.create_global_step()
                 packing = Packing({"w": tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())})
-            holdings = [
-                Holding(packing, of, lambda _: tf.train.GradientDescentOptimizer(1.0)) for of in packing.variables
+            shards = [
+                PsShard(packing, of, lambda _: tf.train.GradientDescentOptimizer(1.0)) for of in packing.variables
             ]
-            aggregations = [Aggregation(holding, Rule(3, 3, 1, 100)) for holding in holdings]
-            unsaved = [variable for each in aggregations for variable in (*each.variables, each.holding.mark)]
+            aggregations = [Aggregation(shard, Rule(3, 3, 1, 100)) for shard in shards]
+            unsaved = [variable for each in aggregations for variable in (*each.variables, each.shard.ready_marker)]
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(unsaved)]
             self.number, self.are_lost = tf.placeholder(tf.int64, []), tf.placeholder(tf.bool, [3])
             self.joins = [each.join(index, []) for each in aggregations]
-            self.adds = [each.add(tf.ones([each.holding.size]), [], self.number, index) for each in aggregations]
+            self.adds = [each.add(tf.ones([each.shard.size]), [], self.number, index) for each in aggregations]
             self.forgets = [each.build_forget(self.are_lost) for each in aggregations]
         self.session = servers.worker_session(index, graph)
         if index == 0:

@@ -15,7 +15,7 @@ from runtime.cluster.waiting import MIN_POLL_SECS, POLL_SECS
 from runtime.process.end import STOP_SECS, end_process
 from runtime.records import events
 
-LINGER_SECS = 0.5  # how long a task stays after the chief has said the last word, until that has the answer of each
+LINGER_SECS = 0.5  # how long a task stays after the chief has dismissed it, until the chief has the answer of each
 
 
 class Departure:

@@ -99,7 +99,7 @@ class Member:
             logging.info("%s: building its graph", self.task)  # which takes a busy machine some time
 
     def leave_when_told(self) -> None:
-        """End this process, which only serves, after the chief's last word, or when a signal says so."""
+        """End this process, which only serves, once the chief has evaluated the model, or after a signal."""
         Departure(self.membership, self.flags.stop_timeout_secs).start()
 
     def yield_to_starts(self) -> None:

@@ -1,1 +1,1 @@
-"""The life of a session: made, joined, stopped, lost."""
+"""The sessions of a worker: how one becomes ready, its steps, and how it is stopped or lost."""

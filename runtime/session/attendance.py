@@ -67,7 +67,7 @@ class AttendanceHook(tf.train.SessionRunHook):
         except tf.errors.UnavailableError as error:
             if self._task.is_chief or self._wait_for_all:
                 raise
-            logging.warning("%s: its last word has not reached every ps (%s)", self._task, reason(error))
+            logging.warning("%s: not every ps has heard that it has trained (%s)", self._task, reason(error))
 
 
 class WaitForWorkersHook(tf.train.SessionRunHook):

@@ -135,7 +135,11 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                 failure = str(error)
             failure = failure or self._checkpoint_hook.failure
             saved = f"and saved global step {self._checkpoint_hook.saved_step} " if saves and not failure else ""
-            lost = f", and could not save the last steps ({failure}): make that possible" if failure else ""
+            lost = (
+                f", and could not save the last steps ({failure}): free disk space or fix permissions"
+                if failure
+                else ""
+            )
             message = f"{self._task} stopped {saved}because of {number.name}{lost}; start it again to go on"
             end_process(128 + number, message, is_error=bool(failure))
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.updates.holding import Gradient, Holding
+from runtime.updates.ps_shard import Gradient, PsShard
 
 
 class Rule(NamedTuple):
@@ -36,20 +36,20 @@ class Aggregation:
     somebody for nothing, and what nobody has heard need not be taken back.
     """
 
-    def __init__(self, holding: Holding, rule: Rule):
-        """Average gradients of what `holding` has, on its ps."""
-        self.holding, self._rule = holding, rule
+    def __init__(self, shard: PsShard, rule: Rule):
+        """Average gradients of what `shard` has, on its ps."""
+        self.shard, self._rule = shard, rule
         # Backup workers wait for the updates of the global step alone: each ps drops other gradients, and workers that
         # wait for several ps tasks could all wait for each other.
-        self.is_waited_for = rule.is_strict or holding.steps is tf.train.get_global_step()
-        with tf.device(holding.device), tf.name_scope("aggregation"):
-            self._gradients = tf.ConditionalAccumulator(tf.float32, [holding.size], shared_name="gradients")
+        self.is_waited_for = rule.is_strict or shard.steps is tf.train.get_global_step()
+        with tf.device(shard.device), tf.name_scope("aggregation"):
+            self._gradients = tf.ConditionalAccumulator(tf.float32, [shard.size], shared_name="gradients")
             # A mean would divide each row by the number of the gradients that have it.
             self._sums_of_slices = [
                 tf.SparseConditionalAccumulator(
                     tf.float32, variable.shape, shared_name=f"gradients_of_{variable.op.name}", reduction_type="SUM"
                 )
-                for variable in holding.table_slices
+                for variable in shard.table_slices
             ]
             self._accumulators = [*self._sums_of_slices, self._gradients]
             # Who waits for an even update hears the first, and for an odd one the second: so nobody who waits for the
@@ -64,7 +64,7 @@ class Aggregation:
         self.variables = [self.num_updates, self.are_awaited, self.last_added]
 
     def _make_variable(self, name: str, build_value: Callable[[], tf.Tensor]) -> tf.Variable:
-        name = f"{name}_of_ps_{tf.DeviceSpec.from_string(self.holding.device).task}"
+        name = f"{name}_of_ps_{tf.DeviceSpec.from_string(self.shard.device).task}"
         return tf.Variable(build_value, trainable=False, collections=[], name=name)
 
     def _start_anew(self) -> tf.Tensor:
@@ -94,7 +94,7 @@ class Aggregation:
             with tf.control_dependencies([unlock]):
                 return tf.identity(num_updates)
 
-        with tf.device(self.holding.device), tf.control_dependencies(after):
+        with tf.device(self.shard.device), tf.control_dependencies(after):
             return tf.cond(self.are_awaited.sparse_read(worker), self.num_updates.read_value, come)
 
     def build_forget(self, are_lost: tf.Tensor) -> tf.Operation:
@@ -102,7 +102,7 @@ class Aggregation:
 
         An update that has all others is made, also if the worker that was to make it has died.
         """
-        with tf.device(self.holding.device):
+        with tf.device(self.shard.device):
             are_lost = tf.identity(are_lost)
             with tf.control_dependencies([are_lost]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
@@ -128,10 +128,10 @@ class Aggregation:
         Returns:
           int64 [], the steps that the gradient stands for; 0 after the end.
         """
-        with tf.device(self.holding.device):
+        with tf.device(self.shard.device):
             # It must be here before the lock: the mutex is held only while there is nothing to wait for.
             vector = tf.cast(tf.identity(vector), tf.float32)
-            gradient = self.holding.unpack(vector, places)
+            gradient = self.shard.unpack(vector, places)
             with tf.control_dependencies([vector, *places, num_updates]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
@@ -171,7 +171,7 @@ class Aggregation:
 
     def _count_steps(self) -> tf.Tensor:
         """Build the number of steps, int64 [], that the next update adds."""
-        steps_left = self._rule.train_steps - self.holding.steps.read_value()
+        steps_left = self._rule.train_steps - self.shard.steps.read_value()
         return tf.clip_by_value(steps_left, 0, self._rule.max_steps)
 
     def _add(self, gradient: Gradient, num_updates: tf.Tensor, worker: int) -> tf.Operation:
@@ -209,4 +209,4 @@ class Aggregation:
         sums = [accumulator.take_grad(1) for accumulator in self._sums_of_slices]  # of all that are there
         num_gradients = tf.cast(num_gradients, tf.float32)
         means = [tf.IndexedSlices(of_slice.values / num_gradients, of_slice.indices) for of_slice in sums]
-        return tf.group(self.holding.apply(Gradient(self._gradients.take_grad(1), means), num_steps))
+        return tf.group(self.shard.apply(Gradient(self._gradients.take_grad(1), means), num_steps))

@@ -25,7 +25,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
         self.aggregations, self._rule, self._task = aggregations, rule, task
         self._last_num_gradients = rule.num_gradients
         num_updates = [aggregation.num_updates for aggregation in aggregations]
-        steps = [aggregation.holding.steps for aggregation in aggregations]
+        steps = [aggregation.shard.steps for aggregation in aggregations]
         (are_awaited, *_) = (aggregation.are_awaited for aggregation in aggregations if aggregation.is_waited_for)
         self._fetches = [num_updates, steps, tf.train.get_global_step(), are_awaited]
         self._are_lost = tf.placeholder(tf.bool, [rule.num_workers], name="are_lost")

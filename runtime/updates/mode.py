@@ -14,9 +14,9 @@ from runtime.updates.adam import CountedAdamOptimizer
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder, GradientsFunction, LookupsFunction, Updates, Work
-from runtime.updates.holding import Holding
 from runtime.updates.local_steps import COPIES, Length, LocalStepsExchangeBuilder
 from runtime.updates.packing import Packing
+from runtime.updates.ps_shard import PsShard
 from runtime.updates.schedule import Rate, Schedule
 from runtime.updates.synchronous import build_sync_updates
 from runtime.updates.towers import choose_devices
@@ -158,7 +158,7 @@ def build_updates(
         rate = Rate(lambda: schedule.build(num_updates.read_value()))
         return make_optimizer(mode.optimizer, rate, own, num_updates)
 
-    holdings = [Holding(packing, device, make_optimizer_of_ps, mode.ema_decay) for device in packing.variables]
+    shards = [PsShard(packing, device, make_optimizer_of_ps, mode.ema_decay) for device in packing.variables]
     with tf.device(task.device):
         wanted = [Lookups({}, [])] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its lookups
@@ -180,8 +180,8 @@ def build_updates(
             build_exchange = LocalStepsExchangeBuilder(work, make_local_optimizer, schedule, length).build_exchange
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
-        return build_sync_updates(packing, selections, holdings, build_exchange, rule, task)
+        return build_sync_updates(packing, selections, shards, build_exchange, rule, task)
     # A classic step must know all that its worker has done before. Local steps are worth computing ahead, unless the
     # next exchange has other rows of a table.
     max_pending = 0 if mode.local_steps == 1 or packing.tables else 1
-    return build_async_updates(packing, selections, holdings, build_exchange, max_pending, mode.train_steps, task)
+    return build_async_updates(packing, selections, shards, build_exchange, max_pending, mode.train_steps, task)

@@ -9,14 +9,14 @@ from runtime.process.threads import SessionThread
 from runtime.updates import lost_workers
 from runtime.updates.aggregation import Aggregation, Rule
 from runtime.updates.exchange import Exchange, ExchangeFunction, Updates
-from runtime.updates.holding import Holding, make_updates
 from runtime.updates.packing import Packing, Selection
+from runtime.updates.ps_shard import PsShard, make_updates
 
 
 def build_sync_updates(
     packing: Packing,
     selections: Sequence[Selection],
-    holdings: Sequence[Holding],
+    shards: Sequence[PsShard],
     build_exchange: ExchangeFunction,
     rule: Rule,
     task: Task,
@@ -26,9 +26,9 @@ def build_sync_updates(
     With fewer gradients in an update than there are workers, the slowest ones are dropped: these come from the backup
     workers.
     """
-    aggregations = [Aggregation(holding, rule) for holding in holdings]
+    aggregations = [Aggregation(shard, rule) for shard in shards]
     exchanges: list[Exchange] = []
-    taken: list[list[tf.Tensor]] = [[] for _ in holdings]  # the steps that each exchange has taken, on each ps
+    taken: list[list[tf.Tensor]] = [[] for _ in shards]  # the steps that each exchange has taken, on each ps
     for number, selection in enumerate(selections):
         with tf.name_scope("exchange"):
             nums_updates = [a.join(task.index, of_ps[-1:]) for a, of_ps in zip(aggregations, taken, strict=True)]
@@ -39,10 +39,10 @@ def build_sync_updates(
                 with tf.name_scope("aggregate"):
                     vector, places = exchanges[-1].gradients[ps], selection.places[ps]
                     taken[ps].append(aggregation.add(vector, places, nums_updates[ps], task.index))
-    updates = make_updates(holdings, taken, exchanges)
+    updates = make_updates(shards, taken, exchanges)
     if not rule.is_strict:  # each ps has dropped other gradients, so each may reach the end at another time
         with tf.device(task.device):
-            steps = [holding.read_steps(after=of_ps) for holding, of_ps in zip(holdings, taken, strict=True)]
+            steps = [shard.read_steps(after=of_ps) for shard, of_ps in zip(shards, taken, strict=True)]
             updates = updates._replace(global_step=tf.reduce_min(tf.stack(steps)))
     hooks: list[tf.train.SessionRunHook] = []
     if task.is_chief:

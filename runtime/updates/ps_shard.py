@@ -19,7 +19,7 @@ class Gradient(NamedTuple):
     of_slices: list[tf.IndexedSlices]  # of each slice of a table: float32 [n, dim], each row once
 
 
-class Holding:
+class PsShard:
     """The parameters on one ps, the optimizer of its own that changes them, and the steps that they have."""
 
     def __init__(self, packing: Packing, device: str, make_optimizer: OptimizerMaker, ema_decay: float | None = None):
@@ -31,12 +31,14 @@ class Holding:
         # A ps has this while its part of the model belongs to those of the others: it is initialised once the model is,
         # and never saved.
         if device == global_step.device:
-            self.mark = self._make_variable("is_whole", True)
+            self.ready_marker = self._make_variable("is_whole", True)
         else:
             with tf.device(global_step.device):
                 step = global_step.read_value()
             name = f"steps_of_ps_{tf.DeviceSpec.from_string(device).task}"
-            self.steps = self.mark = self._make_variable(name, step)  # unsaved: so the number of ps tasks may change
+            self.steps = self.ready_marker = self._make_variable(
+                name, step
+            )  # unsaved: so the number of ps tasks may change
         self._optimizer, self._ema_decay = make_optimizer(self.steps), ema_decay
         trained = [v for v, is_state in zip(self._variables, self._are_state, strict=True) if not is_state]
         self._averages = packing.make_averages(trained, ema_decay) if ema_decay else []
@@ -100,7 +102,7 @@ class Holding:
 
 
 def make_updates(
-    holdings: Sequence[Holding], added: Sequence[Sequence[tf.Tensor]], exchanges: Sequence[Exchange]
+    shards: Sequence[PsShard], added: Sequence[Sequence[tf.Tensor]], exchanges: Sequence[Exchange]
 ) -> Updates:
     """Return a run in which each ps does what `added` needs: the steps, int64 [], that each exchange adds there.
 
@@ -110,17 +112,17 @@ def make_updates(
     sums = []
     with tf.device(exchanges[0].loss.device), tf.name_scope("shown_loss"):
         loss = exchanges[0].loss + 0.0 * tf.add_n([exchange.loss for exchange in exchanges])
-    for holding, of_ps in zip(holdings, added, strict=True):
-        with tf.device(holding.device), tf.name_scope("steps"):
+    for shard, of_ps in zip(shards, added, strict=True):
+        with tf.device(shard.device), tf.name_scope("steps"):
             sums.append(tf.add_n(of_ps))
-            if holding.steps is tf.train.get_global_step():
+            if shard.steps is tf.train.get_global_step():
                 num_steps = sums[-1]
-                global_step = holding.read_steps(after=[num_steps])  # the variable, fetched beside, may be older
+                global_step = shard.read_steps(after=[num_steps])  # the variable, fetched beside, may be older
     return Updates(
         train_op=[tensor.op for tensor in sums],
         num_steps=num_steps,
         loss=loss,
         global_step=global_step,
-        unsaved_variables=[holding.mark for holding in holdings],
+        unsaved_variables=[shard.ready_marker for shard in shards],
         exchange=exchanges[0],
     )
