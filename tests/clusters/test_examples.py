@@ -107,7 +107,7 @@ def test_wide_and_deep_rank_late_flights_like_one_plain_process(tmp_path, flight
     assert alone.wait() == 0, alone.output()
     expected = json.loads(re.findall(r"^\{.*\}$", alone.output(), re.MULTILINE)[-1])
     assert 0.6 < expected["test_auc"] < 0.75
-    assert expected["test_auc"] - 0.01 < auc < 0.75, "asynchronous workers take their steps in any order"
+    assert expected["test_auc"] - 0.02 < auc < 0.75, "asynchronous workers take their steps in any order"
 
     result = json.loads((tmp_path / "train" / "result.json").read_text())
     assert {"test_auc", "test_accuracy", "test_loss"} < result.keys()
