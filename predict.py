@@ -36,7 +36,7 @@ MIN_INK_OF_PHOTO = 0.4  # what is fainter there may be squared paper
 PAPER_SCALE, PAPER_SIZE = 4, 25  # to see the paper: so many pixels become one, and so many around count
 MIN_SHARE = 0.25  # of all ink, in a digit beside another one
 MIN_PROBABILITY = 0.8  # below this, the answer begins with "perhaps"
-MAX_SLANT = 0.6  # of a digit, sideways for each step down; more is no slant
+MAX_SLANT = 0.6  # of a digit, sideways for each step down; more is not slant
 OVERSAMPLING = 20  # so many pixels, in each direction, become one: enough that no pixel of a picture is left out
 
 
@@ -96,7 +96,7 @@ def _find_ink(pixels: npt.NDArray[np.float64]) -> Ink:
 
 
 def _find_paper(colors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the paper of a photographed sheet at each pixel, [height, width, 3]: most of what is around is no ink."""
+    """Return the paper of a photographed sheet at each pixel, [height, width, 3]: most of what is around is not ink."""
     picture = Image.fromarray(colors.astype(np.uint8))
     small = picture.reduce(PAPER_SCALE)
     bands = [band.filter(ImageFilter.MedianFilter(PAPER_SIZE)) for band in small.split()]

@@ -92,7 +92,7 @@ def test_a_python_that_is_killed_while_it_is_asked_costs_no_environment(install)
     script = install.project / "runtime" / "launch" / "venv.sh"
     done = subprocess.run([script, "requirements.txt"], capture_output=True, text=True)
     assert done.returncode == 128 + 9
-    assert "was ended by signal 9 before it told its version: try again" in done.stderr
+    assert "was ended by signal 9 before it named its version: try again" in done.stderr
     assert python.exists()
 
 

@@ -95,7 +95,7 @@ def test_a_port_in_use_is_named_and_so_is_the_process():
 def test_a_task_that_others_can_reach_says_so(caplog, host, warns):
     (port,) = choose_ports(1)
     check_address(Task("ps", 0, (f"{host}:{port}",), WORKERS))
-    line = f"ps 0: whoever can reach {host}:{port}, by any interface, can read and change everything"
+    line = f"ps 0: anyone who can reach {host}:{port}, by any interface, can read and change everything"
     assert (line in caplog.text) == warns
 
 
@@ -110,7 +110,7 @@ def test_a_task_whose_name_leads_to_loopback_says_that_others_can_reach_it(tmp_p
     done = subprocess.run(
         [*command, str(tmp_path / "hosts"), sys.executable, "-c", check], cwd=PROJECT, capture_output=True, text=True
     )
-    assert f"ps 0: whoever can reach my-machine:{port}, by any interface, can" in done.stderr
+    assert f"ps 0: anyone who can reach my-machine:{port}, by any interface, can" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ flags.FLAGS(sys.argv[:1])
 logging.use_absl_handler()
 output.write_in_background()
 """
-LOST = re.compile(r"lines missing here: (\d+); nobody read, or there was no room")
+LOST = re.compile(r"lines missing here: (\d+); there was no reader, or no room")
 
 
 def start(script, *arguments, **options):
@@ -99,7 +99,7 @@ end_process(0, "the end")
     with open(tmp_path / "log", "wb") as log, start(script, stderr=log) as process:
         assert process.wait() == 0
     whole = [f"{number:049}" for number in range(24)]
-    lost = "lines missing here: 16; nobody read, or there was no room"
+    lost = "lines missing here: 16; there was no reader, or no room"
     assert (tmp_path / "log").read_text().splitlines() == [*whole, "0" * 25, lost, "error: the end"]
 
 

@@ -209,7 +209,7 @@ def test_a_system_that_forbids_a_private_network_is_told_with_the_remedy(launch)
     assert run.wait(DEADLINE_SECS) == 0
     (line,) = [line for line in run.output().splitlines() if "no private network here" in line]
     assert (
-        "; sudo sysctl user.max_user_namespaces=10000 allows it): whoever reaches this machine's ports, other" in line
+        "; sudo sysctl user.max_user_namespaces=10000 allows it): other accounts, and other machines that reach" in line
     )
 
 

@@ -869,7 +869,9 @@ class Clipped(tf.train.GradientDescentOptimizer):
 
 
 def test_an_optimizer_that_changes_what_nobody_calls_is_refused():
-    with pytest.raises(UnusableError, match=r"nobody calls compute_gradients\(\) of the Clipped of build_optimizer"):
+    with pytest.raises(
+        UnusableError, match=r"this program does not call compute_gradients\(\) of the Clipped of build_optimizer"
+    ):
         make_optimizer("sgd", Rate(lambda: LEARNING_RATE), Own(build_optimizer=Clipped))
 
 

@@ -34,7 +34,7 @@ class Agreement:
 
     A task looks at its own server, and at those of the tasks that it needs: every ps and the chief. If one of these was
     given other host lists, or if this task's own input is unusable, the reason to abort is written on these servers,
-    where the others find it. But nobody ends a cluster that trains: once a worker has begun, a task that comes late
+    where the others find it. But a cluster that trains is never ended: once a worker has begun, a task that comes late
     with other lists, or cannot go on, ends alone. So does a task that meets another cluster.
     """
 
@@ -42,7 +42,7 @@ class Agreement:
         """Prepare to compare what `task` was given with what is in the `tables` of these servers."""
         self._task, self._tables = task, tables
         self._lists, self._is_training = HostLists.of(task), False
-        self._ending = threading.Lock()  # whoever takes it, one thread or another, ends the process
+        self._ending = threading.Lock()  # the thread that takes it ends the process
 
     def publish(self) -> None:
         """Write the host lists of this task on its server."""
@@ -109,7 +109,7 @@ class Agreement:
             table.close()  # until this task has something to say
 
     def tell_to_end(self, why: str) -> None:
-        """Write why this cluster shall end on its servers, within `TELLING_SECS`, unless one says that it trains."""
+        """Write on the servers of this cluster why it must end, within `TELLING_SECS`, unless it trains already."""
         self._ending.acquire()
         deadline = time.monotonic() + TELLING_SECS
         while not self._is_training:

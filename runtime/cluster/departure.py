@@ -19,9 +19,9 @@ LINGER_SECS = 0.5  # how long a task stays after the chief has dismissed it, unt
 
 
 class Departure:
-    """Ends the process of a task that only serves: with 0 once the chief says that nobody needs it.
+    """Ends the process of a task that only serves: with 0 once the chief dismisses it.
 
-    Told to stop, it stays until no client trains any more, so that each can finish its step, and the chief can save;
+    After a signal, it stays until no client trains any more, so that each can finish its step, and the chief can save;
     then it ends with 128 + signal. The thread of the membership does that, since `server.join()` never returns, and
     nothing stops a server.
     """
@@ -37,14 +37,14 @@ class Departure:
         signals.listen(self._note_signal)
         logging.info("%s: serving at %s", self._task, self._task.address)
         events.record("serving")
-        self._membership.decisions.append(self._leave_if_nobody_needs_this_task)
+        self._membership.decisions.append(self._leave_if_dismissed)
 
     def _note_signal(self, number: signal.Signals) -> signals.Stop:
         logging.info("%s: %s: leaving when the workers have, or at once at a second signal", self._task, number.name)
         self._received = number
         return signals.Stop(self._stop_secs + 2)  # the chief needs its time to save
 
-    def _leave_if_nobody_needs_this_task(self) -> None:
+    def _leave_if_dismissed(self) -> None:
         """Log what each client says whenever that changes; leave once none needs this task any more."""
         last_records = self._records
         with contextlib.suppress(tf.errors.UnavailableError):  # its own server may be busy
@@ -58,7 +58,7 @@ class Departure:
         number = None if of_chief == EVALUATED else self._received
         if of_chief != EVALUATED and not (number and self._is_free()):
             return
-        reason = f"{number.name}, and nobody trains" if number else "the chief has evaluated"
+        reason = f"{number.name}, and no worker trains" if number else "the chief has evaluated"
         logging.info("%s: %s: leaving", self._task, reason)
         chief, deadline = self._task.clients[0], time.monotonic() + LINGER_SECS
         while ask(chief.address).reason != REFUSED and time.monotonic() < deadline:

@@ -28,7 +28,7 @@ class Discovery(NamedTuple):
 def discover(environment: Mapping[str, str]) -> Discovery | None:
     """Read the cluster and the task from `TF_CONFIG` or `CLUSTER_SPEC`; return None if neither has a cluster.
 
-    A chief, or master, becomes worker 0, and the other workers follow. An evaluator is no part of the cluster.
+    A chief, or master, becomes worker 0, and the other workers follow. An evaluator is not part of the cluster.
 
     Raises:
       UnusableError: the text is not JSON of this form, or the cluster in it is unusable.

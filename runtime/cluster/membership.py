@@ -149,7 +149,7 @@ class Membership:
         return [parse_record(texts[0] if all(texts) else "") for texts in zip(*found.values(), strict=True)]
 
     def dismiss_servers(self) -> None:
-        """Tell every server, as the chief, that nobody needs it any more, and look no more: each leaves when it hears.
+        """Dismiss every server, as the chief, and stop looking at them: each leaves when it hears that.
 
         Raises:
           OpError: a server was lost.

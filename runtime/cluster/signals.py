@@ -1,4 +1,4 @@
-"""How a task hears that it shall stop: a signal, while its main thread is inside TensorFlow."""
+"""How a signal reaches a task whose main thread is inside TensorFlow."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ REMINDER_SECS = 5.0  # how often a task says what keeps it
 
 
 class Stop(NamedTuple):
-    """How a task stops in order, once it was told to."""
+    """How a task stops in order after a signal."""
 
     secs: float = 0.0  # how long that may take
     describe_unsaved: Callable[[], str] = str  # says what it still has to save, if anything
@@ -38,7 +38,7 @@ def start_listening() -> None:
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)  # as set_wakeup_fd demands
-    signal.set_wakeup_fd(writer)  # first: from a handler alone, nobody would hear of a signal
+    signal.set_wakeup_fd(writer)  # first: a handler alone would pass no signal on
     # A shell lets background jobs ignore SIGINT.
     numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     for number in numbers:

@@ -30,7 +30,7 @@ SERVICE = "/tensorflow.WorkerService"
 # looks the name up again.
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
 
-_channels: dict[str, grpc.Channel] = {}  # those that work, by address, while nobody uses them
+_channels: dict[str, grpc.Channel] = {}  # those that work, by address, while they are not in use
 
 
 class Status(NamedTuple):
@@ -43,13 +43,13 @@ class Status(NamedTuple):
 def ask(address: str) -> Status:
     """Ask the server at `host:port` which process it is.
 
-    The connection stays open from one question to the next: a new one each time would cost the server much more. No
-    channel is made before a process is forked, since none can be used after that.
+    The connection stays open from one question to the next: a new one each time would keep the server much busier.
+    No channel is made before a process is forked, since none can be used after that.
     """
     status, channel = Status(reason=REFUSED), _channels.pop(address, None)
     if channel:
         status = ask_through(channel)
-    if status.reason not in ("", NO_ANSWER):  # whoever was there has hung up, and another one may have come
+    if status.reason not in ("", NO_ANSWER):  # the process there has hung up, and another one may have come
         if channel:
             channel.close()
         channel = open_channel(address)

@@ -14,15 +14,15 @@ from runtime.process.errors import reason
 
 # What a worker that trains says that it does: its state.
 TRAINING = "training"
-REACHED = "reached"  # of the chief: the model is good enough, so that all shall stop
+REACHED = "reached"  # of the chief: the model is good enough, so that all must stop
 TRAINED = "trained"
 STOPPED = "stopped"  # by a signal, before the end
-EVALUATED = "evaluated"  # of the chief, at the end: nobody needs its servers any more
+EVALUATED = "evaluated"  # of the chief, at the end: the servers may leave
 
 # What all tasks share on a server; a number from 0 on is a worker, and has its record. (No table has texts as keys.)
 CLUSTER = -1  # the host lists of the task whose server this is: long, if there are many workers
 DIGEST = -2  # of these
-ABORT_REASON = -3  # why all tasks shall end, unless they train
+ABORT_REASON = -3  # why all tasks must end, unless they train
 IS_TRAINING = -4
 FLAGS = -5  # those of the chief, which all workers must be given alike
 
@@ -50,7 +50,7 @@ class Table:
         the two draw the same ones, and take each other's steps for their own.
         """
         self._address = address
-        # It needs no initialisation, is no part of the model, and ends with the server's process.
+        # It needs no initialisation, is not part of the model, and ends with the server's process.
         with tf.Graph().as_default() as self._graph:
             table = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.string, shared_name="members")
             self._numbers, self._texts = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.string, [None])
@@ -73,7 +73,7 @@ class Table:
         self._run(self._insert, {self._numbers: [*texts], self._texts: [*texts.values()]})
 
     def close(self) -> None:
-        """End the session, which costs the server some memory; the next use makes another one."""
+        """End the session, which takes memory on the server; the next use makes another one."""
         with self._using:
             self._close()
 
@@ -94,7 +94,7 @@ class Table:
                 if not was_kept or isinstance(error, tf.errors.DeadlineExceededError):
                     message = f"no answer of {self._address} ({reason(error)})"
                     raise tf.errors.UnavailableError(None, None, message) from error
-        return self._run(fetches, feed_dict)  # whoever was there has ended, and another one may have come
+        return self._run(fetches, feed_dict)  # the process there has ended, and another one may have come
 
     def _connect(self) -> tf.Session:
         if why := ask(self._address).reason:

@@ -36,7 +36,7 @@ class Task:
       UnusableError: an address is malformed or listed twice, or the lists have no such task.
     """
 
-    job_name: str  # "ps" or "worker"; an "evaluator" is no part of the cluster, and has no address
+    job_name: str  # "ps" or "worker"; an "evaluator" is not part of the cluster, and has no address
     index: int
     ps_hosts: tuple[str, ...]  # host:port, by task index
     worker_hosts: tuple[str, ...]

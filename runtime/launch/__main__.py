@@ -154,8 +154,8 @@ def isolate(command: list[str]) -> list[str]:
         with contextlib.suppress(OSError), open(f"/proc/sys/{name}") as file:
             if file.read().strip() == forbids:
                 why += f"; sudo sysctl {name.replace('/', '.')}={allows} allows it"
-    whoever = "whoever reaches this machine's ports, other accounts too, can use the cluster"
-    say(f"no private network here ({why}): {whoever}")
+    risk = "other accounts, and other machines that reach its ports, can use the cluster"
+    say(f"no private network here ({why}): {risk}")
     return command
 
 
@@ -193,7 +193,7 @@ def silence() -> Iterator[None]:
 
 
 def try_script(arguments: Sequence[str]) -> str:
-    """Import the script and parse its flags, in a process that ends after that, so that a mistake is told once.
+    """Import the script and parse its flags, in a process that ends after that, so that a mistake is reported once.
 
     Returns:
       What predict.py takes, such as "PICTURE...", or "".
@@ -206,7 +206,7 @@ def try_script(arguments: Sequence[str]) -> str:
         script = import_script()
         script.program.parse_flags(sys.argv)
         writer.send(getattr(script.mnist_input, "PREDICTS", ""))
-        with contextlib.suppress(OSError):  # nobody may be there to read
+        with contextlib.suppress(OSError):  # there may be no reader
             sys.stdout.flush()
         end_process(0)  # whatever threads the user's files have started
 

@@ -25,7 +25,7 @@ class Console:
         """Show tasks, such as "worker-0", from what they write into `folder` from now on; `run` has their events."""
         output.write_in_background()
         self._chief, self._board = Tail(folder.log_of("worker 0")), Tail(folder.log_of("tensorboard"))
-        # A log on a full disk must not cost people the result: the chief sends the lines that it cannot write.
+        # The result is shown though the disk of its log is full: the chief sends the lines that it cannot write.
         self._lost_lines, self.lost_lines_of_chief = multiprocessing.Pipe(duplex=False)
         self.lost_lines: collections.deque[str] = collections.deque(maxlen=NUM_LAST_LINES)
         self._result: list[str] = []  # and what comes after it: this stands below the picture

@@ -1,4 +1,4 @@
-"""What the launcher is told: options of its own, and flags that it hands on to the tasks."""
+"""The command line of the launcher: its own options, and the flags that it passes on to the tasks."""
 
 import contextlib
 import os
@@ -58,7 +58,9 @@ def parse(arguments: Sequence[str]) -> Options:
     flags.DEFINE_string("train_dir", "", "folder of the run", flag_values=own)
     flags.DEFINE_string("data_dir", download.default_data_dir(), "folder of the examples", flag_values=own)
     flags.DEFINE_string("export_dir", "", "folder of the finished model", flag_values=own)
-    flags.DEFINE_float("stop_timeout_secs", STOP_SECS, "how long the chief may save when told to stop", flag_values=own)
+    flags.DEFINE_float(
+        "stop_timeout_secs", STOP_SECS, "how long the chief may take to save after a signal", flag_values=own
+    )
     flags.DEFINE_integer("max_restarts", 3, "how often a task may be started again", 0, flag_values=own)
     for name in ("no_isolation", "locked", "tensorboard"):
         flags.DEFINE_boolean(name, False, "", flag_values=own)
@@ -82,7 +84,7 @@ def parse(arguments: Sequence[str]) -> Options:
 
 
 def say(line: str) -> None:
-    """Write a line of the launcher, before it has a `Console`; nobody need read it."""
+    """Write a line of the launcher, before it has a `Console`; there need be no reader."""
     with contextlib.suppress(OSError):
         os.write(1, f"{PROGRAM}: {line}\n".encode(errors="surrogateescape"))
 

@@ -22,7 +22,7 @@ from runtime.records.folder import RunFolder
 
 POLL_SECS = 0.2
 LEAVE_SECS = 15.0  # how long tasks may take to end after the chief has
-MARGIN_SECS = 7.0  # a ps that was told to stop leaves 2 s after the chief, at the latest
+MARGIN_SECS = 7.0  # after a signal, a ps leaves 2 s after the chief at the latest
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED = re.compile(r"error: (ps|worker) (\d+) has ended: ")  # says a task that ends because of another one
 
@@ -68,7 +68,7 @@ class Supervisor:
                 self._start(task)
             while self._running() and not self._received:
                 self._wait()
-                if not self._received:  # else what has died shall stay dead
+                if not self._received:  # else what has died stays dead
                     self._supervise()
         except GivenUpError as error:
             self._end_all()

@@ -30,12 +30,12 @@ fail() {
   exit 2
 }
 
-# Return whether a Python is of the right version. One that is killed before it answers costs no environment.
+# Return whether a Python is of the right version. One that is killed before it answers says nothing of its version.
 is_suitable() {
   local status=0
   "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || status=$?
   if ((status >= 128)); then
-    echo "error: $1 was ended by signal $((status - 128)) before it told its version: try again" >&2
+    echo "error: $1 was ended by signal $((status - 128)) before it named its version: try again" >&2
     exit "$status"
   fi
   return "$status"

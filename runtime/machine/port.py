@@ -39,7 +39,7 @@ def check_address(task: Task) -> None:
         is_loopback = "localhost" in host.lower().split(".")
     if not is_loopback:
         logging.warning(
-            "%s: whoever can reach %s, by any interface, can read and change everything: see docs/security.md",
+            "%s: anyone who can reach %s, by any interface, can read and change everything: see docs/security.md",
             task,
             task.address,
         )

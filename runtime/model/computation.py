@@ -81,7 +81,7 @@ class Computation:
 def build_global_step() -> tf.Tensor:
     """Build the global step, int64 [], once in a run, as a model sees it; an exported one sees 0."""
     variable = tf.train.get_global_step()
-    with tf.control_dependencies(None):  # it is no part of any loop
+    with tf.control_dependencies(None):  # it is not part of any loop
         if variable is None:
             return tf.zeros([], tf.int64)
         with tf.device(variable.device):

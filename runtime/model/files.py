@@ -12,7 +12,7 @@ from runtime.process.phases import find_place_of, preparing
 
 
 class Files:
-    """Calls the functions of both files. A mistake in one is told with its place."""
+    """Calls the functions of both files. A mistake in one is reported with its place."""
 
     def __init__(self, model: Any, mnist_input: Any):
         """Take the modules.

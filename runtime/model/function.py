@@ -207,7 +207,9 @@ class Model:
         names, outputs = list(made.predictions), list(made.predictions.values())
         needed = find_ancestors([output.op for output in outputs])
         if any(column.op in needed for column in made.columns[len(columns) :]):
-            raise UnusableError("model.py: what is exported depends on the labels, which nobody will know")
+            raise UnusableError(
+                "model.py: the exported outputs depend on the labels, which are unknown when the model is served"
+            )
         computation = Computation(made, outputs, self.tables)
         if computation.calls_python:
             raise UnusableError("model.py: what is exported calls a Python function, which no other program has")

@@ -114,7 +114,7 @@ class Template:
         if stream is not None or definition.library.function:  # else it can be imported as it is
             definition = tf.GraphDef()
             definition.CopyFrom(self._definition)
-            # TensorFlow changes the functions of a loop; those of another copy shall not change with them.
+            # TensorFlow changes the functions of a loop; those of another copy must not change with them.
             names = {f.signature.name: f"{f.signature.name}_{number}" for f in definition.library.function}
             salt = "" if stream is None else f"{stream} {number}"
             for function in definition.library.function:

@@ -53,7 +53,7 @@ def trace(
     Args:
       files: the user's.
       signature: the columns of one example, as they lie in memory.
-      is_training: what `build_logits()` is told; training decodes the examples, else `to_inputs()` takes them.
+      is_training: the argument of `build_logits()`; training decodes the examples, else `to_inputs()` takes them.
       seed: of the initial values, and of all other random numbers.
       reusable: the variables of another trace, which a scope with `reuse=True` has.
 

@@ -37,7 +37,7 @@ class EvaluationGraph(NamedTuple):
     columns: Sequence[tf.Tensor]  # placeholders, [n, ...]
     ids: Sequence[tf.Tensor]  # of the rows that the columns need of each table
     measured: Measured
-    num_classes: int | None  # None: it is no classifier
+    num_classes: int | None  # None: it is not a classifier
     batch_size: int
 
 

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 def write(folder: str, event: tf.Event) -> None:
     """Write an event at once, unless `folder` is empty, or lies in one that this task does not see.
 
-    A full disk costs the event and nothing else. Checkpoints fail too, and say so.
+    On a full disk only the event is lost. Checkpoints fail, too, and log that.
     """
     if folder and os.path.isdir(os.path.dirname(folder)):
         with _writing:

@@ -56,7 +56,7 @@ class ProfileHook(tf.train.SessionRunHook):
             path = os.path.join(self._folder.profile_of(self._task), f"step-{step}.pb")
             try:
                 replace_file(path, run_values.run_metadata.SerializeToString())
-            except OSError as error:  # a full disk, say, costs the trace and nothing else
+            except OSError as error:  # on a full disk, say, only the trace is lost
                 logging.error("no trace could be written (%s): free disk space or fix permissions", error)
 
     def end(self, session: tf.Session) -> None:

@@ -36,7 +36,7 @@ def end_process(
 ) -> NoReturn:
     """End this process at once, with `message`, if given, as one line on standard error; `tell` passes it on.
 
-    At once, since neither a server nor a session in use can be stopped. Neither a log that nobody reads nor a train
+    At once, since neither a server nor a session in use can be stopped. Neither a log without a reader nor a train
     directory that does not answer must keep the process alive.
     """
     was_recorded = events.record("ended", status=status, message=message)

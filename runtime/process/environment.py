@@ -56,7 +56,7 @@ import tensorflow.compat.v1  # noqa: E402  # the environment is read here
 gc.freeze()
 gc.enable()
 if _raises_interrupt and _ending is signal.SIG_DFL:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as whoever else imports this expects
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as other importers expect
 
 
 def choose_behavior() -> None:

@@ -16,7 +16,7 @@ class UnusableError(Exception):
 
 
 def check_folder(flag: str, folder: str, is_pattern: bool = True) -> None:
-    """Raise an UnusableError if the value of a flag is no folder, or one that TensorFlow would not find."""
+    """Raise an UnusableError if the value of a flag is not a folder, or not one that TensorFlow would find."""
     if why := why_misread(folder, is_pattern):
         raise UnusableError(f"--{flag} {folder} {why}")
 

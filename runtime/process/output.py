@@ -1,4 +1,4 @@
-"""What this process says on standard output and error: a thread writes it, since nobody may be there to read."""
+"""What this process says on standard output and error: a thread writes it, since there may be no reader."""
 
 import collections
 import contextlib
@@ -22,10 +22,10 @@ reader_of_lost: Connection | None = None  # is sent the lines that cannot be wri
 
 
 def write_in_background() -> None:
-    """Let nobody who prints or logs wait for a reader, from now on: a thread writes the lines, in their order.
+    """From now on, never let a caller that prints or logs wait for a reader: a thread writes the lines, in their order.
 
-    A pipe that nobody reads is full at some time, and so is a disk. Then lines are lost, the oldest first, and once
-    there is room a line says how many. What TensorFlow's C++ code says is written at once, or lost.
+    A pipe without a reader becomes full, and so may a disk. Then lines are lost, the oldest first, and once there is
+    room a line says how many. What TensorFlow's C++ code says is written at once, or lost.
     """
     global _writer
     _writer = _Writer()
@@ -37,7 +37,7 @@ def write_in_background() -> None:
     handler.setStream(sys.stderr)
     do_people_look = bool(sys.stderr and sys.stderr.isatty())  # then they want no date, thread and source file
     brief = python_logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
-    handler.setFormatter(brief if do_people_look else logging.PythonFormatter())  # a fork may be told to change it
+    handler.setFormatter(brief if do_people_look else logging.PythonFormatter())  # a fork may change it
 
 
 def _write_directly() -> None:
@@ -56,12 +56,12 @@ def wait_until_written() -> None:
 
 
 def _keep_from_waiting(file: int) -> int:
-    """Let nobody wait who writes directly to a file, by its number, and return one to which writing may wait.
+    """Never let a direct write to a file, by its number, wait; return another number, to which a write may wait.
 
     Only a pipe or a terminal makes a writer wait. A new way to it, which is this process's own, need not.
     """
     waiting = os.dup(file)
-    with contextlib.suppress(OSError):  # nobody reads there, or the system has no such path
+    with contextlib.suppress(OSError):  # there is no reader, or the system has no such path
         if stat.S_ISFIFO(os.fstat(file).st_mode) or os.isatty(file):
             own = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
             os.dup2(own, file)
@@ -102,7 +102,7 @@ class _Writer:
                 self._is_writing = True
                 num_lost, self._num_lost = self._num_lost, 0
                 file, line = self._lines.popleft()
-            lost = f"lines missing here: {num_lost}; nobody read, or there was no room\n"
+            lost = f"lines missing here: {num_lost}; there was no reader, or no room\n"
             if num_lost and not self._write(STDERR, lost.encode()):
                 num_lost = 0
             error = self._write(file, line)

@@ -43,7 +43,7 @@ _copies: dict[str, tf.Graph] = {}  # by the prefix of the names that a copy's op
 def preparing(where: str = "") -> Iterator[None]:
     """Import a user's files, read data or build the graph: an unexpected error here would come at every attempt.
 
-    It is told as Python tells it, cut to the frames of the user's files, if it has any.
+    Python's traceback is printed, cut to the frames of the user's files, if it has any.
 
     Args:
       where: names what is called, such as "model.py, build_loss()", for an error without a line of its own.

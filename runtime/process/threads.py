@@ -43,7 +43,7 @@ def make_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> threadi
     def run() -> None:
         try:
             guard(*arguments)
-        except Exception as error:  # what it guards would not be guarded any more, and nobody would know
+        except Exception as error:  # else what it guards would silently lose its guard
             _end_by(error)
 
     return threading.Thread(target=run, name=name, daemon=True)

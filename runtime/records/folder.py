@@ -27,7 +27,7 @@ def why_misread(path: str, is_pattern: bool = True) -> str:
 
 
 class RunFolder:
-    """The paths in a train directory. Whoever reads or writes there asks for them here.
+    """The paths in a train directory. Everything that reads or writes there asks for them here.
 
     Without a train directory nothing is saved, and all paths are empty.
     """

@@ -36,7 +36,7 @@ def follow_checkpoints(task: Task, test: ModelTest, folder: RunFolder, goal: Goa
         on other examples.
     """
     if not folder.is_given:
-        raise UnusableError("the evaluator needs --train_dir, the folder of the run that it shall evaluate")
+        raise UnusableError("the evaluator needs --train_dir, the folder of the run to evaluate")
     log = EvaluationLog(task, folder)
     evaluated = {Checkpoint(*(line.get(name, 0) for name in Checkpoint._fields)) for line in log.read()}
     saver = tf.train.Saver()

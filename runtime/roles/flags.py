@@ -138,7 +138,7 @@ def _define_periods() -> None:
     flags.DEFINE_float("log_every_secs", 2, "period of the progress line and of summaries", lower_bound=0.1)
     flags.DEFINE_float("startup_timeout_secs", 300, "how long to wait for the ps tasks and the chief at start", 1)
     flags.DEFINE_float("recovery_timeout_secs", 600, "how long to wait for a lost ps or chief to come back", 1)
-    flags.DEFINE_float("stop_timeout_secs", STOP_SECS, "how long the chief may take to save when it is told to stop", 1)
+    flags.DEFINE_float("stop_timeout_secs", STOP_SECS, "how long the chief may take to save after a signal", 1)
     flags.DEFINE_string("profile_steps", None, "A:B: trace the steps of each worker between these two global steps")
     flags.register_validator("profile_steps", profiling.is_step_range, "it must be A:B, two global steps")
     _refuse_without("profile_steps", "train_dir")

@@ -83,7 +83,7 @@ class Training:
             # The other workers must hear that the model is good enough before the chief waits for them.
             evaluation,
             evaluation and evaluation.repeating(flags.eval_every_secs),
-            # Then nobody changes the model any more that is saved.
+            # Then the model that is saved no longer changes.
             WaitForWorkersHook(me.membership) if task.is_chief else None,
             self._checkpoints,
             # What sees each step, in any order.

@@ -32,7 +32,7 @@ class Result(NamedTuple):
     figures: dict[str, float]  # of `Measures`, rounded: the metrics of the test, its loss, and the global step
     train_secs: float | None  # from the chief's first step to its last, if this process has taken any
     examples_per_sec: float | None  # used by all workers in that time
-    settings: dict[str, Any]  # what the run was told
+    settings: dict[str, Any]  # the flags of the run
 
     def write(self, folder: RunFolder) -> None:
         """Write `result.json`, unless no folder is given, or it has the result of this very model already.
@@ -61,7 +61,7 @@ class Result(NamedTuple):
 
 
 def evaluate_and_save(session: tf.Session, test: ModelTest, checkpoint_hook: CheckpointHook) -> Measures:
-    """Evaluate the finished model, which the last checkpoint shall have; else try to save it once more.
+    """Evaluate the finished model, which the last checkpoint should have; else try to save it once more.
 
     A worker for which the chief did not wait, since it was stopped, may go on and bring its last run after that.
     """

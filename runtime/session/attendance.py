@@ -73,7 +73,7 @@ class AttendanceHook(tf.train.SessionRunHook):
 class WaitForWorkersHook(tf.train.SessionRunHook):
     """Lets the chief end after every worker that trains has taken its last step.
 
-    So the last checkpoint and the evaluation see parameters that nobody changes any more. In synchronous mode the chief
+    So the last checkpoint and the evaluation see parameters that no longer change. In synchronous mode the chief
     tells the ps tasks who is lost, so it must go last. For the chief only. It waits
     `GRACE_SECS` for workers that do not answer, and the recovery timeout for those that do.
     """

@@ -23,7 +23,7 @@ from runtime.process.threads import make_guard, start_guard
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
 
-STEP_SECS = 1.0  # how long a worker that shall stop may take to finish its step
+STEP_SECS = 1.0  # how long a worker may take after a signal to finish its step
 LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the chief has stopped
 CLOSING_SECS = 60.0  # how long the close of a lost session may take; TCP gives up a cut link after 20 s
 STOP_SECS = 8.0  # how long a worker that saves nothing may take to stop in order; Docker kills after 10 s
@@ -144,7 +144,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             end_process(128 + number, message, is_error=bool(failure))
 
     def _wait_for_others(self) -> None:
-        """Wait a little for the other workers, which may have been told to stop too, to save their last steps."""
+        """Wait a little for the other workers, which may have had the signal too, to save their last steps."""
 
         def describe_training() -> str:
             records = self._membership.records()

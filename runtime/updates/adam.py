@@ -19,7 +19,7 @@ class CountedAdamOptimizer(tf.train.Optimizer):
     """
 
     def __init__(self, learning_rate: Rate, num_updates: tf.Variable):
-        """Take `num_updates`, int64 [], for the number of updates so far; whoever applies one then advances it."""
+        """Take `num_updates`, int64 [], for the number of updates so far; the caller advances it after each."""
         super().__init__(use_locking=False, name="Adam")
         self._learning_rate, self._num_updates = learning_rate, num_updates
 

@@ -23,7 +23,7 @@ class Rule(NamedTuple):
 
 
 class Aggregation:
-    """Averages the gradients of several workers on a ps; whoever brings the last of them applies the average.
+    """Averages the gradients of several workers on a ps; the worker that brings the last of them applies the average.
 
     The updates are numbered. A gradient is for the one after those that its worker has read, and is dropped if that was
     made without it. It is dropped, too, if the update has one of this worker, from before a restart: it never has two.
@@ -32,8 +32,8 @@ class Aggregation:
     An update waits for each worker that is awaited: one that has read the number, until the chief finds it lost. So no
     worker waits here for one that waits for it on another ps: such a circle of updates would each come before itself.
 
-    Whatever wakes a worker, it looks at the number, and waits on if that is still the same. So it does no harm to wake
-    somebody for nothing, and what nobody has heard need not be taken back.
+    Whatever wakes a worker, it looks at the number, and waits on if that is still the same. So a superfluous
+    wake-up does no harm, and one that was not heard need not be taken back.
     """
 
     def __init__(self, shard: PsShard, rule: Rule):
@@ -52,8 +52,8 @@ class Aggregation:
                 for variable in shard.table_slices
             ]
             self._accumulators = [*self._sums_of_slices, self._gradients]
-            # Who waits for an even update hears the first, and for an odd one the second: so nobody who waits for the
-            # next update already takes what shall wake a slower worker.
+            # A worker hears the first bell if it waits for an even update, and the second for an odd one: so a fast
+            # worker, which waits for the next update already, takes no wake-up from a slower one.
             bells = [tf.FIFOQueue(-1, tf.bool, [()], shared_name=f"{name}_bell") for name in ("even", "odd")]
             self._bells = tf.stack([bell.queue_ref for bell in bells])
             self._mutex = tf.raw_ops.MutexV2(container="", shared_name="aggregation")
@@ -162,7 +162,7 @@ class Aggregation:
         return tf.while_loop(tf.identity, hear, [must_wait()], parallel_iterations=1, back_prop=False)
 
     def _ring(self, number: tf.Tensor | int) -> tf.Operation:
-        """Wake who waits for the update of a number: as many as there are workers, with what nobody has heard yet."""
+        """Wake the workers that wait for the update of a number; a bell holds at most one ring for each worker."""
         if not self.is_waited_for:
             return tf.no_op()
         bell = tf.gather(self._bells, number % 2)

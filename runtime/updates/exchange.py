@@ -98,7 +98,7 @@ class GradientExchangeBuilder:
             self._work.devices, self._compute, (messages, selection.ids, selection.samples), inputs
         )
         self._last_gradients = [tf.cast(gradient, self._work.dtype) for gradient in gradients]
-        # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape costs nothing, so the gradients
+        # Of the ops that are ready, TensorFlow runs the cheap ones first. A reshape takes no time, so the gradients
         # leave before the next batch is gathered, which becomes ready at the same moment.
         sent = [tf.reshape(gradient, [-1]) for gradient in self._last_gradients]
         return Exchange(sent, None, loss, selection)
@@ -115,7 +115,7 @@ class GradientExchangeBuilder:
 class Updates(NamedTuple):
     """What a worker runs to take its steps, and what its sessions need for that."""
 
-    train_op: list[tf.Operation]  # one for each ps: a common one would cost a message from each
+    train_op: list[tf.Operation]  # one for each ps: a common one would need a message from each
     num_steps: tf.Tensor  # int64 [], local steps in one run of `train_op`
     loss: tf.Tensor  # float32 [], of one of these; 0 if there is none
     global_step: tf.Tensor  # int64 [], as it is after the run

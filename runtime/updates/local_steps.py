@@ -121,5 +121,5 @@ def _make_copy(name: str, shape: tf.TensorShape) -> tf.Variable:
 
 
 def _make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-    """Make a local variable, which is no part of the model: neither shared, nor trained, nor saved."""
+    """Make a local variable, which is not part of the model: neither shared, nor trained, nor saved."""
     return next_creator(**{**kwargs, "collections": [tf.GraphKeys.LOCAL_VARIABLES], "trainable": False})

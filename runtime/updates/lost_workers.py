@@ -45,7 +45,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
         """Look whether updates happen; if none does, tell the ps tasks who is lost. It is never done."""
         counts, steps, step, are_awaited = session.run(self._fetches)
         is_moving, self._last_counts = counts != self._last_counts, counts
-        if min(steps) >= self._rule.train_steps:  # nobody waits any more, and the others may have left
+        if min(steps) >= self._rule.train_steps:  # no worker waits any more, and the others may have left
             return False
         lost = dict[Peer, str]()
         if not is_moving:

@@ -112,8 +112,8 @@ def make_optimizer(name: str, learning_rate: Rate, own: Own, num_updates: tf.Var
             for method in ("compute_gradients", "minimize"):
                 if getattr(type(optimizer), method) is not getattr(tf.train.Optimizer, method):
                     raise UnusableError(
-                        f"model.py: nobody calls {method}() of the {type(optimizer).__name__} of build_optimizer():"
-                        " let its apply_gradients() do that, or take --clip_norm"
+                        f"model.py: this program does not call {method}() of the {type(optimizer).__name__} of"
+                        " build_optimizer(): let its apply_gradients() do that, or take --clip_norm"
                     )
         return ScopedOptimizers(by_scope)
     if name == "adam" and num_updates is not None:
