@@ -14,7 +14,7 @@ from runtime.cluster import agreement, departure, membership
 from runtime.cluster.departure import Departure
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
-from runtime.cluster.table import ABORT_REASON, EVALUATED, IS_TRAINING, TRAINED, TRAINING, Record, Table
+from runtime.cluster.table import ABORT_REASON, DIGEST, EVALUATED, IS_TRAINING, TRAINED, TRAINING, Record, Table
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.launch.ports import choose_ports
@@ -167,6 +167,19 @@ def test_tasks_that_train_go_on_and_only_a_late_one_that_differs_ends(ends):
     last.agreement.tell_to_end("worker 2 has ended: there is no --data_dir")
     assert [abort_reason(address) for address in (ps, workers[0])] == ["", ""], "they heard nothing"
     assert ends.empty()
+
+
+def test_a_ps_whose_server_takes_nothing_at_first_publishes_its_lists_though_the_others_train(ends):
+    *ps, worker = (f"localhost:{port}" for port in choose_ports(3))
+    start("ps 0", ps, [worker])
+    start("worker 0", ps, [worker]).agreement.begin_training()
+    late = Membership(Task("ps", 1, tuple(ps), (worker,)), Timeouts(300, 600))  # without a server yet
+    late.agreement.end_if_lists_differ()
+    tf.train.Server(tf.train.ClusterSpec(late.task.jobs), "ps", 1)
+    for _ in range(2):
+        late.agreement.end_if_lists_differ()
+    assert Table(ps[1]).read(DIGEST) == [late.agreement._lists.digest]
+    assert is_training(ps[1])
 
 
 def test_a_worker_that_would_begin_to_train_ends_if_another_has_ended_before(ends):

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import errno
+import fcntl
 import io
 import json
 import os
@@ -204,6 +205,14 @@ def test_a_run_goes_on_until_its_last_task_has_ended(tmp_path):
             task.wait()
         assert join() == os.path.basename(joined[0])
     assert join() == str(int(os.path.basename(joined[0])) + 1)
+
+
+def test_the_lock_of_a_run_can_be_shared_on_nfs_too(tmp_path):
+    """Whose client turns flock() into locks of fcntl(): these need a file that is open for reading, and for writing."""
+    events.join_run(RunFolder(tmp_path))
+    lock = events._locks[-1].fileno()
+    for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):
+        fcntl.lockf(lock, kind | fcntl.LOCK_NB)
 
 
 def test_where_the_file_system_knows_no_locks_all_runs_share_a_folder(tmp_path, monkeypatch):

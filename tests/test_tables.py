@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import threading
 
 import numpy as np
@@ -12,6 +13,7 @@ from benchmarks.testbed.messages import tensors_sent
 from runtime.machine.session_config import Connection, make_session_config
 from runtime.model.tables import Lookups, TableVariable, check_size
 from runtime.model.variables import make_variables
+from runtime.process import phases
 from runtime.process.errors import UnusableError
 from runtime.updates.mode import Mode, build_updates
 from runtime.updates.packing import Packing
@@ -552,7 +554,9 @@ def test_a_test_that_needs_all_of_a_variable_makes_it_no_table():
 
 
 @pytest.mark.parametrize("wrong", [-1, ROWS])
-def test_an_id_of_no_row_is_told(graph, wrong):
+def test_an_id_of_no_row_is_told_as_a_mistake_of_the_user(graph, wrong, monkeypatch):
+    monkeypatch.setattr(phases, "_has_stepped", False)
+    monkeypatch.setattr(phases, "_find_users", lambda frames: [])  # what calls here is the program, not model.py
     tf.train.create_global_step()
     model = make_model(lambda ids, is_training: tf.nn.embedding_lookup(get_table(), ids), sum_up, IDS)
     packing = Packing(make_variables(model.training, model.tables))
@@ -563,8 +567,11 @@ def test_an_id_of_no_row_is_told(graph, wrong):
         text = (
             rf"model\.py: the lookup needs ids from 0 to 10 of table, found\] \[{min(3, wrong)}\] \[{max(3, wrong)}\]"
         )
-        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text) as error:
             session.run(parameters, {ids: [[3, wrong, 3]]})
+    status, line = phases.describe_failure(error.value)
+    assert status == 2
+    assert re.search(rf"{text}; correct model\.py, or the examples that it gets$", line)
 
 
 def test_bytes_may_say_which_row(graph):

@@ -42,6 +42,7 @@ class Agreement:
         """Prepare to compare what `task` was given with what is in the `tables` of these servers."""
         self._task, self._tables = task, tables
         self._lists, self._is_training = HostLists.of(task), False
+        self._is_published = False  # its own server may be too busy to take the lists at once
         self._ending = threading.Lock()  # the thread that takes it ends the process
 
     def publish(self) -> None:
@@ -49,15 +50,16 @@ class Agreement:
         self._write(self._task, {CLUSTER: self._lists.write(), DIGEST: self._lists.digest})
 
     def end_if_lists_differ(self) -> None:
-        """Look at all servers, unless the cluster trains; end this process if it cannot go on with what is there."""
-        if self._is_training:
+        """Look at all servers, until the cluster trains; end this process if it cannot go on with what is there."""
+        if self._is_training and self._is_published:
             return
         for owner, found in ask_all(self._tables, self._read).items():
             if found:
                 self._heed(owner, found)
+                self._is_published |= owner is self._task
             elif owner is self._task:
                 self.publish()
-        if self._is_training:
+        if self._is_training and self._is_published:
             self._note_training()
 
     def _read(self, owner: Peer | Task) -> _Found | None:

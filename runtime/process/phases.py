@@ -73,7 +73,7 @@ def describe_failure(error: BaseException) -> tuple[int, str]:
     op = error.op if isinstance(error, tf.errors.OpError) else None
     place = find_place_of(op) if op else ""
     line = f"{place}: {reason(error)}" if place else reason(error)
-    if place and isinstance(error, REPEATED) and not _has_stepped:
+    if (place or "model.py: " in line) and isinstance(error, REPEATED) and not _has_stepped:  # or a lookup's own check
         return UNUSABLE_STATUS, f"{line}; correct model.py, or the examples that it gets"
     return 1, f"{line}; start this task again"
 

@@ -69,7 +69,7 @@ def join_run(folder: RunFolder) -> str:
       OSError: the folder cannot be made.
     """
     os.makedirs(folder.events, exist_ok=True)
-    lock = open(os.path.join(folder.events, "lock"), "a")
+    lock = open(os.path.join(folder.events, "lock"), "a+")  # an NFS client shares only what may be read
     is_first = True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -71,7 +71,7 @@ def test_any_start_order_trains_and_every_process_ends(tmp_path, black_and_white
 
 def assert_the_ps_keep_the_model_until_it_is_written(train_dir, export_dir):
     """Check that a chief that dies while it writes would find the model again."""
-    events = [json.loads(line) for line in (train_dir / "events" / "ps-0.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (train_dir / "events" / "1" / "ps-0.jsonl").read_text().splitlines()]
     (left_at,) = [event["unix_secs"] for event in events if event.get("text") == "evaluated"]
     for path in (train_dir / "result.json", export_dir / "1" / "saved_model.pb"):
         assert path.stat().st_mtime < left_at
