@@ -85,7 +85,7 @@ class Training:
             evaluation and evaluation.repeating(flags.eval_every_secs),
             # Then the model that is saved no longer changes.
             WaitForWorkersHook(me.membership) if task.is_chief else None,
-            self._checkpoints,
+            self._checkpoints if task.is_chief else None,
             # What sees each step, in any order.
             *updates.hooks,
             ProfileHook(task, updates.global_step, flags.profile_steps, me.folder) if flags.profile_steps else None,
