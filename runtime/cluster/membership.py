@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.agreement import Agreement
-from runtime.cluster.status import REFUSED, Status, ask, ask_all, describe, statuses_of
+from runtime.cluster.status import REFUSED, Answer, Status, ask, ask_all, describe, statuses_of
 from runtime.cluster.table import EVALUATED, Record, Table, parse_record
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, wait_until_nothing_is_missing
@@ -147,6 +147,23 @@ class Membership:
         servers: list[Peer | Task] = [self.task] if self.task.only_serves else [*self.task.servers]
         found = ask_all(servers, lambda server: self._tables[server].read(*numbers))
         return [parse_record(texts[0] if all(texts) else "") for texts in zip(*found.values(), strict=True)]
+
+    def repeat_until_answered(self, ask_servers: Callable[[], Answer]) -> Answer:
+        """Return what `say()` or `records()` returns once no server is silent: its process or its link may come back.
+
+        If it does not, the thread of this object ends the process. So that thread itself must not wait here.
+
+        Raises:
+          UnavailableError: the process of a server has ended.
+        """
+        while True:
+            try:
+                return ask_servers()
+            except tf.errors.UnavailableError:
+                statuses = self.look()
+                if REFUSED in [statuses[server].reason for server in self.task.servers]:
+                    raise
+            time.sleep(POLL_SECS)
 
     def dismiss_servers(self) -> None:
         """Tell every server, as the chief, that nobody needs it any more, and look no more: each leaves when it hears.
