@@ -286,6 +286,16 @@ def test_a_record_has_the_incarnation_of_the_process_that_wrote_it(local_servers
     assert record.incarnation == incarnations[1] != incarnations[0]
 
 
+def test_a_record_is_not_written_before_its_process_is_known(local_servers, monkeypatch):
+    worker = local_servers(1, 1).membership("worker", 0)
+    with monkeypatch.context() as patch, pytest.raises(tf.errors.UnavailableError):
+        patch.setattr(membership, "ask", lambda _: BUSY)
+        worker.say(TRAINING)
+    assert states(worker) == [""]
+    worker.say(TRAINING)
+    assert states(worker) == ["training"]
+
+
 def test_a_table_is_read_again_after_its_session_was_closed_or_its_server_was_away(local_servers):
     servers = local_servers(1, 1)
     table = Table(servers.ps_hosts[0])

@@ -129,9 +129,11 @@ class Membership:
         """Tell every server what this worker does.
 
         Raises:
-          UnavailableError: one of them does not answer.
+          UnavailableError: one of them does not answer, or this task's own server is too busy to say which process it is.
         """
         self._incarnation = self._incarnation or ask(self.task.address).incarnation
+        if not self._incarnation:  # others would take the record for that of an earlier process
+            raise tf.errors.UnavailableError(None, None, f"no answer of {self.task.address}")
         record = {self.task.index: json.dumps(Record(state, self._incarnation))}
         ask_all(self.task.servers, lambda server: self._tables[server].write(record))
 
