@@ -129,7 +129,7 @@ class Membership:
         """Tell every server what this worker does.
 
         Raises:
-          UnavailableError: one of them does not answer, or this task's own server is too busy to say which process it is.
+          UnavailableError: one of them does not answer, or that of this task is too busy to say which process it is.
         """
         self._incarnation = self._incarnation or ask(self.task.address).incarnation
         if not self._incarnation:  # others would take the record for that of an earlier process
