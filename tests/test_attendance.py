@@ -6,7 +6,7 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster import status
+from runtime.cluster import status, table
 from runtime.cluster.status import Status
 from runtime.cluster.table import TRAINED, TRAINING, Record, Table
 from runtime.session import attendance
@@ -125,9 +125,39 @@ def test_a_worker_that_has_trained_ends_well_though_a_ps_is_lost_before_it_says_
         raise tf.errors.UnavailableError(None, None, "recvmsg:Connection reset by peer")
 
     monkeypatch.setattr(member, "say", lose_ps)
+    monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))
     hook = AttendanceHook(member, wait_for_all=False)
     if index == 0:  # the chief has a model to evaluate
         with pytest.raises(tf.errors.UnavailableError):
             hook.end(None)
     else:
         hook.end(None)
+
+
+def test_the_chief_ends_well_though_a_ps_is_silent_for_a_while(local_servers, monkeypatch):
+    """Its process is stopped, say, or its link is cut."""
+    servers = local_servers(1, 2)
+    chief, other = (servers.membership("worker", index) for index in range(2))
+    other.say(TRAINED)
+    asked, ask = threading.Event(), status.ask
+
+    def find_silence(_):  # a server here cannot be stopped
+        asked.set()
+        return Status(reason="no answer")
+
+    monkeypatch.setattr(status, "ask", find_silence)
+    monkeypatch.setattr(table, "ask", find_silence)
+
+    def end():
+        WaitForWorkersHook(chief).end(None)
+        AttendanceHook(chief, wait_for_all=False).end(None)
+
+    ending = threading.Thread(target=end, daemon=True)
+    ending.start()
+    assert asked.wait(60)
+    ending.join(1)
+    assert ending.is_alive()
+    monkeypatch.setattr(status, "ask", ask)
+    monkeypatch.setattr(table, "ask", ask)
+    ending.join(60)
+    assert [record.state for record in other.records()] == [TRAINED, TRAINED]

@@ -154,6 +154,19 @@ def test_a_task_that_has_ended_has_told_the_others_why(ends):
     assert ends.empty(), "the first is not told its own reason"
 
 
+def test_a_task_that_tells_the_others_does_not_say_its_own_reason_again(local_servers, monkeypatch):
+    said = queue.SimpleQueue()
+    monkeypatch.setattr(agreement, "end_process", lambda status, message, tell: said.put(message))
+    worker = local_servers(1, 1).membership("worker", 0)
+    worker.agreement.publish()
+    worker.agreement.tell_to_end("worker 0 has ended: there is no --data_dir")
+    looking = threading.Thread(target=worker.agreement.end_if_lists_differ, daemon=True)
+    looking.start()
+    looking.join(2)
+    assert looking.is_alive(), "this process ends"
+    assert said.empty()
+
+
 def test_tasks_that_train_go_on_and_only_a_late_one_that_differs_ends(ends):
     ps, *workers = (f"localhost:{port}" for port in choose_ports(4))
     start("ps 0", [ps], workers)
@@ -271,6 +284,17 @@ def test_a_record_has_the_incarnation_of_the_process_that_wrote_it(local_servers
     _, record = servers.membership("ps", 0).records()
     incarnations = [ask(address).incarnation for address in servers.worker_hosts]
     assert record.incarnation == incarnations[1] != incarnations[0]
+
+
+def test_a_record_is_not_written_before_its_process_is_known(local_servers, monkeypatch):
+    worker = local_servers(1, 1).membership("worker", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(membership, "ask", lambda _: BUSY)
+        with pytest.raises(tf.errors.UnavailableError):
+            worker.say(TRAINING)
+    assert states(worker) == [""]
+    worker.say(TRAINING)
+    assert states(worker) == ["training"]
 
 
 def test_a_table_is_read_again_after_its_session_was_closed_or_its_server_was_away(local_servers):

@@ -76,6 +76,16 @@ def test_the_connection_to_a_server_stays_open(local_servers):
     assert status._channels[address] is channel
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_connection_that_is_being_made_is_asked_twice_before_the_name_is_looked_up_again():
+    """Else a name that takes longer than one question would never be found."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        for is_kept in (True, False, True):
+            assert status.ask(address) == Status(reason="no answer")
+            assert (address in status._channels) == is_kept
+
+
 def test_a_server_that_computes_for_long_is_there_and_is_known_again_when_it_answers(local_servers, monkeypatch):
     monkeypatch.setattr(status, "ANSWER_SECS", 0.3)
     address, goes_on = local_servers(1, 1).ps_hosts[0], threading.Event()

@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -78,10 +78,14 @@ class Agreement:
 
     def _heed(self, owner: Peer | Task, found: _Found) -> None:
         if difference := self._lists.describe_difference(owner, found.lists):
-            end_process(UNUSABLE_STATUS, difference, self.tell_to_end)
+            self._end(difference)
         self._is_training |= found.is_training
         if found.abort_reason and not self._is_training:  # who wrote it there may have reached no other server
-            end_process(UNUSABLE_STATUS, found.abort_reason, self.tell_to_end)
+            self._end(found.abort_reason)
+
+    def _end(self, why: str) -> NoReturn:
+        self._ending.acquire()  # before this says why: the other thread may have said so, and be telling the others
+        end_process(UNUSABLE_STATUS, why, self._tell)
 
     def describe_unconfirmed(self) -> str:
         """Return for which servers to wait until they have the same host lists as this task, or "" once they have.
@@ -113,6 +117,9 @@ class Agreement:
     def tell_to_end(self, why: str) -> None:
         """Write on the servers of this cluster why it must end, within `TELLING_SECS`, unless it trains already."""
         self._ending.acquire()
+        self._tell(why)
+
+    def _tell(self, why: str) -> None:
         deadline = time.monotonic() + TELLING_SECS
         while not self._is_training:
             found = ask_all(self._tables, self._read)

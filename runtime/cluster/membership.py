@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.agreement import Agreement
-from runtime.cluster.status import REFUSED, Status, ask, ask_all, describe, statuses_of
+from runtime.cluster.status import REFUSED, Answer, Status, ask, ask_all, describe, statuses_of
 from runtime.cluster.table import EVALUATED, Record, Table, parse_record
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, wait_until_nothing_is_missing
@@ -129,9 +129,11 @@ class Membership:
         """Tell every server what this worker does.
 
         Raises:
-          UnavailableError: one of them does not answer.
+          UnavailableError: one of them does not answer, or that of this task is too busy to say which process it is.
         """
         self._incarnation = self._incarnation or ask(self.task.address).incarnation
+        if not self._incarnation:  # others would take the record for that of an earlier process
+            raise tf.errors.UnavailableError(None, None, f"no answer of {self.task.address}")
         record = {self.task.index: json.dumps(Record(state, self._incarnation))}
         ask_all(self.task.servers, lambda server: self._tables[server].write(record))
 
@@ -147,6 +149,23 @@ class Membership:
         servers: list[Peer | Task] = [self.task] if self.task.only_serves else [*self.task.servers]
         found = ask_all(servers, lambda server: self._tables[server].read(*numbers))
         return [parse_record(texts[0] if all(texts) else "") for texts in zip(*found.values(), strict=True)]
+
+    def repeat_until_answered(self, ask_servers: Callable[[], Answer]) -> Answer:
+        """Return what `say()` or `records()` returns once no server is silent: its process or its link may come back.
+
+        If it does not, the thread of this object ends the process. So that thread itself must not wait here.
+
+        Raises:
+          UnavailableError: the process of a server has ended.
+        """
+        while True:
+            try:
+                return ask_servers()
+            except tf.errors.UnavailableError:
+                statuses = self.look()
+                if REFUSED in [statuses[server].reason for server in self.task.servers]:
+                    raise
+            time.sleep(POLL_SECS)
 
     def dismiss_servers(self) -> None:
         """Dismiss every server, as the chief, and stop looking at them: each leaves when it hears that.

@@ -30,7 +30,7 @@ SERVICE = "/tensorflow.WorkerService"
 # looks the name up again.
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
 
-_channels: dict[str, grpc.Channel] = {}  # those that work, by address, while they are not in use
+_channels: dict[str, grpc.Channel] = {}  # those that work, or soon may, by address, while they are not in use
 
 
 class Status(NamedTuple):
@@ -46,15 +46,16 @@ def ask(address: str) -> Status:
     The connection stays open from one question to the next: a new one each time would keep the server much busier.
     No channel is made before a process is forked, since none can be used after that.
     """
-    status, channel = Status(reason=REFUSED), _channels.pop(address, None)
+    status, channel, is_new = Status(reason=REFUSED), _channels.pop(address, None), False
     if channel:
         status = ask_through(channel)
     if status.reason not in ("", NO_ANSWER):  # the process there has hung up, and another one may have come
         if channel:
             channel.close()
-        channel = open_channel(address)
+        channel, is_new = open_channel(address), True
         status = ask_through(channel)
-    if channel and (status.reason or _channels.setdefault(address, channel) is not channel):
+    is_of_use = not status.reason or (is_new and status.reason == NO_ANSWER)  # it may still be looking the name up
+    if channel and not (is_of_use and _channels.setdefault(address, channel) is channel):
         channel.close()
     return status
 

@@ -244,4 +244,4 @@ class EvaluationHook(tf.train.SessionRunHook):
 
     def end(self, session: tf.Session) -> None:
         if self._has_reached:
-            self._membership.say(REACHED)
+            self._membership.repeat_until_answered(lambda: self._membership.say(REACHED))

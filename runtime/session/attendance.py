@@ -63,7 +63,7 @@ class AttendanceHook(tf.train.SessionRunHook):
 
     def end(self, session: tf.Session) -> None:
         try:
-            self._membership.say(TRAINED)
+            self._membership.repeat_until_answered(lambda: self._membership.say(TRAINED))
         except tf.errors.UnavailableError as error:
             if self._task.is_chief or self._wait_for_all:
                 raise
@@ -89,7 +89,7 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
         answered_at = dict.fromkeys(self._task.clients, time.monotonic())
 
         def describe_training() -> str:
-            records = self._membership.records()
+            records = self._membership.repeat_until_answered(self._membership.records)
             training = [worker for worker in answered_at if records[worker.index].state == TRAINING]
             missing, now = unreachable(training), time.monotonic()
             answered_at.update(dict.fromkeys(set(training) - missing.keys(), now))
@@ -98,7 +98,8 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
 
         with contextlib.suppress(TimeoutError):  # what is missing then is named below
             wait_until_nothing_is_missing(self._task, describe_training, self._membership.timeouts.recovery_secs)
-        for worker, record in zip(answered_at, self._membership.records()[1:], strict=True):
+        records = self._membership.repeat_until_answered(self._membership.records)
+        for worker, record in zip(answered_at, records[1:], strict=True):
             if record.state == TRAINING:
                 logging.warning("%s: ending without %s, which has not taken its last step", self._task, worker)
             elif not record.state and self._has_trained:  # else it may only be slower

@@ -128,7 +128,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                     if saves:
                         self._wait_for_others()
                     self._checkpoint_hook.end(session)
-                    self._membership.say(STOPPED)
+                    self._membership.repeat_until_answered(lambda: self._membership.say(STOPPED))
             except (tf.errors.OpError, RuntimeError) as error:  # a ps or the session is gone
                 failure = reason(error)
             except UnusableError as error:
@@ -147,7 +147,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         """Wait a little for the other workers, which may have had the signal too, to save their last steps."""
 
         def describe_training() -> str:
-            records = self._membership.records()
+            records = self._membership.repeat_until_answered(self._membership.records)
             return ", ".join(f"{peer} to stop" for peer in self._task.clients if records[peer.index].state == TRAINING)
 
         with contextlib.suppress(TimeoutError):
