@@ -1,119 +1,98 @@
-"""What the files of `deploy/` start trains, and the image can be built: without containers, but in the same places.
+"""The image of `deploy/Dockerfile` and what the files of `deploy/` start, in real containers: podman runs them.
 
-Each task has a host of its own, which has the names of the others, a read-only root file system, and the folders that
-the image or a volume has. The files of the program are those that the image copies, and no others.
+What only the control plane of Kubernetes does, such as to make pods for a Job, is done here by the rules that
+`deployed.py` writes down.
 """
 
 import json
 import os
-import shutil
+import re
 import signal
-import subprocess
-import sys
 
-import psutil
 import pytest
 
-from benchmarks.testbed import network
-from benchmarks.testbed.processes import PROJECT, Process, poll_for
-from tests import deployed
+from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
+from tests import podman
 
-# In a mount namespace of its own: give a command the places of a container, which are in the folder $1.
-MOUNT = 'mount --bind "$1/cache" /var/cache && mount --bind "$1/mnt" /mnt'
-READ_ONLY = 'mount --bind "$1/hosts" /etc/hosts && mount --bind /tmp /tmp && mount -o remount,bind,ro /'
-RUN = 'shift && exec "$@"'
+TRAINS = r"worker {}: global step \d+/"
 
 
-class Image:
-    """The files of an image and of its volumes, in a folder."""
-
-    def __init__(self, folder, data_dir, run_steps=False):
-        self.folder = folder
-        self.workdir = folder / "workdir"
-        shutil.copytree(data_dir, folder / "cache" / "distributed-mnist")
-        (folder / "mnt").mkdir()
-        instructions = deployed.image()
-        self.environment = dict(text.split("=", 1) for kind, text in instructions if kind == "ENV")
-        self.environment["PATH"] = f"{os.path.dirname(sys.executable)}:{network.ENVIRONMENT['PATH']}"
-        for kind, arguments in instructions:
-            if kind == "COPY":
-                *sources, target = arguments.split()
-                for source in sources:
-                    self._copy(PROJECT / source, self.workdir / target)
-            elif kind == "RUN" and run_steps and not arguments.startswith("apt-get"):  # which would change this machine
-                self._run(arguments)
-
-    @staticmethod
-    def _copy(source, target):
-        if source.is_dir():
-            shutil.copytree(source, target, dirs_exist_ok=True)
-        else:
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
-
-    def _run(self, step):
-        command = self.command(MOUNT, ["sh", "-c", step], {"PIP_DRY_RUN": "1"})  # this Python has the packages
-        done = subprocess.run(command, cwd=self.workdir, capture_output=True, text=True)
-        assert done.returncode == 0, done
-
-    def command(self, setup, command, environment):
-        """Return the command that runs another one in this image, with this environment and nothing else."""
-        variables = [f"{name}={value}" for name, value in {**self.environment, **environment}.items()]
-        shell = ["sh", "-c", f"{setup} && {RUN}", "sh", str(self.folder)]
-        return ["unshare", "--mount", *shell, "env", "-i", *variables, *command]
-
-
-@pytest.fixture
-def _hosts():
-    """Hosts that are like containers can be had here."""
-    no_tini = "" if network.find_program("tini") else "there is no tini (Debian: apt-get install tini)"
-    if reason := network.missing() or no_tini:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"nothing like containers here: {reason}")
-
-
-@pytest.mark.usefixtures("_hosts")
-@pytest.mark.parametrize("path", deployed.CONTAINER_FILES, ids=lambda path: path.name)
-def test_what_a_file_starts_trains(tmp_path, black_and_white_dir, path):
-    image = Image(tmp_path, black_and_white_dir)
-    (tmp_path / "mnt" / "train").mkdir()
-    for name, text in deployed.configuration(path).items():
-        (tmp_path / "mnt" / "config").mkdir(exist_ok=True)
-        (tmp_path / "mnt" / "config" / name).write_text(text)
-    containers = deployed.containers(path)
-    with network.Network(len(containers)) as hosts:
-        lines = [f"{hosts.address(number)} {container.host}\n" for number, container in enumerate(containers)]
-        (tmp_path / "hosts").write_text("".join(lines))
-        tasks = []
-        for number, container in enumerate(containers):
-            # So few steps are enough here; the last flag counts.
-            command = image.command(
-                f"{MOUNT} && {READ_ONLY}", [*container.command, "--train_steps=300"], container.environment
-            )
-            output = tmp_path / f"{container.host}.log"
-            tasks.append(Process([*hosts.command(number), *command], output, cwd=image.workdir))
-        statuses = [task.wait() for task in tasks]
-    assert statuses == [0] * len(tasks), "".join(task.output() for task in tasks)
-    assert json.loads((tmp_path / "mnt" / "train" / "result.json").read_text())["test_accuracy"] == 1.0
-    assert any("test accuracy 1.0000" in task.output() for task in tasks)
-
-
-@pytest.mark.usefixtures("_hosts")
-@pytest.mark.parametrize("path", deployed.CONTAINER_FILES, ids=lambda path: path.name)
-def test_a_task_can_be_stopped_while_it_starts(tmp_path, path):
-    """The system hands no signal to a process 1 that has not asked for it."""
-    private = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
-    environment = {"PATH": f"{os.path.dirname(sys.executable)}:{network.ENVIRONMENT['PATH']}"}
-    task = Process([*private, *deployed.containers(path)[0].command], tmp_path / "log", environment, cwd=PROJECT)
+@pytest.fixture(scope="session", autouse=True)
+def _image(testrun_uid):
+    """The image is built, and containers run here."""
     try:
-        in_container = psutil.Process(task.pid).children
-        poll_for(lambda: any(process.name() == "python" for process in in_container(recursive=True)), "task")
-        in_container()[0].terminate()
-        assert task.wait() == 128 + signal.SIGTERM, task.output()
-    finally:
-        task.kill()
+        podman.get_ready(testrun_uid)
+    except podman.CannotRunError as error:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no containers here: {error}")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, as Docker does to build")
-def test_the_steps_of_the_image_run(tmp_path, mnist_dir):
-    Image(tmp_path, mnist_dir, run_steps=True)
-    assert (tmp_path / "mnt" / "train").stat().st_uid == 10001
+class Containers:
+    """One ps and two workers on a network, each with a read-only root, as the image's user, with a shared volume."""
+
+    def __init__(self, network, *flags):
+        self.network, self.flags = network, flags
+        self.names = [f"{network}-{host}" for host in ("ps-0", "worker-0", "worker-1")]
+
+    def start(self):
+        hosts = ["--ps_hosts=ps-0:2222", "--worker_hosts=worker-0:2222,worker-1:2222", "--train_dir=/mnt/train"]
+        for name in self.names:
+            _, job_name, index = name.rsplit("-", 2)
+            where = [f"--network={self.network}", f"--network-alias={job_name}-{index}"]
+            what = [
+                "--read-only",
+                "--tmpfs=/tmp",
+                "--restart=on-failure:5",
+                f"--volume={self.network}-train:/mnt/train",
+                "mnist:1",
+            ]
+            role = [f"--job_name={job_name}", f"--task_index={index}"]
+            podman.run("podman", "run", "--detach", f"--name={name}", *where, *what, *hosts, *role, *self.flags)
+
+    def wait_until_all_train(self):
+        """Wait until each worker takes steps from now on."""
+        for index, name in enumerate(self.names[1:]):
+            podman.wait_for_log(name, TRAINS.format(index), after=len(podman.logs(name)))
+
+
+def kill(container):
+    """Kill process 1 of a container, as the system does that is out of memory."""
+    os.kill(int(podman.state(container, ".State.Pid")), signal.SIGKILL)
+
+
+def copy_results(container, folder):
+    """Copy the volume out of a container, which may have ended, and return the result."""
+    (folder / "results").mkdir()
+    podman.run("podman", "cp", f"{container}:/mnt/train/.", str(folder / "results"))
+    return json.loads((folder / "results" / "result.json").read_text())
+
+
+@pytest.mark.long
+def test_a_cluster_of_containers_is_stopped_and_killed_and_a_second_one_goes_on(tmp_path):
+    with podman.network("stopped", "--internal") as network:
+        first = Containers(network, "--train_steps=1000000", "--log_every_secs=0.1")
+        first.start()
+        ps, chief, worker = first.names
+        first.wait_until_all_train()
+        assert podman.run("podman", "exec", chief, "id", "-u") == "10001\n"
+
+        for name in (chief, ps):
+            podman.run("podman", "stop", "--time=30", name)
+            assert podman.wait(name) == [143], podman.logs(name)
+            podman.run("podman", "start", name)  # with another address
+            first.wait_until_all_train()
+        for names in ((chief,), (ps, worker)):
+            for name in names:
+                kill(name)
+            for name in names:  # it is started again
+                poll_for(lambda name=name: podman.state(name, ".RestartCount") == "1", f"restart of {name}")
+            first.wait_until_all_train()
+
+        podman.run("podman", "stop", "--time=30", *first.names)
+        assert podman.wait(*first.names) == [143] * 3
+        step = int(re.search(r"worker 0 stopped and saved global step (\d+)", podman.logs(chief)[-200:])[1])
+        podman.run("podman", "rm", *first.names)
+        second = Containers(network, f"--train_steps={step + 2000}")
+        second.start()
+        assert podman.wait(*second.names) == [0, 0, 0], podman.logs(chief)
+        assert f"at global step {step}\n" in podman.logs(chief)
+        assert copy_results(chief, tmp_path)["test_accuracy"] >= 0.95
