@@ -20,7 +20,7 @@ PROGRAMS = ("podman", "buildah", "runc", "mmdebstrap", "aardvark-dns", "catatoni
 STORE = PROJECT / ".cache" / "containers"
 RUN = pathlib.Path("/run", f"mnist-{hashlib.sha256(bytes(STORE)).hexdigest()[:8]}")  # short: it has sockets
 SOCKET = RUN / "docker"
-# crun, the default, fails where both versions of cgroups are mounted. No container may have more than this machine allows.
+# crun, the default, fails where both versions of cgroups are mounted. No limit may be above one of this machine.
 CONTAINERS = f"""
 [containers]
 default_ulimits = ["nofile=20000:20000", "nproc=32768:32768"]
@@ -55,10 +55,12 @@ MAKE_BASE = [
     "bookworm",
 ]
 BUILD = ["--isolation=chroot", "--network=host", "--pull=never"]
-# A `docker` that is podman: what is built finds the packages through this machine's network.
-DOCKER = f"""#!/bin/sh
-if [ "$1" = build ]; then shift; exec podman build {shlex.join(BUILD)} "$@"; fi
-exec podman "$@"
+# Makes podman of docker in a shell: what is built reaches the network of this machine.
+DOCKER = f"""
+docker() {{
+  if [ "$1" = build ]; then set -- build {shlex.join(BUILD)} "${{@:2}}"; fi
+  podman "$@"
+}}
 """
 
 
@@ -128,6 +130,19 @@ def network(name, *options):
         run("podman", "network", "rm", "--force", "--time=0", name)
         for volume in run("podman", "volume", "ls", "--quiet", f"--filter=name=^{name}").split():
             run("podman", "volume", "rm", volume)
+
+
+@contextlib.contextmanager
+def service():
+    """Docker's interface to podman, which docker-compose talks to."""
+    SOCKET.unlink(missing_ok=True)
+    command = ["podman", "system", "service", "--time=0", f"unix://{SOCKET}"]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            poll_for(SOCKET.exists, "socket of podman")
+            yield
+        finally:
+            process.terminate()
 
 
 def logs(container):

@@ -34,6 +34,7 @@ class Options(NamedTuple):
     no_isolation: bool
     locked: bool
     tensorboard: bool
+    prepare: bool  # and train nothing
     flags: list[str]  # of distributed.py
 
     @property
@@ -60,7 +61,7 @@ def parse(arguments: Sequence[str]) -> Options:
     flags.DEFINE_string("export_dir", "", "folder of the finished model", flag_values=own)
     flags.DEFINE_float("stop_timeout_secs", STOP_SECS, "how long the chief may save when told to stop", flag_values=own)
     flags.DEFINE_integer("max_restarts", 3, "how often a task may be started again", 0, flag_values=own)
-    for name in ("no_isolation", "locked", "tensorboard"):
+    for name in ("no_isolation", "locked", "tensorboard", "prepare"):
         flags.DEFINE_boolean(name, False, "", flag_values=own)
     for name in ("train_dir", "data_dir", "export_dir"):
         flags.register_validator(name, lambda folder: not folder.startswith("~"), download.TILDE, own)

@@ -10,11 +10,10 @@ import re
 import signal
 
 import pytest
+import yaml
 
 from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
-from tests import podman
-
-TRAINS = r"worker {}: global step \d+/"
+from tests import deployed, podman
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,9 +48,13 @@ class Containers:
             podman.run("podman", "run", "--detach", f"--name={name}", *where, *what, *hosts, *role, *self.flags)
 
     def wait_until_all_train(self):
-        """Wait until each worker takes steps from now on."""
-        for index, name in enumerate(self.names[1:]):
-            podman.wait_for_log(name, TRAINS.format(index), after=len(podman.logs(name)))
+        wait_until_all_train(*self.names[1:])
+
+
+def wait_until_all_train(*workers):
+    """Wait until each worker takes steps from now on."""
+    for name in workers:
+        podman.wait_for_log(name, r"worker \d+: global step \d+/", after=len(podman.logs(name)))
 
 
 def kill(container):
@@ -96,3 +99,165 @@ def test_a_cluster_of_containers_is_stopped_and_killed_and_a_second_one_goes_on(
         assert podman.wait(*second.names) == [0, 0, 0], podman.logs(chief)
         assert f"at global step {step}\n" in podman.logs(chief)
         assert copy_results(chief, tmp_path)["test_accuracy"] >= 0.95
+
+
+def test_a_container_and_a_process_by_hand_have_the_same_accuracy_statuses_and_files(tmp_path, mnist_dir):
+    flags = ["--train_steps=300", "--sync_replicas"]
+    by_hand = tmp_path / "by-hand"
+    with podman.network("compared", "--internal") as network:
+        containers = Containers(network, *flags)
+        containers.start()
+        assert podman.wait(*containers.names) == [0, 0, 0]
+        result = copy_results(containers.names[1], tmp_path)
+    with Cluster(tmp_path, 1, 2, *flags, f"--train_dir={by_hand}", f"--data_dir={mnist_dir}") as cluster:
+        cluster.start()
+        assert cluster.wait() == dict.fromkeys(cluster.names, 0)
+    assert list_files(tmp_path / "results") == list_files(by_hand)
+    expected = json.loads((by_hand / "result.json").read_text())
+    assert result.keys() == expected.keys()
+    assert result["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=0.002)
+
+
+def list_files(folder):
+    """Return the names of all files, without what tells a host, a process or a moment."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*"))
+    return sorted(re.sub(r"tfevents\..*", "tfevents", str(path)) for path in paths)
+
+
+def test_a_task_can_be_stopped_while_it_starts_and_status_2_comes_out():
+    """The system hands no signal to a process 1 that has not asked for it."""
+    with podman.network("starting") as network:
+        ps, chief = f"{network}-ps", f"{network}-chief"
+        podman.run("podman", "run", "--detach", f"--name={ps}", f"--network={network}", "mnist:1", "--job_name=ps")
+        unusable = ["--job_name=worker", "--learning_rate=0"]
+        podman.run("podman", "run", "--detach", f"--name={chief}", f"--network={network}", "mnist:1", *unusable)
+        poll_for(lambda: "python" in podman.run("podman", "top", ps, "comm"), "process in the container")
+        podman.run("podman", "stop", "--time=60", ps)
+        assert podman.wait(ps, chief) == [143, 2], podman.logs(chief)
+
+
+def test_a_container_takes_as_many_threads_as_its_quota_has_processors():
+    count = "from runtime.machine.session_config import count_cores; print(count_cores(), 'cores')"
+    with podman.network("limited") as network:
+        options = ["--rm", "--cpus=1", f"--network={network}", "--entrypoint=python"]
+        assert "\n1 cores\n" in f"\n{podman.run('podman', 'run', *options, 'mnist:1', '-c', count)}"
+
+
+def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path):
+    compose = ["docker-compose", f"--file={deployed.COMPOSE}", "--project-name=composed"]
+    with podman.service():
+        try:
+            podman.run(*compose, "up", "--detach", "--no-build")
+            hosts = ("ps-0", "worker-0", "worker-1")
+            ps, chief, worker = (podman.run(*compose, "ps", "--quiet", host).strip() for host in hosts)
+            wait_until_all_train(chief, worker)
+            podman.run(*compose, "stop")
+            assert podman.wait(ps, chief, worker) == [143] * 3
+            assert "worker 0 stopped and saved global step " in podman.run(*compose, "logs", "worker-0")
+
+            podman.run(*compose, "up", "--detach", "--no-build")
+            podman.wait_for_log(chief, r"restored /mnt/train/model\.ckpt-[1-9]")
+            wait_until_all_train(chief, worker)
+            kill(worker)
+            poll_for(lambda: podman.state(worker, ".RestartCount") == "1", "restart of the worker")
+            assert podman.wait(ps, chief, worker) == [0, 0, 0], podman.logs(chief)
+            assert copy_results(chief, tmp_path)["test_accuracy"] >= 0.97
+
+            podman.run(*compose, "down")
+            assert "composed_train" in podman.run("podman", "volume", "ls", "--quiet")
+        finally:
+            podman.run(*compose, "down", "--volumes")
+        assert "composed" not in podman.run("podman", "volume", "ls", "--quiet")
+
+
+class Pods:
+    """The pods of a manifest, as podman takes them, and in them the image that was built."""
+
+    def __init__(self, folder, path, network, *flags):
+        self.network, self.file = network, folder / "pods.yaml"
+        pods = deployed.pods(path)
+        # podman has one space of names for claims, ConfigMaps and emptyDirs: all are volumes.
+        documents = [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{network}-config"}, "data": data}
+            for data in [deployed.configuration(path)]
+        ]
+        (claim,) = deployed.read(deployed.KUBERNETES / "train-dir.yaml")
+        claim["metadata"]["name"] = f"{network}-claim"
+        for pod in pods:
+            (container,) = pod["spec"]["containers"]
+            container["image"] = "localhost/mnist:1"
+            container["args"] += flags  # the last counts
+            for volume in [*pod["spec"]["volumes"], *container["volumeMounts"]]:
+                volume["name"] = f"{network}-{pod['metadata']['name']}-{volume['name']}"
+                if "configMap" in volume:
+                    volume["configMap"]["name"] = f"{network}-config"
+                if "persistentVolumeClaim" in volume:
+                    volume["persistentVolumeClaim"]["claimName"] = f"{network}-claim"
+        self.file.write_text(yaml.safe_dump_all([*documents, claim, *pods]))
+        self.names = [pod["metadata"]["name"] for pod in pods]
+        self.containers = [f"{pod['metadata']['name']}-{pod['spec']['containers'][0]['name']}" for pod in pods]
+        (self.grace_secs,) = {pod["spec"]["terminationGracePeriodSeconds"] for pod in pods}
+
+    def start(self):
+        podman.run("podman", "play", "kube", f"--network={self.network}", str(self.file))
+
+    def delete(self):
+        """Stop them as the kubelet does, and remove them."""
+        podman.run("podman", "pod", "stop", f"--time={self.grace_secs}", *self.names)
+        statuses = podman.wait(*self.containers)
+        logs = [podman.logs(container) for container in self.containers]
+        podman.run("podman", "pod", "rm", *self.names)
+        return statuses, logs
+
+
+@pytest.mark.parametrize("name", ["jobset", "tfjob"])
+def test_the_pods_of_a_manifest_train(tmp_path, name):
+    with podman.network(name, "--internal") as network:
+        pods = Pods(tmp_path, deployed.KUBERNETES / f"{name}.yaml", network, "--train_steps=300")
+        pods.start()
+        assert podman.wait(*pods.containers) == [0, 0, 0]
+        assert copy_results(pods.containers[1], tmp_path)["test_accuracy"] >= 0.8
+
+
+def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on(tmp_path):
+    with podman.network("jobs", "--internal") as network:
+        pods = Pods(tmp_path, deployed.KUBERNETES / "jobs.yaml", network)
+        pods.start()
+        wait_until_all_train(*pods.containers[1:])
+        statuses, logs = pods.delete()
+        assert statuses == [143] * 3
+        assert "worker 0 stopped and saved global step " in logs[1]
+        pods.start()
+        podman.wait_for_log(pods.containers[1], r"restored /mnt/train/model\.ckpt-[1-9]")
+        assert podman.wait(*pods.containers) == [0, 0, 0]
+        assert copy_results(pods.containers[1], tmp_path)["test_accuracy"] >= 0.97
+
+
+@pytest.mark.skipif(
+    not (os.environ.get("CI") or os.path.isdir("/usr/share/datasets/fashion-mnist")),
+    reason="needs Fashion-MNIST (Debian: apt-get install dataset-fashion-mnist)",
+)
+def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_path):
+    """The commands of docs/deploying.md, with podman for docker."""
+    make_folder, run = deployed.blocks("With your own model")
+    copy, build = make_folder.splitlines()
+    (tmp_path / "examples").symlink_to(PROJECT / "examples")
+    (tmp_path / "deploy").symlink_to(deployed.DEPLOY)
+
+    def execute(*lines):
+        command = ["bash", "-euc", "\n".join([podman.DOCKER, *lines])]
+        return podman.run(*command, cwd=tmp_path)
+
+    execute(copy)
+    own = tmp_path / "own"
+    (own / "requirements.txt").write_text("humanize==4.9.0\n")
+    (own / "further.py").write_text("import humanize\n\nSAYS = humanize.intcomma(1234567)\n")
+    (own / "model.py").write_text(f"import further\n\nprint(further.SAYS)\n{(own / 'model.py').read_text()}")
+    try:
+        said = execute(build, run)
+        assert "1,234,567\n" in said
+        result = json.loads((tmp_path / "results" / "result.json").read_text())
+        assert result["test_accuracy"] > 0.7
+    finally:
+        podman.run("podman", "network", "rm", "--force", "--time=0", "own")
+        podman.run("podman", "volume", "rm", "--force", "own-train")
