@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 
-from benchmarks.testbed.processes import PROJECT, poll_for
+from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, poll_for
 
 PROGRAMS = ("podman", "buildah", "runc", "mmdebstrap", "aardvark-dns", "catatonit", "netavark", "docker-compose")
 STORE = PROJECT / ".cache" / "containers"
@@ -102,6 +102,7 @@ def get_ready(session):
             run("podman", kind, "rm", "--force", "--all")
         run("podman", "network", "prune", "--force")
         run("podman", "build", *BUILD, f"--build-arg=BASE={BASE}", "--file=deploy/Dockerfile", "--tag=mnist:1", ".")
+        run("podman", "image", "prune", "--force")  # what the last build has replaced
         file.truncate(0)
         file.write(session)
 
@@ -161,4 +162,4 @@ def state(container, field):
 
 def wait(*containers):
     """Wait until all have ended, and return their exit statuses."""
-    return [int(line) for line in run("podman", "wait", *containers).split()]
+    return [int(line) for line in run("podman", "wait", *containers, timeout=DEADLINE_SECS).split()]

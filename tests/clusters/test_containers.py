@@ -202,8 +202,8 @@ class Pods:
         podman.run("podman", "play", "kube", f"--network={self.network}", str(self.file))
 
     def delete(self):
-        """Stop them as the kubelet does, and remove them."""
-        podman.run("podman", "pod", "stop", f"--time={self.grace_secs}", *self.names)
+        """Stop them as the kubelet does, whose pods keep their network until the containers have ended; remove them."""
+        podman.run("podman", "stop", f"--time={self.grace_secs}", *self.containers)
         statuses = podman.wait(*self.containers)
         logs = [podman.logs(container) for container in self.containers]
         podman.run("podman", "pod", "rm", *self.names)
@@ -238,7 +238,7 @@ def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on(tmp_path):
     reason="needs Fashion-MNIST (Debian: apt-get install dataset-fashion-mnist)",
 )
 def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_path):
-    """The commands of docs/deploying.md, with podman for docker."""
+    """The commands of docs/containers.md, with podman for docker."""
     make_folder, run = deployed.blocks("With your own model")
     copy, build = make_folder.splitlines()
     (tmp_path / "examples").symlink_to(PROJECT / "examples")
