@@ -70,8 +70,8 @@ class CannotRunError(Exception):
 
 def run(*command, **options):
     """Run a command of podman, or of what talks to it; return what it prints, both outputs together."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "stdin": subprocess.DEVNULL}
-    done = subprocess.run(command, cwd=PROJECT, env=ENVIRONMENT, **{**pipes, **options})
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, env=ENVIRONMENT, **{"cwd": PROJECT, **pipes, **options})
     assert done.returncode == 0, f"{shlex.join(command)} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout
 

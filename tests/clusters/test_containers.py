@@ -175,14 +175,14 @@ class Pods:
 
     def __init__(self, folder, path, network, *flags):
         self.network, self.file = network, folder / "pods.yaml"
-        pods = deployed.pods(path)
-        # podman has one space of names for claims, ConfigMaps and emptyDirs: all are volumes.
-        documents = [
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{network}-config"}, "data": data}
-            for data in [deployed.configuration(path)]
-        ]
         (claim,) = deployed.read(deployed.KUBERNETES / "train-dir.yaml")
+        # podman has one space of names for claims, ConfigMaps and emptyDirs: all are volumes.
         claim["metadata"]["name"] = f"{network}-claim"
+        (folder / "claim.yaml").write_text(yaml.safe_dump(claim))
+        podman.run("podman", "play", "kube", str(folder / "claim.yaml"))
+        data = deployed.configuration(path)
+        flags_file = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{network}-config"}, "data": data}
+        pods = deployed.pods(path)
         for pod in pods:
             (container,) = pod["spec"]["containers"]
             container["image"] = "localhost/mnist:1"
@@ -193,7 +193,7 @@ class Pods:
                     volume["configMap"]["name"] = f"{network}-config"
                 if "persistentVolumeClaim" in volume:
                     volume["persistentVolumeClaim"]["claimName"] = f"{network}-claim"
-        self.file.write_text(yaml.safe_dump_all([*documents, claim, *pods]))
+        self.file.write_text(yaml.safe_dump_all([flags_file, *pods]))
         self.names = [pod["metadata"]["name"] for pod in pods]
         self.containers = [f"{pod['metadata']['name']}-{pod['spec']['containers'][0]['name']}" for pod in pods]
         (self.grace_secs,) = {pod["spec"]["terminationGracePeriodSeconds"] for pod in pods}
