@@ -3,7 +3,7 @@
 # Train on a cluster of processes on this machine:
 #
 #   ./run_local_cluster.sh [--ps N] [--workers N] [--train_dir DIR] [--max_restarts N] [--no_isolation] [--locked]
-#                          [--tensorboard] [any flag of distributed.py]
+#                          [--tensorboard] [--prepare] [any flag of distributed.py]
 #
 # Sets up .venv if needed, fetches MNIST, runs 1 ps and 2 workers by default, and shows the chief's output. PYTHON names
 # the interpreter for .venv, and VENV_DIR another folder in its place; --locked installs exactly the versions in
@@ -12,6 +12,7 @@
 # end. Ctrl-C stops them all in order, and the chief saves first; Ctrl-\ ends them at once. A terminal shows how far each
 # task is, unless NO_COLOR is set. Where the system allows it, the cluster runs in a network of its own, which nothing
 # outside can reach; --no_isolation turns that off.
+# --prepare only sets up .venv and fetches the examples, and trains nothing.
 # --tensorboard installs TensorBoard and shows the run with it, on localhost, for as long as this script runs.
 
 if [ -z "${BASH_VERSION:-}" ]; then exec bash "$0" "$@"; fi # it was given to another shell

@@ -1,10 +1,9 @@
-"""What the files of `deploy/` describe: the containers that they start, by the rules of who reads them; validity."""
+"""What the files of `deploy/` describe: the pods that they start, by the rules of who reads them; validity."""
 
 import json
 import re
 import sys
 import types
-from typing import NamedTuple
 
 import kubeflow.training
 import kubeflow_trainer_api.models
@@ -17,15 +16,7 @@ DEPLOY = PROJECT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 MANIFESTS = sorted(KUBERNETES.glob("*.yaml"))
 JOBS = [KUBERNETES / f"{name}.yaml" for name in ("jobs", "jobset", "tfjob")]
-CONTAINER_FILES = [*JOBS, DEPLOY / "compose.yaml"]
-
-
-class Container(NamedTuple):
-    """A container of a task."""
-
-    host: str  # the name that leads to it
-    command: list[str]
-    environment: dict[str, str]
+COMPOSE = DEPLOY / "compose.yaml"
 
 
 def read(path):
@@ -39,13 +30,16 @@ def image():
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line]
 
 
-def containers(path):
-    """Return the containers of all tasks."""
-    documents = read(path)
-    if path.name == "compose.yaml":
-        services = documents[0]["services"]
-        return [_of_service(name, service) for name, service in services.items()]
-    return [container for document in documents for container in KINDS.get(document["kind"], _none)(document)]
+def blocks(heading):
+    """Return the blocks of shell code below a heading of docs/containers.md."""
+    text = re.split(r"^#+ ", (PROJECT / "docs" / "containers.md").read_text(), flags=re.MULTILINE)
+    (section,) = [section for section in text if section.startswith(f"{heading}\n")]
+    return re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+
+
+def pods(path):
+    """Return the pods of all tasks, as the controllers make them; a pod's name is the one that leads to it."""
+    return [pod for document in read(path) for pod in KINDS.get(document["kind"], _none)(document)]
 
 
 def configuration(path):
@@ -58,10 +52,10 @@ def configuration(path):
     }
 
 
-def _of_service(name, service):
-    """Return the container of a service, as Docker starts it."""
-    init = ["tini", "--"] if service.get("init") else []  # it comes with Docker
-    return Container(name, [*init, *service["entrypoint"], *service["command"]], {})
+def arguments(pod):
+    """Return the arguments of a pod's container."""
+    (container,) = pod["spec"]["containers"]
+    return container["args"]
 
 
 def _none(_):
@@ -69,18 +63,17 @@ def _none(_):
 
 
 def _of_job(job, labels=None):
-    """Return the containers of an Indexed Job, as the Job controller and the kubelet make them."""
+    """Return the pods of an Indexed Job, as the Job controller and the kubelet make them."""
     template, count = job["spec"]["template"], job["spec"]["completions"]
     assert job["spec"]["completionMode"] == "Indexed"
     assert job["spec"]["parallelism"] == count, "all tasks have to run at once"
     for index in range(count):
         host = f"{job['metadata']['name']}-{index}.{template['spec']['subdomain']}"
-        labels = {**template["metadata"]["labels"], **(labels or {})}
-        yield _of_pod(template, host, labels, {"JOB_COMPLETION_INDEX": str(index)})
+        yield _of_template(template, host, labels or {}, {"JOB_COMPLETION_INDEX": str(index)})
 
 
 def _of_jobset(jobset):
-    """Return the containers of a JobSet, as its controller makes them: Jobs within a subdomain."""
+    """Return the pods of a JobSet, as its controller makes them: Jobs within a subdomain."""
     name = jobset["metadata"]["name"]
     for replicated_job in jobset["spec"]["replicatedJobs"]:
         job = json.loads(json.dumps(replicated_job["template"]))
@@ -90,7 +83,7 @@ def _of_jobset(jobset):
 
 
 def _of_tfjob(tfjob):
-    """Return the containers of a TFJob, as the operator makes them."""
+    """Return the pods of a TFJob, as the operator makes them."""
     name, specs = tfjob["metadata"]["name"], tfjob["spec"]["tfReplicaSpecs"]
     hosts = {job: [f"{name}-{job.lower()}-{i}.default.svc" for i in range(specs[job]["replicas"])] for job in specs}
     cluster = {job.lower(): [f"{host}:2222" for host in hosts[job]] for job in specs}
@@ -98,21 +91,25 @@ def _of_tfjob(tfjob):
         assert spec["template"]["spec"]["containers"][0]["name"] == "tensorflow", "no other gets TF_CONFIG"
         for index, host in enumerate(hosts[job]):
             config = {"cluster": cluster, "task": {"type": job.lower(), "index": index}, "environment": "cloud"}
-            yield _of_pod(spec["template"], host, {}, {"TF_CONFIG": json.dumps(config)})
+            yield _of_template(spec["template"], host, {}, {"TF_CONFIG": json.dumps(config)})
 
 
 KINDS = {"Job": _of_job, "JobSet": _of_jobset, "TFJob": _of_tfjob}
 
 
-def _of_pod(template, host, labels, environment):
-    """Return the container of a pod, as the kubelet starts it: the image's entrypoint, with the variables filled in."""
-    (container,) = template["spec"]["containers"]
-    environment = dict(environment)
+def _of_template(template, host, labels, environment):
+    """Return a pod, with these further labels and variables, which are filled into its arguments."""
+    pod = json.loads(json.dumps(template))
+    pod |= {"apiVersion": "v1", "kind": "Pod"}
+    pod["metadata"] |= {"name": host, "labels": {**template["metadata"]["labels"], **labels}}
+    (container,) = pod["spec"]["containers"]
+    values = dict(environment)
     for variable in container.get("env", []):
         label = re.fullmatch(r"metadata\.labels\['(.*)'\]", variable["valueFrom"]["fieldRef"]["fieldPath"])[1]
-        environment[variable["name"]] = labels[label]
-    arguments = [re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], text) for text in container["args"]]
-    return Container(host, [*json.loads(dict(image())["ENTRYPOINT"]), *arguments], environment)
+        values[variable["name"]] = pod["metadata"]["labels"][label]
+    container["env"] = [{"name": name, "value": value} for name, value in values.items()]
+    container["args"] = [re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], text) for text in container["args"]]
+    return pod
 
 
 def invalid(document):

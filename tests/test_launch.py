@@ -155,6 +155,14 @@ def test_a_python_that_makes_no_environments_is_told_with_the_remedy(install):
     assert re.fullmatch(r"error: \S+ lacks what makes an environment: apt install python3-venv .*\n", error)
 
 
+def test_a_failure_of_pip_is_told_with_a_remedy(install):
+    (install.project / ".venv" / "bin" / "python").write_text('#!/bin/sh\n[ "$2" != pip ]\n')
+    script = install.project / "runtime" / "launch" / "venv.sh"
+    done = subprocess.run([script, "requirements.txt"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.endswith(": where there is no room, set VENV_DIR=/another/folder\n")
+
+
 def test_an_environment_that_is_half_made_is_made_anew(install):
     (install.project / ".venv" / "unfinished").touch()
     script = install.project / "runtime" / "launch" / "venv.sh"

@@ -17,7 +17,7 @@ import distributed
 from benchmarks import compare, outcomes
 from benchmarks.__main__ import BENCHMARKS, load
 from runtime.launch import options
-from tests import forked
+from tests import deployed, forked
 
 PROJECT = pathlib.Path(__file__).parents[1]
 README = PROJECT / "README.md"
@@ -33,8 +33,20 @@ COMMAND_WORDS = ("./", "python ", ".venv/", "iptables ")  # inline code that beg
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)")
 OF_OTHERS = re.compile(
-    r".*(?:iptables|tensorboard\.main|\bpip\b|\buv\b|docker|kubectl|scancel|install --mode).*"
+    r".*(?:iptables|tensorboard\.main|\bpip\b|\buv\b|docker|kubectl|scancel|sbatch --|\$run |--volume|install --mode).*"
 )  # lines whose flags are not ours
+
+
+def commands_in(block):
+    """Return the commands in a block of shell code, without those that give a variable its value."""
+    commands, variables = [], {}
+    for line in block.replace("\\\n", "").splitlines():
+        words = shlex.split(string.Template(line).safe_substitute(variables), comments=True)
+        if len(words) == 1 and (assignment := re.fullmatch(r"(\w+)=(.*)", words[0])):
+            variables[assignment[1]] = assignment[2]
+        elif words:
+            commands.append(" ".join(words))
+    return commands
 
 
 class Executed(NamedTuple):
@@ -165,6 +177,8 @@ WORD_LISTS = (
 )
 LOCK = "uv pip compile --universal --generate-hashes --python-version 3.10"
 
+OWN = [command for block in deployed.blocks("With your own model") for command in commands_in(block)]
+
 # Every command that a document shows, and how it is exercised.
 EXERCISED = {
     "git clone ADDRESS-OF-THIS-REPOSITORY distributed-mnist && cd distributed-mnist": RunBy("def test_a_clone_has_"),
@@ -198,12 +212,17 @@ EXERCISED = {
     "sbatch deploy/slurm.sbatch": RunBy("def test_a_job_survives_a_kill_and_a_requeue_and_learns("),
     "sbatch deploy/slurm.sbatch --train_dir=runs/slurm-JOB": RunBy("one_that_is_cancelled_can_go_on("),
     "scancel JOB": RunBy("one_that_is_cancelled_can_go_on("),
-    "docker build --file deploy/Dockerfile --tag mnist:1 .": RunBy("def test_the_steps_of_the_image_run("),
-    f"{COMPOSE} up --build": RunBy("def test_what_a_file_starts_trains("),
+    "./run_local_cluster.sh --prepare": RunBy("def test_a_machine_is_prepared_without_training("),
+    "sbatch --partition=short --account=physics --ntasks=12 deploy/slurm.sbatch --train_steps=20000": RunBy(
+        'options=["--partition=short", "--account=physics", "--ntasks=12"]'
+    ),
+    "docker build --file deploy/Dockerfile --tag mnist:1 .": RunBy("def _image(testrun_uid):"),
+    **{command: RunBy('deployed.blocks("With your own model")') for command in OWN},
+    f"{COMPOSE} up --build": RunBy("def test_compose_brings_a_cluster_up_"),
     f"{COMPOSE} logs worker-0": Deployed(),
     f"{COMPOSE} cp worker-0:/mnt/train results": Deployed(),
     f"{COMPOSE} down": Deployed(),
-    "kubectl apply --filename deploy/kubernetes/jobs.yaml": RunBy("def test_what_a_file_starts_trains("),
+    "kubectl apply --filename deploy/kubernetes/jobs.yaml": RunBy("def test_the_pods_of_jobs_are_deleted_"),
     "kubectl apply --filename deploy/kubernetes/train-dir.yaml": Deployed(),
     "kubectl apply --filename deploy/kubernetes/results.yaml": Deployed(),
     "kubectl wait --for=condition=Ready pod/mnist-results": Deployed(),
@@ -277,13 +296,7 @@ def commands_shown(document):
         if language == "text":
             commands += re.findall(r"^\$ (.*)$", block, re.MULTILINE)
         if language == "sh":
-            variables = {}
-            for line in block.replace("\\\n", "").splitlines():
-                words = shlex.split(string.Template(line).safe_substitute(variables), comments=True)
-                if len(words) == 1 and (assignment := re.fullmatch(r"(\w+)=(.*)", words[0])):
-                    variables[assignment[1]] = assignment[2]
-                elif words:
-                    commands.append(" ".join(words))
+            commands += commands_in(block)
     return commands
 
 

@@ -201,6 +201,17 @@ def test_what_is_in_the_way_in_a_train_dir_is_named(launch, tmp_path):
     assert run.output().endswith(f"error: --train_dir {tmp_path}/logs cannot be written: File exists\n")
 
 
+def test_a_machine_is_prepared_without_training(launch, tmp_path):
+    (tmp_path / "mnist_input.py").write_text(
+        "class DataError(Exception): pass\ndef fetch(data_dir): open(f'{data_dir}/fetched', 'w')\n"
+    )
+    (tmp_path / "data").mkdir()
+    run = launch("echo never", f"--data_dir={tmp_path}/data", "--prepare")
+    assert run.wait(DEADLINE_SECS) == 0, run.output()
+    assert (tmp_path / "data" / "fetched").exists()
+    assert not (tmp_path / "train").exists()
+
+
 @NEEDS_PRIVATE_MOUNTS
 def test_a_system_that_forbids_a_private_network_is_told_with_the_remedy(launch):
     forbid = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"'  # which counts inside of this namespace

@@ -36,12 +36,8 @@ from runtime.process.end import end_process, end_with_parent
 from runtime.records.folder import RunFolder
 
 SCRIPT = "distributed"  # the module that each task runs
-SHARED = (
-    "process.environment",
-    "roles.flags",
-    "roles.member",
-    "roles.training",
-)  # what the tasks get of `runtime/`, already imported
+# What the tasks get of `runtime/`, already imported.
+SHARED = ("process.environment", "roles.flags", "roles.member", "roles.training")
 READY = "--ready"  # the first argument of the second half
 # Shows the run in folder $1 until process $0 has ended, which makes the folder $2 when it has checked its flags.
 SHOW_TENSORBOARD = """
@@ -99,6 +95,8 @@ def get_ready(options: Options) -> NoReturn:
         fetch(options.data_dir)
     except download.DownloadError as error:
         refuse(str(error))
+    if options.prepare:
+        sys.exit()
     arguments, train_dir = sys.argv[1:], options.train_dir
     if not train_dir:
         name = f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"  # another launcher may be as fast

@@ -34,6 +34,7 @@ class Options(NamedTuple):
     no_isolation: bool
     locked: bool
     tensorboard: bool
+    prepare: bool  # and train nothing
     flags: list[str]  # of distributed.py
 
     @property
@@ -62,7 +63,7 @@ def parse(arguments: Sequence[str]) -> Options:
         "stop_timeout_secs", STOP_SECS, "how long the chief may take to save after a signal", flag_values=own
     )
     flags.DEFINE_integer("max_restarts", 3, "how often a task may be started again", 0, flag_values=own)
-    for name in ("no_isolation", "locked", "tensorboard"):
+    for name in ("no_isolation", "locked", "tensorboard", "prepare"):
         flags.DEFINE_boolean(name, False, "", flag_values=own)
     for name in ("train_dir", "data_dir", "export_dir"):
         flags.register_validator(name, lambda folder: not folder.startswith("~"), download.TILDE, own)

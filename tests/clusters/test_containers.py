@@ -1,119 +1,263 @@
-"""What the files of `deploy/` start trains, and the image can be built: without containers, but in the same places.
+"""The image of `deploy/Dockerfile` and what the files of `deploy/` start, in real containers: podman runs them.
 
-Each task has a host of its own, which has the names of the others, a read-only root file system, and the folders that
-the image or a volume has. The files of the program are those that the image copies, and no others.
+What only the control plane of Kubernetes does, such as to make pods for a Job, is done here by the rules that
+`deployed.py` writes down.
 """
 
 import json
 import os
-import shutil
+import re
 import signal
-import subprocess
-import sys
 
-import psutil
 import pytest
+import yaml
 
-from benchmarks.testbed import network
-from benchmarks.testbed.processes import PROJECT, Process, poll_for
-from tests import deployed
-
-# In a mount namespace of its own: give a command the places of a container, which are in the folder $1.
-MOUNT = 'mount --bind "$1/cache" /var/cache && mount --bind "$1/mnt" /mnt'
-READ_ONLY = 'mount --bind "$1/hosts" /etc/hosts && mount --bind /tmp /tmp && mount -o remount,bind,ro /'
-RUN = 'shift && exec "$@"'
+from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
+from tests import deployed, podman
 
 
-class Image:
-    """The files of an image and of its volumes, in a folder."""
-
-    def __init__(self, folder, data_dir, run_steps=False):
-        self.folder = folder
-        self.workdir = folder / "workdir"
-        shutil.copytree(data_dir, folder / "cache" / "distributed-mnist")
-        (folder / "mnt").mkdir()
-        instructions = deployed.image()
-        self.environment = dict(text.split("=", 1) for kind, text in instructions if kind == "ENV")
-        self.environment["PATH"] = f"{os.path.dirname(sys.executable)}:{network.ENVIRONMENT['PATH']}"
-        for kind, arguments in instructions:
-            if kind == "COPY":
-                *sources, target = arguments.split()
-                for source in sources:
-                    self._copy(PROJECT / source, self.workdir / target)
-            elif kind == "RUN" and run_steps and not arguments.startswith("apt-get"):  # which would change this machine
-                self._run(arguments)
-
-    @staticmethod
-    def _copy(source, target):
-        if source.is_dir():
-            shutil.copytree(source, target, dirs_exist_ok=True)
-        else:
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
-
-    def _run(self, step):
-        command = self.command(MOUNT, ["sh", "-c", step], {"PIP_DRY_RUN": "1"})  # this Python has the packages
-        done = subprocess.run(command, cwd=self.workdir, capture_output=True, text=True)
-        assert done.returncode == 0, done
-
-    def command(self, setup, command, environment):
-        """Return the command that runs another one in this image, with this environment and nothing else."""
-        variables = [f"{name}={value}" for name, value in {**self.environment, **environment}.items()]
-        shell = ["sh", "-c", f"{setup} && {RUN}", "sh", str(self.folder)]
-        return ["unshare", "--mount", *shell, "env", "-i", *variables, *command]
-
-
-@pytest.fixture
-def _hosts():
-    """Hosts that are like containers can be had here."""
-    no_tini = "" if network.find_program("tini") else "there is no tini (Debian: apt-get install tini)"
-    if reason := network.missing() or no_tini:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"nothing like containers here: {reason}")
-
-
-@pytest.mark.usefixtures("_hosts")
-@pytest.mark.parametrize("path", deployed.CONTAINER_FILES, ids=lambda path: path.name)
-def test_what_a_file_starts_trains(tmp_path, black_and_white_dir, path):
-    image = Image(tmp_path, black_and_white_dir)
-    (tmp_path / "mnt" / "train").mkdir()
-    for name, text in deployed.configuration(path).items():
-        (tmp_path / "mnt" / "config").mkdir(exist_ok=True)
-        (tmp_path / "mnt" / "config" / name).write_text(text)
-    containers = deployed.containers(path)
-    with network.Network(len(containers)) as hosts:
-        lines = [f"{hosts.address(number)} {container.host}\n" for number, container in enumerate(containers)]
-        (tmp_path / "hosts").write_text("".join(lines))
-        tasks = []
-        for number, container in enumerate(containers):
-            # So few steps are enough here; the last flag counts.
-            command = image.command(
-                f"{MOUNT} && {READ_ONLY}", [*container.command, "--train_steps=300"], container.environment
-            )
-            output = tmp_path / f"{container.host}.log"
-            tasks.append(Process([*hosts.command(number), *command], output, cwd=image.workdir))
-        statuses = [task.wait() for task in tasks]
-    assert statuses == [0] * len(tasks), "".join(task.output() for task in tasks)
-    assert json.loads((tmp_path / "mnt" / "train" / "result.json").read_text())["test_accuracy"] == 1.0
-    assert any("test accuracy 1.0000" in task.output() for task in tasks)
-
-
-@pytest.mark.usefixtures("_hosts")
-@pytest.mark.parametrize("path", deployed.CONTAINER_FILES, ids=lambda path: path.name)
-def test_a_task_can_be_stopped_while_it_starts(tmp_path, path):
-    """The system hands no signal to a process 1 that has not asked for it."""
-    private = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
-    environment = {"PATH": f"{os.path.dirname(sys.executable)}:{network.ENVIRONMENT['PATH']}"}
-    task = Process([*private, *deployed.containers(path)[0].command], tmp_path / "log", environment, cwd=PROJECT)
+@pytest.fixture(scope="session", autouse=True)
+def _image(testrun_uid):
+    """The image is built, and containers run here."""
     try:
-        in_container = psutil.Process(task.pid).children
-        poll_for(lambda: any(process.name() == "python" for process in in_container(recursive=True)), "task")
-        in_container()[0].terminate()
-        assert task.wait() == 128 + signal.SIGTERM, task.output()
+        podman.get_ready(testrun_uid)
+    except podman.CannotRunError as error:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no containers here: {error}")
+
+
+class Containers:
+    """One ps and two workers on a network, each with a read-only root, as the image's user, with a shared volume."""
+
+    def __init__(self, network, *flags):
+        self.network, self.flags = network, flags
+        self.names = [f"{network}-{host}" for host in ("ps-0", "worker-0", "worker-1")]
+
+    def start(self):
+        hosts = ["--ps_hosts=ps-0:2222", "--worker_hosts=worker-0:2222,worker-1:2222", "--train_dir=/mnt/train"]
+        for name in self.names:
+            _, job_name, index = name.rsplit("-", 2)
+            where = [f"--network={self.network}", f"--network-alias={job_name}-{index}"]
+            what = [
+                "--read-only",
+                "--tmpfs=/tmp",
+                "--restart=on-failure:5",
+                f"--volume={self.network}-train:/mnt/train",
+                "mnist:1",
+            ]
+            role = [f"--job_name={job_name}", f"--task_index={index}"]
+            podman.run("podman", "run", "--detach", f"--name={name}", *where, *what, *hosts, *role, *self.flags)
+
+    def wait_until_all_train(self):
+        wait_until_all_train(*self.names[1:])
+
+
+def wait_until_all_train(*workers):
+    """Wait until each worker takes steps from now on."""
+    for name in workers:
+        podman.wait_for_log(name, r"worker \d+: global step \d+/", after=len(podman.logs(name)))
+
+
+def kill(container):
+    """Kill process 1 of a container, as the system does that is out of memory."""
+    os.kill(int(podman.state(container, ".State.Pid")), signal.SIGKILL)
+
+
+def copy_results(container, folder):
+    """Copy the volume out of a container, which may have ended, and return the result."""
+    (folder / "results").mkdir()
+    podman.run("podman", "cp", f"{container}:/mnt/train/.", str(folder / "results"))
+    return json.loads((folder / "results" / "result.json").read_text())
+
+
+@pytest.mark.long
+def test_a_cluster_of_containers_is_stopped_and_killed_and_a_second_one_goes_on(tmp_path):
+    with podman.network("stopped", "--internal") as network:
+        first = Containers(network, "--train_steps=1000000", "--log_every_secs=0.1")
+        first.start()
+        ps, chief, worker = first.names
+        first.wait_until_all_train()
+        assert podman.run("podman", "exec", chief, "id", "-u") == "10001\n"
+
+        for name in (chief, ps):
+            podman.run("podman", "stop", "--time=30", name)
+            assert podman.wait(name) == [143], podman.logs(name)
+            podman.run("podman", "start", name)  # with another address
+            first.wait_until_all_train()
+        for names in ((chief,), (ps, worker)):
+            for name in names:
+                kill(name)
+            for name in names:  # it is started again
+                poll_for(lambda name=name: podman.state(name, ".RestartCount") == "1", f"restart of {name}")
+            first.wait_until_all_train()
+
+        podman.run("podman", "stop", "--time=30", *first.names)
+        assert podman.wait(*first.names) == [143] * 3
+        step = int(re.search(r"worker 0 stopped and saved global step (\d+)", podman.logs(chief)[-200:])[1])
+        podman.run("podman", "rm", *first.names)
+        second = Containers(network, f"--train_steps={step + 2000}")
+        second.start()
+        assert podman.wait(*second.names) == [0, 0, 0], podman.logs(chief)
+        assert f"at global step {step}\n" in podman.logs(chief)
+        assert copy_results(chief, tmp_path)["test_accuracy"] >= 0.95
+
+
+def test_a_container_and_a_process_by_hand_have_the_same_accuracy_statuses_and_files(tmp_path, mnist_dir):
+    flags = ["--train_steps=300", "--sync_replicas"]
+    by_hand = tmp_path / "by-hand"
+    with podman.network("compared", "--internal") as network:
+        containers = Containers(network, *flags)
+        containers.start()
+        assert podman.wait(*containers.names) == [0, 0, 0]
+        result = copy_results(containers.names[1], tmp_path)
+    with Cluster(tmp_path, 1, 2, *flags, f"--train_dir={by_hand}", f"--data_dir={mnist_dir}") as cluster:
+        cluster.start()
+        assert cluster.wait() == dict.fromkeys(cluster.names, 0)
+    assert list_files(tmp_path / "results") == list_files(by_hand)
+    expected = json.loads((by_hand / "result.json").read_text())
+    assert result.keys() == expected.keys()
+    assert result["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=0.002)
+
+
+def list_files(folder):
+    """Return the names of all files, without what tells a host, a process or a moment."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*"))
+    return sorted(re.sub(r"tfevents\..*", "tfevents", str(path)) for path in paths)
+
+
+def test_a_task_can_be_stopped_while_it_starts_and_status_2_comes_out():
+    """The system hands no signal to a process 1 that has not asked for it."""
+    with podman.network("starting") as network:
+        ps, chief = f"{network}-ps", f"{network}-chief"
+        podman.run("podman", "run", "--detach", f"--name={ps}", f"--network={network}", "mnist:1", "--job_name=ps")
+        unusable = ["--job_name=worker", "--learning_rate=0"]
+        podman.run("podman", "run", "--detach", f"--name={chief}", f"--network={network}", "mnist:1", *unusable)
+        poll_for(lambda: "python" in podman.run("podman", "top", ps, "comm"), "process in the container")
+        podman.run("podman", "stop", "--time=60", ps)
+        assert podman.wait(ps, chief) == [143, 2], podman.logs(chief)
+
+
+def test_a_container_takes_as_many_threads_as_its_quota_has_processors():
+    count = "from runtime.machine.session_config import count_cores; print(count_cores(), 'cores')"
+    with podman.network("limited") as network:
+        options = ["--rm", "--cpus=1", f"--network={network}", "--entrypoint=python"]
+        assert "\n1 cores\n" in f"\n{podman.run('podman', 'run', *options, 'mnist:1', '-c', count)}"
+
+
+def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path):
+    compose = ["docker-compose", f"--file={deployed.COMPOSE}", "--project-name=composed"]
+    with podman.service():
+        try:
+            podman.run(*compose, "up", "--detach", "--no-build")
+            hosts = ("ps-0", "worker-0", "worker-1")
+            ps, chief, worker = (podman.run(*compose, "ps", "--quiet", host).strip() for host in hosts)
+            wait_until_all_train(chief, worker)
+            podman.run(*compose, "stop")
+            assert podman.wait(ps, chief, worker) == [143] * 3
+            assert "worker 0 stopped and saved global step " in podman.run(*compose, "logs", "worker-0")
+
+            podman.run(*compose, "up", "--detach", "--no-build")
+            podman.wait_for_log(chief, r"restored /mnt/train/model\.ckpt-[1-9]")
+            wait_until_all_train(chief, worker)
+            kill(worker)
+            poll_for(lambda: podman.state(worker, ".RestartCount") == "1", "restart of the worker")
+            assert podman.wait(ps, chief, worker) == [0, 0, 0], podman.logs(chief)
+            assert copy_results(chief, tmp_path)["test_accuracy"] >= 0.97
+
+            podman.run(*compose, "down")
+            assert "composed_train" in podman.run("podman", "volume", "ls", "--quiet")
+        finally:
+            podman.run(*compose, "down", "--volumes")
+        assert "composed" not in podman.run("podman", "volume", "ls", "--quiet")
+
+
+class Pods:
+    """The pods of a manifest, as podman takes them, and in them the image that was built."""
+
+    def __init__(self, folder, path, network, *flags):
+        self.network, self.file = network, folder / "pods.yaml"
+        (claim,) = deployed.read(deployed.KUBERNETES / "train-dir.yaml")
+        # podman has one space of names for claims, ConfigMaps and emptyDirs: all are volumes.
+        claim["metadata"]["name"] = f"{network}-claim"
+        (folder / "claim.yaml").write_text(yaml.safe_dump(claim))
+        podman.run("podman", "play", "kube", str(folder / "claim.yaml"))
+        data = deployed.configuration(path)
+        flags_file = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{network}-config"}, "data": data}
+        pods = deployed.pods(path)
+        for pod in pods:
+            (container,) = pod["spec"]["containers"]
+            container["image"] = "localhost/mnist:1"
+            container["args"] += flags  # the last counts
+            for volume in [*pod["spec"]["volumes"], *container["volumeMounts"]]:
+                volume["name"] = f"{network}-{pod['metadata']['name']}-{volume['name']}"
+                if "configMap" in volume:
+                    volume["configMap"]["name"] = f"{network}-config"
+                if "persistentVolumeClaim" in volume:
+                    volume["persistentVolumeClaim"]["claimName"] = f"{network}-claim"
+        self.file.write_text(yaml.safe_dump_all([flags_file, *pods]))
+        self.names = [pod["metadata"]["name"] for pod in pods]
+        self.containers = [f"{pod['metadata']['name']}-{pod['spec']['containers'][0]['name']}" for pod in pods]
+        (self.grace_secs,) = {pod["spec"]["terminationGracePeriodSeconds"] for pod in pods}
+
+    def start(self):
+        podman.run("podman", "play", "kube", f"--network={self.network}", str(self.file))
+
+    def delete(self):
+        """Stop them as the kubelet does, whose pods keep their network until the containers have ended; remove them."""
+        podman.run("podman", "stop", f"--time={self.grace_secs}", *self.containers)
+        statuses = podman.wait(*self.containers)
+        logs = [podman.logs(container) for container in self.containers]
+        podman.run("podman", "pod", "rm", *self.names)
+        return statuses, logs
+
+
+@pytest.mark.parametrize("name", ["jobset", "tfjob"])
+def test_the_pods_of_a_manifest_train(tmp_path, name):
+    with podman.network(name, "--internal") as network:
+        pods = Pods(tmp_path, deployed.KUBERNETES / f"{name}.yaml", network, "--train_steps=300")
+        pods.start()
+        assert podman.wait(*pods.containers) == [0, 0, 0]
+        assert copy_results(pods.containers[1], tmp_path)["test_accuracy"] >= 0.8
+
+
+def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on(tmp_path):
+    with podman.network("jobs", "--internal") as network:
+        pods = Pods(tmp_path, deployed.KUBERNETES / "jobs.yaml", network)
+        pods.start()
+        wait_until_all_train(*pods.containers[1:])
+        statuses, logs = pods.delete()
+        assert statuses == [143] * 3
+        assert "worker 0 stopped and saved global step " in logs[1]
+        pods.start()
+        podman.wait_for_log(pods.containers[1], r"restored /mnt/train/model\.ckpt-[1-9]")
+        assert podman.wait(*pods.containers) == [0, 0, 0]
+        assert copy_results(pods.containers[1], tmp_path)["test_accuracy"] >= 0.97
+
+
+@pytest.mark.skipif(
+    not (os.environ.get("CI") or os.path.isdir("/usr/share/datasets/fashion-mnist")),
+    reason="needs Fashion-MNIST (Debian: apt-get install dataset-fashion-mnist)",
+)
+def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_path):
+    """The commands of docs/containers.md, with podman for docker."""
+    make_folder, run = deployed.blocks("With your own model")
+    copy, build = make_folder.splitlines()
+    (tmp_path / "examples").symlink_to(PROJECT / "examples")
+    (tmp_path / "deploy").symlink_to(deployed.DEPLOY)
+
+    def execute(*lines):
+        command = ["bash", "-euc", "\n".join([podman.DOCKER, *lines])]
+        return podman.run(*command, cwd=tmp_path)
+
+    execute(copy)
+    own = tmp_path / "own"
+    (own / "requirements.txt").write_text("humanize==4.9.0\n")
+    (own / "further.py").write_text("import humanize\n\nSAYS = humanize.intcomma(1234567)\n")
+    (own / "model.py").write_text(f"import further\n\nprint(further.SAYS)\n{(own / 'model.py').read_text()}")
+    try:
+        said = execute(build, run)
+        assert "1,234,567\n" in said
+        result = json.loads((tmp_path / "results" / "result.json").read_text())
+        assert result["test_accuracy"] > 0.7
     finally:
-        task.kill()
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, as Docker does to build")
-def test_the_steps_of_the_image_run(tmp_path, mnist_dir):
-    Image(tmp_path, mnist_dir, run_steps=True)
-    assert (tmp_path / "mnt" / "train").stat().st_uid == 10001
+        podman.run("podman", "network", "rm", "--force", "--time=0", "own")
+        podman.run("podman", "volume", "rm", "--force", "own-train")

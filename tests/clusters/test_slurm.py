@@ -38,6 +38,7 @@ TaskPlugin=task/none
 NodeName=node0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8
 NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8
 PartitionName=all Nodes=ALL Default=YES
+PartitionName=short Nodes=ALL MaxTime=60
 """
 
 
@@ -169,7 +170,8 @@ def test_jobs_on_the_same_nodes_have_ports_of_their_own_and_one_that_is_cancelle
 
 def test_each_of_twelve_tasks_is_told_where_all_of_them_are(slurm):
     project = deployed.make_project_of_tasks_that_say_what_they_are_told(slurm.folder)
-    job, log = submit(slurm, options=["--ntasks=12"], folder=project)
+    job, log = submit(slurm, options=["--partition=short", "--account=physics", "--ntasks=12"], folder=project)
+    assert {"Partition=short", "Account=physics"} <= set(slurm.run("scontrol", "show", "job", job).split())
     assert wait_for_end(slurm, job) == "COMPLETED", log.read_text()
     deployed.assert_all_know_of_each_other(log.read_text(), num_workers=11)
 

@@ -1,0 +1,11 @@
+# The image of a model of your own: that of deploy/Dockerfile, with the files of a folder. Build it in the project's folder:
+#
+#   docker build --file deploy/own.Dockerfile --tag own:1 FOLDER
+
+FROM mnist:1
+
+USER root
+# model.py, mnist_input.py and what they import; perhaps requirements.txt with further packages, and data.
+COPY . ./
+RUN test ! -e requirements.txt || python -m pip install --no-cache-dir --requirement requirements.txt
+USER 10001:10001
