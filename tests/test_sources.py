@@ -105,9 +105,13 @@ def test_test_examples_in_files_are_checked_too(tmp_path):
         open_source(str(tmp_path / "files"), "t10k", Wide).load()
 
 
-def test_a_data_set_that_fetches_itself_gets_no_mnist(tmp_path):
+def test_only_an_empty_folder_is_filled_and_only_by_who_reads_it(tmp_path):
     reader = Reader([[1, 2]], [0])
+    open_source(str(tmp_path), "train", reader)
+    assert not os.listdir(tmp_path)
     reader.fetch = lambda data_dir: (tmp_path / "own_file").write_text(data_dir)
     open_source(str(tmp_path), "train", reader)
-    assert os.listdir(tmp_path) == ["own_file"]
     assert (tmp_path / "own_file").read_text() == str(tmp_path)
+    reader.fetch = None  # it is not called
+    open_source(str(tmp_path), "train", reader)
+    assert os.listdir(tmp_path) == ["own_file"]

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.data import download
 from runtime.data.reader import Columns
-from runtime.data.tfrecords import UNFINISHED, name_of
+from runtime.data.tfrecords import UNFINISHED, has_shards, name_of
 from runtime.process.errors import UNUSABLE_STATUS, UnusableError, check_folder
 
 NUM_TEST_SHARDS = 1  # who tests reads all test examples into memory
@@ -83,13 +83,8 @@ def main(load: Load, data_error: type[Exception]) -> None:
         for name, folder in (("data_dir", data_dir), ("output_dir", output_dir)):
             if folder.startswith("~"):
                 raise UnusableError(f"--{name}={folder}: ~ is only understood by a shell: write $HOME")
-        if download.has_shards(data_dir):
+        if has_shards(data_dir):
             raise UnusableError(f"--data_dir {data_dir} has TFRecord files already: give that of the IDX files")
-        if other := download.find_other_data(data_dir):  # MNIST would be fetched into its folder, and converted
-            raise UnusableError(
-                f"--data_dir {data_dir} has other files, such as {other}, and none of those that are converted"
-                f" ({', '.join(download.SHA256)}): give the folder that has them, or a new one for MNIST"
-            )
         download.fetch(data_dir)
         convert(load, data_dir, output_dir, arguments.shards)
     except (UnusableError, download.DownloadError, data_error) as error:

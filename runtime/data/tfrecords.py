@@ -1,5 +1,6 @@
 """TFRecord files whose records have one length: their names, what frames a record, and a first look at each file."""
 
+import glob
 import os
 import re
 import struct
@@ -27,6 +28,12 @@ class Shard(NamedTuple):
     path: str
     num_examples: int
     checksum: int  # of its name, its length, and its first and last record
+
+
+def has_shards(data_dir: str) -> bool:
+    """Return whether `data_dir` has TFRecord files, which take the place of the four files."""
+    pattern = os.path.join(glob.escape(data_dir), "*.tfrecord")
+    return any(not os.path.isdir(path) for path in glob.iglob(pattern))
 
 
 def name_of(split: str, index: int, num_shards: int) -> str:

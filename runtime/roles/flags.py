@@ -72,7 +72,7 @@ def _define_folders() -> None:
     flags.DEFINE_string(
         "data_dir",
         download.default_data_dir(),
-        "TFRecord files, or the four MNIST files; of these, those that are missing are fetched",
+        "folder of the examples, as mnist_input.py reads them; into an empty one, MNIST's are fetched",
     )
     flags.DEFINE_string(
         "train_dir", "", "shared folder for checkpoints, summaries and result.json; empty: nothing is saved"
