@@ -1,6 +1,6 @@
 """From the IDX files of MNIST's family to examples, and from their bytes to what the model takes.
 
-`python mnist_input.py convert --shards N` writes them as TFRecord files.
+`python mnist_input.py convert --shards N` writes them as TFRecord files of `tf.train.Example`.
 
 Shapes: n examples, b examples in a batch, 784 = 28 * 28 pixels of an image, row by row.
 """
@@ -32,7 +32,10 @@ IMAGE_SHAPE = (28, 28)
 NUM_PIXELS = math.prod(IMAGE_SHAPE)
 INPUT = tf.TensorSpec(IMAGE_SHAPE, tf.uint8, "images")  # what an exported model takes of an example
 PREDICTS = "PICTURE..."  # what predict.py takes: the launcher tells how to use the model
-RECORD_BYTES = NUM_PIXELS + 1  # of an example in a TFRecord file: its pixels and its label
+FEATURES = {  # of an example in a TFRecord file: its pixels as they lie in memory, and its class
+    "image": tf.io.FixedLenFeature([], tf.string),
+    "label": tf.io.FixedLenFeature([], tf.int64),
+}
 
 # The first four bytes of an IDX file: two zeros, 8 for "unsigned byte", and the number of dimensions.
 # http://yann.lecun.com/exdb/mnist/
@@ -47,10 +50,10 @@ class DataError(Exception):
 
 
 class Examples(NamedTuple):
-    """Images and their labels, as they lie in memory."""
+    """Images and their labels: arrays, or tensors."""
 
-    images: npt.NDArray[np.uint8]  # uint8 [n, 784], 0 is paper and 255 is ink
-    labels: npt.NDArray[np.uint8]  # uint8 [n], from 0 on
+    images: Any  # uint8 [n, 784], 0 is paper and 255 is ink
+    labels: Any  # integers [n], from 0 on
 
 
 def fetch(data_dir: str) -> None:
@@ -133,13 +136,14 @@ def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> npt.NDArray
     return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(num_items, *item_shape)
 
 
-def split_records(records: Any) -> Examples:
-    """Split records of TFRecord files, uint8 [n, 785], an array or a tensor."""
-    return Examples(records[:, :NUM_PIXELS], records[:, NUM_PIXELS])
+def parse(serialized: tf.Tensor) -> Examples:
+    """Build the examples, as `load()` returns them, of records in TFRecord files, string [b]."""
+    parsed = tf.io.parse_example(serialized, FEATURES)
+    return Examples(tf.reshape(tf.io.decode_raw(parsed["image"], tf.uint8), [-1, NUM_PIXELS]), parsed["label"])
 
 
 def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Build what the model takes: images, float32 [b, 784] in [0, 1], and labels, int32 [b]; both come as uint8."""
+    """Build what the model takes: images, float32 [b, 784] in [0, 1], and labels, int32 [b]; both come as integers."""
     return to_inputs(images), tf.cast(labels, tf.int32)
 
 
@@ -151,4 +155,4 @@ def to_inputs(images: tf.Tensor) -> tf.Tensor:
 if __name__ == "__main__":
     from runtime.data import convert  # only this command needs it
 
-    convert.main(load, DataError)
+    convert.main(sys.modules[__name__])

@@ -9,7 +9,7 @@ import sys
 from absl import flags
 
 from runtime.data import download
-from runtime.data.streams import SHARDINGS
+from runtime.data.sources import SHARDINGS
 from runtime.machine.session_config import is_gpu_list
 from runtime.model.users_files import note_flags
 from runtime.monitoring import profiling

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime import report
-from runtime.data.reader import Columns
-from runtime.data.streams import Batches
+from runtime.data.reader import Batches, Columns
 from runtime.model.function import Model
 from runtime.model.tables import Lookups, Parameters, TableReader
 from runtime.monitoring import summaries
@@ -99,7 +98,7 @@ class Training:
             StopAtStepHook(task, self.scaffold, updates.global_step, flags.train_steps, is_done),
             StopWithChiefHook(me.membership, me.target is not None),
             self._progress,
-            SummaryHook(task, updates, graph.batches.inputs, me.folder, flags.log_every_secs),
+            SummaryHook(task, updates, graph.batches.drawn, me.folder, flags.log_every_secs),
             AbandonSessionHook(me.membership, self.scaffold),
             StopOnSignalHook(me.membership, self._checkpoints, flags.stop_timeout_secs),
             AttendanceHook(me.membership, flags.sync_replicas),  # last: it says the end

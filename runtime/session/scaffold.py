@@ -14,7 +14,7 @@ from runtime.cluster.membership import Membership
 from runtime.cluster.status import describe
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
-from runtime.data.streams import Batches
+from runtime.data.reader import Batches
 from runtime.machine.session_config import Connection
 from runtime.process.errors import FinishedError, UnusableError
 from runtime.process.threads import reminding
@@ -246,4 +246,4 @@ class InputHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         global_step = int(session.run(tf.train.get_global_step(session.graph)))
         first_batch = global_step * self._num_replicas // self._num_workers
-        session.run(self._batches.initializer, self._batches.feed_dict(first_batch))
+        self._batches.start(session, first_batch)
