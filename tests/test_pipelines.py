@@ -208,3 +208,21 @@ def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_p
 def test_what_is_no_dataset_of_examples_is_refused(tmp_path, build, message):
     with pytest.raises(UnusableError, match=message):
         open_source(str(tmp_path), "t10k", reader_of(build)).load()
+
+
+def test_a_csv_has_strings_and_weights(tmp_path):
+    rows = [f"{n},word{n},{n % 2},{n / 2}" for n in range(20)]
+    (tmp_path / "train.csv").write_text("\n".join(["number,word,label,weight", *rows]))
+
+    def build_table(data_dir, split):
+        types = [tf.int64, tf.string, tf.int64, tf.float32]
+        table = tf.data.experimental.CsvDataset(f"{data_dir}/{split}.csv", types, header=True)
+        return table.map(lambda number, word, label, weight: ({"n": number, "word": word}, label, weight))
+
+    spec = {"word": tf.TensorSpec([], tf.string), "n": tf.TensorSpec([], tf.int64)}
+    share = open_source(str(tmp_path), "train", reader_of(build_table, spec)).share(1, 2)
+    (numbers, words, labels, weights), _ = draw(share, 1)
+    assert sorted(numbers) == list(range(1, 20, 2))
+    assert [word.decode() for word in words] == [f"word{number}" for number in numbers]
+    assert labels.tolist() == [1] * 10
+    assert weights.tolist() == (numbers / 2).tolist()

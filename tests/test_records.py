@@ -217,7 +217,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(data_dir, make_f
     assert len(os.listdir(files)) == 3
 
 
-def test_files_of_version_2_are_told_with_the_command_that_converts_them(data_dir, tmp_path):
+def test_files_of_version_1_are_told_with_the_command_that_converts_them(data_dir, tmp_path):
     old = tmp_path / "old"
     old.mkdir()
     for split in ("train", "t10k"):
@@ -226,7 +226,7 @@ def test_files_of_version_2_are_told_with_the_command_that_converts_them(data_di
         write(old / name_of(split, 0, 1), records)
     with pytest.raises(UnusableError) as error:
         open_source(str(old), "train", mnist_input)
-    assert f"{old} has files of version 2, which wrote no tf.train.Example: convert them with" in str(error.value)
+    assert f"{old} has files of version 1, which wrote no tf.train.Example: convert them with" in str(error.value)
     command = str(error.value).partition("convert them with python ")[2].split()
     assert subprocess.run([sys.executable, *command], cwd=PROJECT).returncode == 0
     examples = open_source(f"{old}-examples", "train", mnist_input).load()

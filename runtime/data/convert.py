@@ -78,10 +78,10 @@ def _add(feature: Any, dtype: tf.DType, part: Any) -> None:
 
 
 def load_old(data_dir: str, split: str) -> Columns:
-    """Read TFRecord files of version 2, whose records are the bytes of an input, and a label in the last one."""
+    """Read TFRecord files of version 1, whose records are the bytes of an input, and a label in the last one."""
     records = [record for path in find_records(data_dir, split) for record in look_at(path).records]
     if len({*map(len, records)}) != 1:
-        raise UnusableError(f"--data_dir {data_dir} has records of several lengths, as version 2 wrote none")
+        raise UnusableError(f"--data_dir {data_dir} has records of several lengths, as version 1 wrote none")
     examples = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1)
     return [examples[:, :-1], examples[:, -1]]
 
@@ -91,7 +91,7 @@ def main(reader: Any) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("command", choices=["convert"], help="write a data set as TFRecord files of tf.train.Example")
     parser.add_argument("--shards", type=int, metavar="N", required=True, help="number of files for training")
-    parser.add_argument("--data_dir", help="the data set's own files, or TFRecord files of version 2; default: MNIST")
+    parser.add_argument("--data_dir", help="the data set's own files, or TFRecord files of version 1; default: MNIST")
     parser.add_argument("--output_dir", help="a new folder for the result, needed with --data_dir")
     arguments, others = parser.parse_known_args()
     try:

