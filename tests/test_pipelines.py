@@ -66,7 +66,7 @@ def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(dat
     assert (
         "single examples, each once, in the same order each time: leave out batch() and repeat() and shuffle() (list_"
     )
-    assert str(error.value).endswith("This program shares, shuffles, repeats, makes batches and prefetches")
+    assert str(error.value).endswith("The program shares, shuffles, repeats, makes batches and prefetches")
 
 
 def test_each_worker_reads_each_example_of_its_own_once_in_each_epoch(data_dir):

@@ -38,8 +38,8 @@ def build_dataset(data_dir: str, split: str) -> tf.data.Dataset:
 
     def read(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         picture = tf.io.decode_png(tf.io.read_file(path), channels=INPUT.shape[2])  # and JPEG
-        picture = tf.image.resize(picture, INPUT.shape[:2], antialias=True)
-        return tf.cast(tf.round(tf.clip_by_value(picture, 0, 255)), tf.uint8), label
+        picture = tf.image.resize(picture, INPUT.shape[:2], method="area")
+        return tf.cast(tf.round(picture), tf.uint8), label
 
     return tf.data.Dataset.from_tensor_slices((paths, labels)).map(read, num_parallel_calls=2)
 

@@ -26,6 +26,7 @@ MAX_LOADED = 1 << 24  # examples to test with
 # What a user's pipeline must leave to the program: what the op begins with, and the call that makes it.
 REFUSED = {"Repeat": "repeat()", "Batch": "batch()", "ParallelBatch": "batch()", "PaddedBatch": "padded_batch()"}
 REFUSED["Shuffle"] = "shuffle() (list_files(), too, must have shuffle=False)"
+PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # the ops that call a Python function
 untouched = tf.autograph.experimental.do_not_convert  # no control flow is to convert, and looking for it takes time
 
 # From the numbers of pieces, int64 [n], which are files or parts of files, to a `tf.data.Dataset` of what is in them.
@@ -81,8 +82,17 @@ class PipelineSource:
         """Build what reads the examples of all runs, ahead while the worker computes."""
         first, run_size = tf.placeholder(tf.int64, [], "first_example"), num_batches * batch_size
         self._window_size = min(max(WINDOW_BYTES // max(self._num_bytes, 1), MIN_WINDOW), MAX_WINDOW)
-        runs = self._to_runs(self._build_windows(self._make_open(), first, seed), run_size).prefetch(1)
-        iterator = make_iterator(runs, NUM_READS)  # it may wait for a disk, and no thread that computes shall
+        graph, device = first.graph, first.device
+
+        def place(op: tf.Operation) -> str:
+            """Place Python functions inside of datasets, which TensorFlow ties to a server that is not there."""
+            if op.graph is graph:
+                return op.device or device
+            return "" if op.type in PYTHON else op.device
+
+        with tf.device(None), tf.device(place):
+            runs = self._to_runs(self._build_windows(self._make_open(), first, seed), run_size).prefetch(1)
+            iterator = make_iterator(runs, NUM_READS)  # it may wait for a disk, and no thread that computes shall
         parts = [tf.ensure_shape(part, [run_size, *part.shape[1:]]) for part in tf.nest.flatten(iterator.get_next())]
 
         def gather(numbers: tf.Tensor) -> list[tf.Tensor]:
