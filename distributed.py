@@ -22,7 +22,7 @@ from runtime.process import environment  # first: before TensorFlow
 # isort: split
 import tensorflow.compat.v1 as tf
 
-from runtime.data import sources, streams
+from runtime.data import sources
 from runtime.model.files import Files
 from runtime.process import phases
 from runtime.roles import program
@@ -46,8 +46,8 @@ def main() -> None:
     me = Member.from_flags(FLAGS)
     if me.is_evaluator:
         with phases.preparing():
-            examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load()
-        return me.follow_checkpoints(FILES, examples)
+            source = sources.open_source(FLAGS.data_dir, "t10k", mnist_input)
+        return me.follow_checkpoints(FILES, source)
 
     # The cluster: the addresses of all tasks, by job. Every task is given the same ones.
     cluster = tf.train.ClusterSpec(me.task.jobs)
@@ -69,7 +69,7 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Sourc
     """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
     tf.set_random_seed(FLAGS.seed)
     with tf.device(me.task.device), tf.name_scope("input"):
-        batches = streams.build_batches(source, me.mode.num_batches, me.batch_size, FLAGS.seed)
+        batches = source.draw(me.mode.num_batches, me.batch_size, FLAGS.seed)
 
     # The model: the functions of model.py and mnist_input.py are called here, and never again. From then on they are a
     # function of parameters and examples.
@@ -94,7 +94,8 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
     with phases.preparing():
         source = sources.open_source(FLAGS.data_dir, "train", mnist_input)
         test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
-        graph = build_graph(me, cluster, me.share_of(source))
+        share = me.share_of(source)
+        graph = build_graph(me, cluster, share)
         training = Training(me, graph, source.description, test_examples)
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps.
@@ -107,7 +108,7 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
     ) as session:
         me.yield_to_starts()
         while not session.should_stop():
-            with training.scaffold.repeating_cancelled_steps():
+            with training.scaffold.repeating_cancelled_steps(), share.telling_faults():
                 session.run(graph.updates.train_op)
     training.finish()
 

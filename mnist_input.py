@@ -1,6 +1,6 @@
-"""From MNIST's IDX files to examples, and from their bytes to what the model takes.
+"""From the IDX files of MNIST's family to examples, and from their bytes to what the model takes.
 
-`python mnist_input.py convert --shards N` writes them as TFRecord files.
+`python mnist_input.py convert --shards N` writes them as TFRecord files of `tf.train.Example`.
 
 Shapes: n examples, b examples in a batch, 784 = 28 * 28 pixels of an image, row by row.
 """
@@ -8,6 +8,7 @@ Shapes: n examples, b examples in a batch, 784 = 28 * 28 pixels of an image, row
 import gzip
 import math
 import os
+import re
 import sys
 import zlib
 from typing import Any, NamedTuple
@@ -19,18 +20,29 @@ if __name__ == "__main__":
 import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
+from absl import flags
+
+from runtime.data import download
 
 NUM_CLASSES = 10
+flags.DEFINE_integer("num_classes", NUM_CLASSES, "how many classes there are, such as 26, 47 or 62 in EMNIST", 2, 256)
+flags.DEFINE_integer("first_label", 0, "label of the first class, such as 1 in EMNIST's letters", 0, 255)
+
 IMAGE_SHAPE = (28, 28)
 NUM_PIXELS = math.prod(IMAGE_SHAPE)
 INPUT = tf.TensorSpec(IMAGE_SHAPE, tf.uint8, "images")  # what an exported model takes of an example
 PREDICTS = "PICTURE..."  # what predict.py takes: the launcher tells how to use the model
-RECORD_BYTES = NUM_PIXELS + 1  # of an example in a TFRecord file: its pixels and its label
+FEATURES = {  # of an example in a TFRecord file: its pixels as they lie in memory, and its class
+    "image": tf.io.FixedLenFeature([], tf.string),
+    "label": tf.io.FixedLenFeature([], tf.int64),
+}
 
 # The first four bytes of an IDX file: two zeros, 8 for "unsigned byte", and the number of dimensions.
 # http://yann.lecun.com/exdb/mnist/
 IMAGES_MAGIC = 0x00000803
 LABELS_MAGIC = 0x00000801
+WORDS = {"train": "train", "t10k": "t10k|test"}  # in the names of the files of a split
+REMEDY = "put the right file there, or give an empty --data_dir to have MNIST's fetched"
 
 
 class DataError(Exception):
@@ -38,20 +50,24 @@ class DataError(Exception):
 
 
 class Examples(NamedTuple):
-    """Images and their labels, as they lie in memory."""
+    """Images and their labels: arrays, or tensors."""
 
-    images: npt.NDArray[np.uint8]  # uint8 [n, 784], 0 is paper and 255 is ink
-    labels: npt.NDArray[np.uint8]  # uint8 [n], in [0, 10)
+    images: Any  # uint8 [n, 784], 0 is paper and 255 is ink
+    labels: Any  # integers [n], from 0 on
+
+
+def fetch(data_dir: str) -> None:
+    """Put those of MNIST's four files that are missing into a folder that is empty, or has some of them."""
+    download.fetch(data_dir)
 
 
 def load(data_dir: str, split: str) -> Examples:
-    """Read and check one split, `train` or `t10k`, of MNIST or of a data set with the same format and file names.
+    """Read and check one split, `train` or `t10k`, of MNIST or of a data set with the same format.
 
     Raises:
       DataError: a file is missing or is no such IDX file, or the two files do not belong together.
     """
-    images_path = os.path.join(data_dir, f"{split}-images-idx3-ubyte.gz")
-    labels_path = os.path.join(data_dir, f"{split}-labels-idx1-ubyte.gz")
+    images_path, labels_path = (find_file(data_dir, split, kind) for kind in ("images-idx3", "labels-idx1"))
     images = _read_idx(images_path, IMAGES_MAGIC, IMAGE_SHAPE).reshape(-1, NUM_PIXELS)
     labels = _read_idx(labels_path, LABELS_MAGIC, item_shape=())
     if len(images) != len(labels):
@@ -59,44 +75,75 @@ def load(data_dir: str, split: str) -> Examples:
             f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels: these are not"
             " files of one data set"
         )
-    if labels.max() >= NUM_CLASSES:
-        index = int(np.argmax(labels >= NUM_CLASSES))
-        raise DataError(f"{labels_path}: label {index} is {labels[index]}, expected 0 to {NUM_CLASSES - 1}")
-    return Examples(images, labels)
+    first, num_classes = (int(flags.FLAGS[name].value or 0) for name in ("first_label", "num_classes"))
+    are_wrong = (labels < first) | (labels >= first + num_classes)
+    if are_wrong.any():
+        index = int(np.argmax(are_wrong))
+        raise DataError(
+            f"{labels_path}: label {index} is {labels[index]}, expected {first} to {first + num_classes - 1}; the"
+            f" labels are {labels.min()} to {labels.max()}: give --num_classes and --first_label"
+        )
+    return Examples(images, labels - np.uint8(first))
+
+
+def find_file(data_dir: str, split: str, kind: str) -> str:
+    """Return the path of the images or labels of a split: gzipped or not, with a dash or a dot before `idx`.
+
+    Raises:
+      DataError: there is none, or there are those of several data sets.
+    """
+    pattern = re.compile(rf"(.*-)?({WORDS[split]})-{kind.replace('-', '[-.]')}-ubyte(\.gz)?")
+    try:
+        names = sorted(os.listdir(data_dir))
+    except OSError as error:
+        raise DataError(f"--data_dir {data_dir} cannot be read: {error.strerror}; give another one") from error
+    found = {
+        match[1]: match[0] for name in names if (match := pattern.fullmatch(name))
+    }  # by data set: gzipped, if both
+    if len(found) > 1:
+        several = ", ".join(found.values())
+        raise DataError(f"--data_dir {data_dir} has several data sets, {several}: give a folder that has one of them")
+    if not found:
+        path, has = os.path.join(data_dir, f"{split}-{kind}-ubyte.gz"), ", ".join(names[:5]) or "nothing"
+        raise DataError(f"{path} is missing, and {data_dir} has {has}: {REMEDY}")
+    return os.path.join(data_dir, *found.values())
 
 
 def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Read a gzipped IDX file of unsigned bytes as uint8 `[n, *item_shape]`, n > 0."""
-    remedy = "put the right file there, or give an empty --data_dir to have MNIST's fetched"
+    """Read an IDX file of unsigned bytes, gzipped or not, as uint8 `[n, *item_shape]`, n > 0."""
+    is_gzipped = path.endswith(".gz")
     try:
         with open(path, "rb") as file:
-            content = gzip.decompress(file.read())  # faster than reading from gzip.open()
+            content = file.read()
+        if is_gzipped:
+            content = gzip.decompress(content)  # faster than reading from gzip.open()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as a gzip file ({error}): {remedy}") from error
+        raise DataError(f"{path} cannot be read{' as a gzip file' * is_gzipped} ({error}): {REMEDY}") from error
     header_bytes = 4 * (2 + len(item_shape))
     if len(content) < header_bytes:
-        raise DataError(f"{path} has {len(content)} bytes, expected a header of {header_bytes}: {remedy}")
+        raise DataError(f"{path} has {len(content)} bytes, expected a header of {header_bytes}: {REMEDY}")
     file_magic, num_items, *file_shape = np.frombuffer(content[:header_bytes], ">u4").tolist()
     if file_magic != magic:
-        raise DataError(f"{path} begins with 0x{file_magic:08x}, expected 0x{magic:08x}: {remedy}")
+        raise DataError(f"{path} begins with 0x{file_magic:08x}, expected 0x{magic:08x}: {REMEDY}")
     if tuple(file_shape) != item_shape:
-        raise DataError(f"{path} has images of {file_shape} pixels, expected {list(item_shape)}: {remedy}")
+        raise DataError(f"{path} has images of {file_shape} pixels, expected {list(item_shape)}: {REMEDY}")
     expected_bytes = header_bytes + num_items * math.prod(item_shape)
     if num_items == 0 or len(content) != expected_bytes:
         raise DataError(
             f"{path} has {len(content)} bytes, expected {expected_bytes} for the {num_items} items that its header"
-            f" promises, one at least: {remedy}"
+            f" promises, one at least: {REMEDY}"
         )
     return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(num_items, *item_shape)
 
 
-def split_records(records: Any) -> Examples:
-    """Split records of TFRecord files, uint8 [n, 785], an array or a tensor."""
-    return Examples(records[:, :NUM_PIXELS], records[:, NUM_PIXELS])
+def parse(serialized: tf.Tensor) -> Examples:
+    """Build the examples, as `load()` returns them, of records in TFRecord files, string [b]."""
+    parsed = tf.io.parse_example(serialized, FEATURES)
+    return Examples(tf.reshape(tf.io.decode_raw(parsed["image"], tf.uint8), [-1, NUM_PIXELS]), parsed["label"])
 
 
 def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Build what the model takes: images, float32 [b, 784] in [0, 1], and labels, int32 [b]; both come as uint8."""
+    """Build what the model takes: images, float32 [b, 784] in [0, 1], and labels, int32 [b]; both come as integers."""
     return to_inputs(images), tf.cast(labels, tf.int32)
 
 
@@ -108,4 +155,4 @@ def to_inputs(images: tf.Tensor) -> tf.Tensor:
 if __name__ == "__main__":
     from runtime.data import convert  # only this command needs it
 
-    convert.main(load, DataError)
+    convert.main(sys.modules[__name__])

@@ -12,7 +12,7 @@ flags.DEFINE_integer("hidden_units", 100, "width of the hidden layer", lower_bou
 
 
 def build_logits(images, is_training):
-    """Build the unnormalised log-probabilities of the classes, float32 [b, 10].
+    """Build the unnormalised log-probabilities of the classes, float32 [b, classes].
 
     Args:
       images: float32 [b, 784], in [0, 1].
@@ -26,7 +26,8 @@ def build_logits(images, is_training):
             maps = _build_conv("conv2", maps, 32)  # [b, 7, 7, 32]
             inputs = tf.reshape(maps, [-1, 7 * 7 * 32])
         hidden = tf.nn.relu(_build_dense("hidden", inputs, FLAGS.hidden_units))
-        return _build_dense("logits", hidden, 10)
+        num_classes = FLAGS.num_classes if "num_classes" in FLAGS else 10  # a flag of mnist_input.py
+        return _build_dense("logits", hidden, num_classes)
 
 
 def build_loss(logits, labels):

@@ -1,4 +1,4 @@
-"""What examples in TFRecord files cost, and examples that workers share: speed and memory.
+"""What examples in files of `tf.train.Example` cost, and examples that workers share: speed and memory.
 
 It makes MNIST larger by shifting its images, writes that as TFRecord files, and trains on them with 16 local steps,
 with one ps and two workers. For comparison it trains on MNIST in memory. Linux only: it says how much memory a process
@@ -11,23 +11,18 @@ import pathlib
 import re
 import statistics
 import tempfile
-import time
 
 from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
 import numpy as np
-import tensorflow as tf
 
 import mnist_input
 from benchmarks import report
 from benchmarks.testbed.processes import Cluster, poll_for
 from runtime.data import convert, download
-from runtime.data.shards import BLOCK_SIZE, ShardSource
-from runtime.data.sources import open_source
 
-NUM_PS, NUM_WORKERS, NUM_SHARDS = 1, 2, 16
-NUM_READ = 100_000  # examples, to measure reading alone
+NUM_PS, NUM_WORKERS, NUM_FILES = 1, 2, 16
 FLAGS = ["--local_steps=16", "--optimizer=sgd", "--learning_rate=0.1", "--log_every_secs=1"]
 _ALL_SHIFTS = itertools.product(range(-3, 5), repeat=2)  # pixels down and right
 SHIFTS = sorted(_ALL_SHIFTS, key=lambda shift: max(map(abs, shift)))[:50]
@@ -71,23 +66,6 @@ def train(data_dir: str, sharding: str, train_steps: int) -> tuple[float, float,
     return float(examples_per_sec), max(peaks) / 1e9, float(accuracy)
 
 
-def time_reading(folder: str) -> tuple[float, float]:
-    """Return the microseconds of a processor for each example: as `distributed.py` reads it, and record by record."""
-    source = open_source(folder, "train", mnist_input)
-    assert isinstance(source, ShardSource)
-    generator = np.random.default_rng(0)
-    blocks = generator.permutation(source.num_examples // BLOCK_SIZE)[: NUM_READ // BLOCK_SIZE]
-    start = time.process_time()
-    for part in np.array_split(blocks, 10):
-        source.read((BLOCK_SIZE * part[:, None] + np.arange(BLOCK_SIZE)).ravel())
-    in_blocks = time.process_time() - start
-    records = tf.data.TFRecordDataset(sorted(str(path) for path in pathlib.Path(folder).glob("train-*")))
-    start = time.process_time()
-    for _ in records.take(NUM_READ).batch(BLOCK_SIZE):
-        pass
-    return 1e6 * in_blocks / (len(blocks) * BLOCK_SIZE), 1e6 * (time.process_time() - start) / NUM_READ
-
-
 def peak_bytes(pid: int) -> int:
     """Return how much memory a process has used at most, 0 if it has just ended."""
     try:
@@ -99,13 +77,12 @@ def peak_bytes(pid: int) -> int:
 
 
 def measure_data(examples: int = 3_000_000, train_steps: int = 60_000, rounds: int = 5) -> str:
-    """Return a table of the medians of runs in turns, and what reading alone takes; 3 million examples at most."""
+    """Return a table of the medians of runs in turns; 3 million examples at most."""
     data_dir = download.default_data_dir()
     with tempfile.TemporaryDirectory() as folder:
-        files = f"{folder}/shards"
-        convert.convert(load_shifted(examples), data_dir, files, NUM_SHARDS)
-        in_blocks, one_by_one = time_reading(files)
-        of_files = f"{examples:,} in {NUM_SHARDS} files".replace(",", " ")
+        files = f"{folder}/examples"
+        convert.convert(load_shifted(examples), mnist_input.FEATURES, data_dir, files, NUM_FILES)
+        of_files = f"{examples:,} in {NUM_FILES} files".replace(",", " ")
         kinds = [
             (where, sharding, path)
             for where, path in (("60 000 in memory", data_dir), (of_files, files))
@@ -125,8 +102,4 @@ def measure_data(examples: int = 3_000_000, train_steps: int = 60_000, rounds: i
         share = f"{100 * rate / first_rate:.0f} %"
         rows.append([where, sharding, speed, share, f"{max(peaks):.2f} GB", f"{statistics.median(accuracies):.4f}"])
     headings = ("examples", "sharding", "1000 examples/s", "of the first", "memory of a worker", "test accuracy")
-    reading = (
-        f"Reading alone takes {in_blocks:.2f} µs of a processor for each example, and {one_by_one:.2f} µs with"
-        " `tf.data.TFRecordDataset`."
-    )
-    return f"{report.make_table(headings, rows)}\n\n{reading}"
+    return report.make_table(headings, rows)

@@ -59,7 +59,7 @@ def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
         with tf.Session(servers[-1].target, config=me.session_config) as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             session.run(tf.variables_initializer(updates.unsaved_variables))
-            session.run(batches.initializer, batches.feed_dict(0))
+            batches.start(session, 0)
             for hook in updates.hooks:
                 hook.begin()
                 hook.after_create_session(session, tf.train.Coordinator())

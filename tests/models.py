@@ -4,7 +4,7 @@ import types
 
 import tensorflow.compat.v1 as tf
 
-from runtime.data.streams import Batches
+from runtime.data.reader import Batches
 from runtime.model.files import Files
 from runtime.model.function import Model
 
@@ -39,4 +39,4 @@ def make_model(
 
 def make_batches(inputs):
     """Return batches, [batches in a run, b, ...], that are the same in each run; their one column are their inputs."""
-    return Batches(inputs, tf.no_op(), lambda of_batch: [of_batch], None, None, inputs.shape[1])
+    return Batches(inputs, lambda of_batch: [of_batch], None, [inputs], tf.placeholder(tf.int64, []), tf.no_op(), {})

@@ -168,7 +168,7 @@ def test_an_unusable_data_file_is_refused(assert_refused):
 
 def test_an_unusable_tfrecord_file_is_refused(assert_refused):
     (assert_refused.folder / "train-00000-of-00001.tfrecord").write_bytes(b"no record")
-    message = "error: ./train-00000-of-00001.tfrecord does not begin with a record of 785 bytes: convert again, or copy"
+    message = "error: ./train-00000-of-00001.tfrecord is no TFRecord file, or has no record, or its first"
     assert_refused([*WORKER, "--data_dir=."], message)
 
 

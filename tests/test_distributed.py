@@ -189,7 +189,7 @@ def run_once(graph, set_flags, local_servers, count, *flags):
     with servers.worker_session(0, graph) as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         session.run(tf.variables_initializer(updates.unsaved_variables))
-        session.run(batches.initializer, batches.feed_dict(0))
+        batches.start(session, 0)
         return count(session, updates.train_op)
 
 

@@ -58,15 +58,6 @@ def test_missing_files_are_fetched(tmp_path, monkeypatch, mirror):
     assert read_all(tmp_path / "new" / "data") == CONTENTS
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_the_bytes_are_shown_on_a_terminal(tmp_path, monkeypatch, mirror, capsys, is_terminal):
-    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
-    monkeypatch.setattr(os, "isatty", lambda _: is_terminal)
-    download.fetch(str(tmp_path / "data"))
-    lines = [line for line in capsys.readouterr().err.split("\n") if " MB" in line]
-    assert lines == ([f"\r{name}: 0.0 of 0.0 MB" for name in CONTENTS] if is_terminal else [])
-
-
 def test_files_that_are_there_are_not_touched(tmp_path, monkeypatch, mirror):
     monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
     data_dir = tmp_path / "data"
@@ -116,7 +107,7 @@ def test_a_silent_mirror_is_given_up(tmp_path, monkeypatch):
 def test_ctrl_c_ends_a_download_without_a_traceback(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
-        code = "import sys; from runtime.data import download\n"
+        code = "from runtime.data import download\n"
         code += f"download.MIRRORS = ('http://127.0.0.1:{silent.getsockname()[1]}/',); download.main()"
         command = [sys.executable, "-c", code, str(tmp_path / "data")]
         with subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.PIPE, text=True) as process:
@@ -143,11 +134,14 @@ def test_a_whole_other_data_set_is_left_alone(tmp_path):
     download.fetch(str(tmp_path))
 
 
-def test_a_folder_in_it_may_be_named_as_a_file_of_examples_is(tmp_path):
-    (tmp_path / "mine.tfrecord").mkdir()
-    assert not download.has_shards(str(tmp_path))
-    (tmp_path / "train-00000-of-00001.tfrecord").touch()
-    assert download.has_shards(str(tmp_path))
+@pytest.mark.parametrize("name", ["thesis.txt", ".hidden", "folder/picture.png", "train-00000-of-00001.tfrecord"])
+def test_nothing_is_put_into_a_folder_with_other_things(tmp_path, monkeypatch, mirror, name):
+    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+    data_dir = tmp_path / "data"
+    (data_dir / name).parent.mkdir(parents=True)
+    (data_dir / name).touch()
+    download.fetch(str(data_dir))
+    assert [str(path.relative_to(data_dir)) for path in data_dir.rglob("*") if path.is_file()] == [name]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, mirror):

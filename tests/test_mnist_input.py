@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from absl.testing import flagsaver
 
 import mnist_input
 from tests import idx_files
@@ -71,7 +72,7 @@ def rewrite(change):
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        (IMAGES, os.remove, "cannot be read as a gzip file"),
+        (IMAGES, os.remove, "is missing, and "),
         (IMAGES, lambda path: path.write_text("<html>not found</html>"), "cannot be read as a gzip file"),
         (IMAGES, truncate_gzip, "cannot be read as a gzip file"),
         (IMAGES, break_gzip, "cannot be read as a gzip file"),
@@ -95,5 +96,61 @@ def test_an_unusable_file_is_refused(tmp_path, data_dir, name, damage, message):
 
 def test_pixels_become_floats_from_0_to_1():
     with tf.Graph().as_default(), tf.Session() as session:
-        pixels = session.run(mnist_input.to_inputs(tf.constant([[0, 51, 255]], tf.uint8)))
-    np.testing.assert_array_max_ulp(pixels, np.float32([[0.0, 0.2, 1.0]]))
+        pixels = session.run(mnist_input.to_inputs(tf.constant([[0, 51, 255, *[0] * 781]], tf.uint8)))
+    np.testing.assert_array_max_ulp(pixels[:, :3], np.float32([[0.0, 0.2, 1.0]]))
+
+
+@pytest.fixture
+def set_users_flags():
+    saved = flagsaver.save_flag_values()
+    yield lambda *flags: tf.flags.FLAGS(["", *flags], known_only=True)
+    flagsaver.restore_flag_values(saved)
+
+
+@pytest.mark.parametrize(("num_classes", "first_label"), [(26, 1), (47, 0), (62, 0)])
+def test_emnist_has_more_classes_and_may_begin_with_1(tmp_path, set_users_flags, num_classes, first_label):
+    labels = np.arange(num_classes) + first_label
+    for word, split in (("train", "train"), ("test", "t10k")):
+        images = idx_files.write_file(
+            tmp_path, f"emnist-letters-{word}-images-idx3-ubyte.gz", 0x803, IMAGES_OF[num_classes]
+        )
+        idx_files.write_file(tmp_path, f"emnist-letters-{word}-labels-idx1-ubyte.gz", 0x801, labels)
+        with pytest.raises(mnist_input.DataError, match=r"give --num_classes and --first_label"):
+            mnist_input.load(str(tmp_path), split)
+    set_users_flags(f"--num_classes={num_classes}", f"--first_label={first_label}")
+    for split in ("train", "t10k"):
+        assert mnist_input.load(str(tmp_path), split).labels.tolist() == list(range(num_classes))
+    assert os.path.exists(images)
+
+
+IMAGES_OF = {count: np.zeros((count, 28, 28), np.uint8) for count in (26, 47, 62)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train-images-idx3-ubyte",
+        "train-images.idx3-ubyte",
+        "train-images.idx3-ubyte.gz",
+    ],
+)
+def test_files_as_others_unpack_and_name_them(tmp_path, data_dir, name):
+    expected = mnist_input.load(data_dir, "train")
+    for path, kind in ((tmp_path / IMAGES, "images-idx3"), (tmp_path / LABELS, "labels-idx1")):
+        moved = tmp_path / name.replace("images-idx3", kind).replace("images.idx3", kind.replace("-", "."))
+        content = path.read_bytes()
+        path.unlink()
+        moved.write_bytes(content if name.endswith(".gz") else gzip.decompress(content))
+    found = mnist_input.load(data_dir, "train")
+    assert (found.images == expected.images).all()
+    assert (found.labels == expected.labels).all()
+
+
+def test_a_folder_without_them_or_with_several_is_told_what_it_has(tmp_path):
+    (tmp_path / "cats").mkdir()
+    with pytest.raises(mnist_input.DataError, match=rf"is missing, and {tmp_path} has cats: put the right file there"):
+        mnist_input.load(str(tmp_path), "train")
+    for name in ("emnist-letters", "emnist-digits"):
+        (tmp_path / f"{name}-train-images-idx3-ubyte").touch()
+    with pytest.raises(mnist_input.DataError, match=r"has several data sets, .*: give a folder that has one of them"):
+        mnist_input.load(str(tmp_path), "train")

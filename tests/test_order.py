@@ -7,35 +7,25 @@ import tensorflow.compat.v1 as tf
 from runtime.data.order import build_numbers
 
 
-def numbers(first, num_positions, num_examples, block_size=1, seed=0, stream=0):
+def numbers(first, num_positions, num_examples, seed=0, stream=0):
     with tf.Graph().as_default(), tf.Session() as session:
         start = tf.constant(first, tf.int64)
-        return session.run(build_numbers(start, num_positions, num_examples, block_size, seed, stream))
+        return session.run(build_numbers(start, num_positions, num_examples, seed, stream))
 
 
 @pytest.mark.parametrize("num_examples", [1, 2, 7, 300, 1009])
-@pytest.mark.parametrize("block_size", [1, 4, 128])
-def test_each_epoch_has_each_example_once(num_examples, block_size):
-    epochs = numbers(0, 3 * num_examples, num_examples, block_size).reshape(3, num_examples)
+def test_each_epoch_has_each_example_once(num_examples):
+    epochs = numbers(0, 3 * num_examples, num_examples).reshape(3, num_examples)
     for epoch in epochs:
         assert sorted(epoch) == list(range(num_examples))
     if num_examples > 128:
         assert (epochs[0] != epochs[1]).any()
 
 
-@pytest.mark.parametrize("block_size", [1, 16])
-def test_pieces_are_parts_of_one_order(block_size):
-    whole = numbers(0, 400, 150, block_size)
-    pieces = [numbers(first, 80, 150, block_size) for first in range(0, 400, 80)]
+def test_pieces_are_parts_of_one_order():
+    whole = numbers(0, 400, 150)
+    pieces = [numbers(first, 80, 150) for first in range(0, 400, 80)]
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
-
-
-def test_neighbours_stay_together_in_blocks_that_begin_elsewhere_in_each_epoch():
-    epochs = numbers(0, 3000, 1000, block_size=10).reshape(3, 100, 10)
-    for epoch in epochs:
-        assert ((epoch[:, :1] + np.arange(10)) % 1000 == epoch).all()
-    starts = [set(epoch[:, 0]) for epoch in epochs]
-    assert not starts[0] & starts[1]
 
 
 def test_one_order_says_nothing_of_the_next_nor_an_example_of_its_neighbour():

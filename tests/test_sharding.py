@@ -1,5 +1,6 @@
-"""Examples that workers take from one stream: each is read once, by whoever comes for it."""
+"""Examples that workers take while they train: each is read once, by whoever comes for it."""
 
+import re
 import threading
 
 import numpy as np
@@ -15,47 +16,53 @@ from runtime.records.folder import RunFolder
 from runtime.roles.member import Member
 
 NUM_EXAMPLES, BATCH_SIZE = 400, 5
+RUN_SIZE = 8 * BATCH_SIZE
 IMAGES = np.zeros((NUM_EXAMPLES, 784), np.uint8)
 IMAGES[:, 0], IMAGES[:, 1] = np.divmod(np.arange(NUM_EXAMPLES), 256)
 EXAMPLES = mnist_input.Examples(IMAGES, np.zeros(NUM_EXAMPLES, np.uint8))
+STATIC, DYNAMIC = "--sharding=static", "--sharding=dynamic"
 
 
 @pytest.fixture
-def sources(tmp_path):
-    """The same examples in memory and in files."""
-    folder = str(tmp_path / "shards")
-    convert.convert(lambda *_: EXAMPLES, "", folder, 3)
-    return {"memory": MemorySource(EXAMPLES), "files": open_source(folder, "train", mnist_input)}
+def open_files(tmp_path):
+    """A function that returns the same examples in some files; example n lies in file n modulo their number."""
+
+    def open_files(num_files):
+        folder = str(tmp_path / f"{num_files}-files")
+        convert.convert(lambda *_: EXAMPLES, mnist_input.FEATURES, "", folder, num_files)
+        return open_source(folder, "train", mnist_input)
+
+    return open_files
 
 
 class Worker:
     """A worker with a session of its own, which notes the numbers of the examples that it trains on."""
 
-    def __init__(self, servers, index, source):
+    def __init__(self, servers, index, source, restore_from=None, first_batch=0):
         task = servers.task("worker", index)
         with tf.Graph().as_default() as graph:
             me = Member(distributed.FLAGS, task, RunFolder(""), servers.connection("worker", index).config)
-            batches, _, updates, *_ = distributed.build_graph(me, tf.train.ClusterSpec(task.jobs), source)
-            flat = tf.reshape(batches.inputs, [-1, *batches.inputs.shape[2:]])
-            self._run = [*updates.train_op, batches.access.build_columns(flat)[0]]
+            batches, _, updates, *_ = distributed.build_graph(me, tf.train.ClusterSpec(task.jobs), me.share_of(source))
+            columns = batches.columns(tf.reshape(batches.inputs, [-1]))
+            self._run = [*updates.train_op, columns[0]]
             self._saver = tf.train.Saver(sharded=True)
             self.session = servers.worker_session(index, graph)
-            if index == 0:
+            if restore_from:
+                self._saver.restore(self.session, restore_from)
+            elif index == 0 and not first_batch:
                 self.session.run(tf.global_variables_initializer())
                 self.session.run(tf.variables_initializer(updates.unsaved_variables))
-            self.session.run([tf.local_variables_initializer(), batches.initializer], batches.feed_dict(0))
+            self.session.run(tf.local_variables_initializer())
+            batches.start(self.session, first_batch)
         self.numbers = []
 
-    def train(self, num_runs):
+    def train(self, num_runs=1):
         for _ in range(num_runs):
             *_, images = self.session.run(self._run)
-            self.numbers += list(256 * images[:, 0].astype(int) + images[:, 1])
+            self.numbers += (256 * images[:, 0].astype(int) + images[:, 1]).tolist()
 
     def save(self, path):
         return self._saver.save(self.session, path)
-
-    def restore(self, path):
-        self._saver.restore(self.session, path)
 
 
 @pytest.fixture
@@ -63,42 +70,105 @@ def start(local_servers, set_flags):
     """Start a worker of a cluster with several ps tasks."""
 
     def start(source, *flags):
-        set_flags("--sharding=dynamic", f"--batch_size={BATCH_SIZE}", *flags)
+        set_flags(f"--batch_size={BATCH_SIZE}", *flags)
         servers = local_servers(2, 3)
-        return lambda index: Worker(servers, index, source)
+        return lambda index, **others: Worker(servers, index, source, **others)
 
     return start
 
 
-@pytest.mark.parametrize(
-    ("kind", "flags", "num_runs"),
-    [("memory", [], 20), ("files", ["--local_steps=2"], 10)],  # of 8 batches, or of 16; so two epochs
-)
-def test_every_example_is_read_once_in_an_epoch_whoever_comes_and_goes(sources, start, kind, flags, num_runs):
-    start_worker = start(sources[kind], *flags)
+def count(numbers):
+    return np.bincount(numbers, minlength=NUM_EXAMPLES).tolist()
+
+
+def test_examples_in_memory_are_read_once_whoever_comes_and_goes(start):
+    start_worker = start(MemorySource(EXAMPLES), DYNAMIC)
     first, leaving = start_worker(0), start_worker(1)
     leaving.train(3)
     leaving.session.close()
     first.train(1)
     late = start_worker(2)
-    threads = [threading.Thread(target=worker.train, args=((num_runs - 4) // 2,)) for worker in (first, late)]
+    threads = [threading.Thread(target=worker.train, args=[8]) for worker in (first, late)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    numbers = [*first.numbers, *leaving.numbers, *late.numbers]
     assert len(late.numbers) > 0
-    assert np.bincount(numbers).tolist() == [2] * NUM_EXAMPLES
+    assert count([*first.numbers, *leaving.numbers, *late.numbers]) == [2] * NUM_EXAMPLES
 
 
-def test_a_restored_model_goes_on_where_it_was(sources, start, tmp_path):
-    worker = start(sources["memory"])(0)
+@pytest.mark.parametrize(("num_files", "num_parts", "flags"), [(12, 1, ["--local_steps=2"]), (2, 3, [])])
+def test_a_file_or_a_part_of_one_is_dealt_to_whoever_asks_next(start, open_files, num_files, num_parts, flags):
+    start_worker = start(open_files(num_files), DYNAMIC, *flags)
+    workers = [start_worker(0), start_worker(1)]
+    workers[0].train(2)
+    workers.append(start_worker(2))
+    size = NUM_EXAMPLES // (num_files * num_parts)
+    numbers = []
+    while len(numbers) < NUM_EXAMPLES + 3 * (size + 4 * RUN_SIZE):
+        for worker in workers:
+            worker.train()
+        numbers = [number for worker in workers for number in worker.numbers]
+    read = count(numbers)
+    assert min(read) >= 1
+    assert all(worker.numbers for worker in workers)
+    assert all(set(worker.numbers) != set(range(NUM_EXAMPLES)) for worker in workers)
+
+
+@pytest.mark.parametrize(("num_files", "sizes"), [(6, [134, 133, 133]), (2, [134, 134, 132])])
+def test_each_worker_reads_a_share_of_its_own_in_each_epoch(start, open_files, num_files, sizes):
+    start_worker = start(open_files(num_files), STATIC)
+    workers = [start_worker(index) for index in range(3)]
+    for worker in workers:
+        worker.train(7)
+    first = [worker.numbers[:size] for worker, size in zip(workers, sizes, strict=True)]
+    second = [worker.numbers[size : 2 * size] for worker, size in zip(workers, sizes, strict=True)]
+    for epoch in (first, second):
+        assert count(np.concatenate(epoch)) == [1] * NUM_EXAMPLES
+    assert first[0] != second[0]
+    assert len({number % num_files for number in first[0]}) == 2
+
+
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_a_share_goes_on_at_the_step_of_the_run(start, open_files, kind):
+    """As after a death, or when a run is resumed."""
+    source = MemorySource(EXAMPLES) if kind == "memory" else open_files(6)
+    start_worker = start(source, STATIC)
+    undisturbed = start_worker(0)
+    undisturbed.train(9)
+    undisturbed.session.close()
+    later = start_worker(0, first_batch=8 * 4)
+    later.train(5)
+    assert later.numbers == undisturbed.numbers[4 * RUN_SIZE :]
+
+
+def test_of_a_killed_worker_only_what_it_held_is_not_read(start, open_files, caplog):
+    caplog.set_level("INFO", logger="absl")
+    start_worker = start(open_files(10), DYNAMIC)
+    workers = [start_worker(0), start_worker(1)]
+    for worker in workers:
+        worker.train()
+    workers[1].session.close()  # in the middle of a file, of which it has read the rest ahead
+    for _ in range(12):
+        workers[0].train()
+    read = count(workers[0].numbers + workers[1].numbers)
+    lost = [number for number, times in enumerate(read) if not times]
+    assert 0 < len(lost) < 3 * RUN_SIZE
+    assert len({number % 10 for number in lost}) <= 3
+    start_worker(1).train()
+    assert re.search(r"worker 1: the rest of \S+/train-0000\d-of-00010.tfrecord, which this worker held", caplog.text)
+
+
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_what_is_dealt_out_goes_on_where_the_checkpoint_was(start, open_files, tmp_path, kind):
+    """In memory exactly; of files with what is not held when it is written."""
+    start_worker = start(MemorySource(EXAMPLES) if kind == "memory" else open_files(10), DYNAMIC)
+    worker = start_worker(0)
     worker.train(3)
-    path = worker.save(str(tmp_path / "model"))
+    path, before = worker.save(str(tmp_path / "model")), list(worker.numbers)
     worker.train(4)
-    worker.restore(path)
-    lost = worker.numbers[3 * 8 * BATCH_SIZE :]
-    del worker.numbers[3 * 8 * BATCH_SIZE :]
-    worker.train(7)
-    assert worker.numbers[3 * 8 * BATCH_SIZE :][: len(lost)] == lost
-    assert np.bincount(worker.numbers).tolist() == [1] * NUM_EXAMPLES
+    worker.session.close()
+    again = start_worker(0, restore_from=path)
+    again.train(4)
+    assert again.numbers[:RUN_SIZE] == worker.numbers[3 * RUN_SIZE :][:RUN_SIZE] or kind == "files"
+    assert not set(before) & set(again.numbers[: 2 * RUN_SIZE])

@@ -9,7 +9,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
-from runtime.data import convert
 from runtime.data.sources import open_source
 from runtime.process import threads
 from runtime.process.errors import UnusableError
@@ -22,17 +21,12 @@ class Examples(NamedTuple):
 
 class Reader:
     INPUT = tf.TensorSpec([1, 2], tf.uint8, "numbers")
-    RECORD_BYTES = 3
 
     def __init__(self, numbers, labels):
         self.examples = Examples(np.array(numbers, np.uint8), np.array(labels))
 
     def load(self, data_dir, split):
         return self.examples
-
-    @staticmethod
-    def split_records(records):
-        return Examples(records[:, :2], records[:, 2].view(np.int8))
 
 
 @pytest.fixture
@@ -94,20 +88,32 @@ def test_test_examples_that_are_not_as_input_says_are_refused(data_dir):
     assert open_source(data_dir, "t10k", Reader([[1, 2]], [0])).load().numbers.tolist() == [[1, 2]]
 
 
-def test_test_examples_in_files_are_checked_too(tmp_path):
-    examples = Examples(np.zeros([50, 2], np.uint8), np.zeros(50, np.uint8))
-    convert.convert(lambda *_: examples, "", str(tmp_path / "files"), 1)
-
-    class Wide(Reader):
-        INPUT = tf.TensorSpec([3], tf.uint8, "numbers")
-
-    with pytest.raises(UnusableError, match=r"expected uint8 \[n, 3\], as INPUT says for numbers, found uint8"):
-        open_source(str(tmp_path / "files"), "t10k", Wide).load()
-
-
-def test_a_data_set_that_fetches_itself_gets_no_mnist(tmp_path):
+def test_only_an_empty_folder_is_filled_and_only_by_who_reads_it(tmp_path):
     reader = Reader([[1, 2]], [0])
+    open_source(str(tmp_path), "train", reader)
+    assert not os.listdir(tmp_path)
     reader.fetch = lambda data_dir: (tmp_path / "own_file").write_text(data_dir)
     open_source(str(tmp_path), "train", reader)
-    assert os.listdir(tmp_path) == ["own_file"]
     assert (tmp_path / "own_file").read_text() == str(tmp_path)
+    reader.fetch = None  # it is not called
+    open_source(str(tmp_path), "train", reader)
+    assert os.listdir(tmp_path) == ["own_file"]
+
+
+class Weighted(NamedTuple):
+    texts: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+
+
+def test_strings_and_weights_are_columns_as_others_are(graph, tmp_path):
+    texts = np.array(["yes", "no", "perhaps"])
+    examples = Weighted(texts[:, None], np.arange(3), np.float32([1, 2, 4]))
+    reader = Reader([], [])
+    reader.INPUT, reader.load = tf.TensorSpec([1], tf.string, "texts"), lambda *_: examples
+    batches = open_source(str(tmp_path), "train", reader).share(0, 1).draw(1, 3, 0)
+    with tf.Session() as session:
+        batches.start(session, 0)
+        drawn, labels, weights = session.run(batches.columns(batches.inputs[0]))
+    assert [text.decode() for text in drawn[:, 0]] == texts[labels].tolist()
+    assert weights.tolist() == (2.0**labels).tolist()

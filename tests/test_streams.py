@@ -7,7 +7,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mnist_input
-from runtime.data import streams
 from runtime.data.memory import MemorySource
 from runtime.process.errors import UnusableError
 
@@ -36,8 +35,8 @@ def draw(num_examples, batch_size, num_runs, num_batches=1, seed=0, stream=0, fi
     labels = (np.arange(num_examples) % 10).astype(np.uint8)
     with tf.Graph().as_default(), tf.Session() as session:
         source = MemorySource(mnist_input.Examples(images, labels), stream)
-        batches = streams.build_batches(source, num_batches, batch_size, seed)
-        session.run(batches.initializer, batches.feed_dict(first_batch))
+        batches = source.draw(num_batches, batch_size, seed)
+        batches.start(session, first_batch)
         of_a_run = [mnist_input.decode(*batches.columns(inputs)) for inputs in tf.unstack(batches.inputs)]
         drawn = [batch for _ in range(num_runs) for batch in session.run(of_a_run)]
     indices = np.concatenate([np.rint(255 * (256 * image[:, 0] + image[:, 1])) for image, _ in drawn]).astype(int)
@@ -69,7 +68,7 @@ def test_the_order_is_that_of_seed_and_stream():
 
 def test_the_examples_are_no_part_of_the_graph(graph):
     examples = mnist_input.Examples(np.zeros((60000, 784), np.uint8), np.zeros(60000, np.uint8))
-    streams.build_batches(MemorySource(examples, stream=0), 1, 100, 0)
+    MemorySource(examples, stream=0).draw(1, 100, 0)
     assert graph.as_graph_def().ByteSize() < 20_000
 
 

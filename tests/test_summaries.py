@@ -59,7 +59,7 @@ class StartInput(tf.train.SessionRunHook):
         self.batches = batches
 
     def after_create_session(self, session, coord):
-        session.run(self.batches.initializer, self.batches.feed_dict(0))
+        self.batches.start(session, 0)
 
 
 def train(servers, index, train_dir):
@@ -85,7 +85,7 @@ def train(servers, index, train_dir):
         hooks = [
             StartInput(batches),
             ProgressHook(task, updates, 10000, BATCH_SIZE, log_every_secs=0, folder=RunFolder(train_dir)),
-            SummaryHook(task, updates, batches.inputs, RunFolder(train_dir), every_secs=0),
+            SummaryHook(task, updates, batches.drawn, RunFolder(train_dir), every_secs=0),
         ]
         with tf.train.MonitoredSession(make(scaffold, connection.target, connection.config), hooks) as session:
             for _ in range(NUM_RUNS):
@@ -172,7 +172,7 @@ def test_staleness_is_what_others_add_between_a_read_and_its_write(local_servers
         wait_for_read = make_queue("reads").dequeue()
         permit_all = make_queue("permissions").enqueue_many([tf.ones([N])])
         summaries.build_staleness(worker.updates)
-        hook = SummaryHook(task, worker.updates, tf.zeros([]), RunFolder(tmp_path), every_secs=0)
+        hook = SummaryHook(task, worker.updates, [], RunFolder(tmp_path), every_secs=0)
     hook.after_create_session(session, worker.coord)
     fetches, results = hook.before_run(None).fetches, []
     run = threading.Thread(target=lambda: results.extend(session.run([fetches, worker.train_op])), daemon=True)

@@ -43,7 +43,8 @@ class Client:
         self.session = connection.session(graph)
         for initializer in initializers if initialize else []:
             self.session.run(initializer)
-        self.session.run([local_initializer, batches.initializer], batches.feed_dict(0))
+        self.session.run(local_initializer)
+        batches.start(self.session, 0)
 
     def read(self):
         """Return the parameters, in the order of their names: the biases and the weights of both layers."""

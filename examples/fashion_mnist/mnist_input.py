@@ -5,8 +5,9 @@ Shapes: n examples, b examples in a batch, 784 = 28 * 28 pixels of an image, row
 
 import gzip
 import os
+import sys
 import zlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 if __name__ == "__main__":
     from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
@@ -17,7 +18,10 @@ import tensorflow.compat.v1 as tf
 
 INPUT = tf.TensorSpec((28, 28), tf.uint8, "images")  # what an exported model takes of an example
 NUM_PIXELS = INPUT.shape.num_elements()
-RECORD_BYTES = NUM_PIXELS + 1  # of an example in a TFRecord file
+FEATURES = {  # of an example in a TFRecord file
+    "image": tf.io.FixedLenFeature([], tf.string),
+    "label": tf.io.FixedLenFeature([], tf.int64),
+}
 MEAN, DEVIATION = 72.9, 90.0  # of the pixels of all training images
 
 
@@ -55,9 +59,10 @@ def load(data_dir: str, split: str) -> Examples:
     return examples
 
 
-def split_records(records: Any) -> Examples:
-    """Split records of TFRecord files, uint8 [n, 785], an array or a tensor."""
-    return Examples(records[:, :NUM_PIXELS], records[:, NUM_PIXELS])
+def parse(serialized: tf.Tensor) -> Examples:
+    """Build the examples, as `load()` returns them, of records in TFRecord files, string [b]."""
+    parsed = tf.io.parse_example(serialized, FEATURES)
+    return Examples(tf.reshape(tf.io.decode_raw(parsed["image"], tf.uint8), [-1, NUM_PIXELS]), parsed["label"])
 
 
 def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -73,4 +78,4 @@ def to_inputs(images: tf.Tensor) -> tf.Tensor:
 if __name__ == "__main__":
     from runtime.data import convert  # only this command needs it
 
-    convert.main(load, DataError)
+    convert.main(sys.modules[__name__])

@@ -25,6 +25,7 @@ DIGEST = -2  # of these
 ABORT_REASON = -3  # why all tasks must end, unless they train
 IS_TRAINING = -4
 FLAGS = -5  # those of the chief, which all workers must be given alike
+HELD = -100  # and the numbers below it: which piece of the data worker 0, 1 and so on reads
 
 
 class Record(NamedTuple):

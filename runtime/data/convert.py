@@ -1,32 +1,34 @@
-"""Converts a data set into TFRecord files. The result appears whole, by a rename, or not at all."""
+"""Converts a data set into TFRecord files of `tf.train.Example`, which appear whole, by a rename, or not at all."""
 
 import argparse
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
+from absl import flags
 
 from runtime.data import download
 from runtime.data.reader import Columns
-from runtime.data.tfrecords import UNFINISHED, name_of
+from runtime.data.records import UNFINISHED, find_records, look_at, name_of
 from runtime.process.errors import UNUSABLE_STATUS, UnusableError, check_folder
 
-NUM_TEST_SHARDS = 1  # who tests reads all test examples into memory
-
-Load = Callable[[str, str], Columns]  # reads a split of a folder into memory: see `reader.Reader`
+Load = Callable[[str, str], Columns]  # reads a split of a folder into memory
 
 
-def convert(load: Load, data_dir: str, output_dir: str, num_shards: int) -> None:
+def convert(load: Load, features: Mapping[str, Any], data_dir: str, output_dir: str, num_files: int) -> None:
     """Write the splits `train` and `t10k` of `data_dir` as TFRecord files into a new folder.
 
-    A record has the bytes of each column of its example. Examples are dealt out to the files one by one, so neighbours
-    in a file are no neighbours in the data set. The same examples always give the same bytes.
+    A record has a feature for each column of its example: bytes, as they lie in memory, where `features` says so, or
+    numbers. Examples are dealt out to the files one by one, so neighbours in a file are no neighbours in the data set.
+    The same examples always give the same bytes.
 
     Raises:
-      UnusableError: the folder is there already, or cannot be written, or there are fewer examples than shards.
+      UnusableError: the folder is there already, or cannot be written, or there are fewer examples than files.
     """
     check_folder("output_dir", output_dir, is_pattern=False)
     output_dir = os.path.abspath(output_dir)
@@ -36,8 +38,8 @@ def convert(load: Load, data_dir: str, output_dir: str, num_shards: int) -> None
     try:
         os.makedirs(unfinished)
         try:
-            for split, count in (("train", num_shards), ("t10k", NUM_TEST_SHARDS)):
-                _write(load(data_dir, split), unfinished, split, count)
+            for split, count in (("train", num_files), ("t10k", 1)):  # who tests reads all of it into memory
+                _write(load(data_dir, split), features, unfinished, split, count)
             os.rename(unfinished, output_dir)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -48,51 +50,70 @@ def convert(load: Load, data_dir: str, output_dir: str, num_shards: int) -> None
         raise UnusableError(f"{output_dir} cannot be written: {reason}") from error
 
 
-def _write(columns: Columns, folder: str, split: str, num_shards: int) -> None:
-    """Deal the examples out to files. A terminal shows how far this is; elsewhere there is one line."""
-    num_examples, num_written = len(columns[0]), 0
-    if num_examples < num_shards:
-        raise UnusableError(f"{num_examples} examples of {split} cannot fill {num_shards} shards: give fewer")
-    for index in range(num_shards):
-        path = os.path.join(folder, name_of(split, index, num_shards))
+def _write(columns: Columns, features: Mapping[str, Any], folder: str, split: str, num_files: int) -> None:
+    if len(columns[0]) < num_files:
+        few = f"{len(columns[0])} examples of {split} cannot fill {num_files} files"
+        raise UnusableError(f"{few}: give fewer --shards")
+    for index in range(num_files):
+        path = os.path.join(folder, name_of(split, index, num_files))
         with tf.io.TFRecordWriter(path) as writer:
-            for example in zip(*(column[index::num_shards] for column in columns), strict=True):
-                writer.write(b"".join(part.tobytes() for part in example))
-                num_written += 1
+            for parts in zip(*(column[index::num_files] for column in columns), strict=True):
+                example = tf.train.Example()
+                for (name, feature), part in zip(features.items(), parts, strict=True):
+                    _add(example.features.feature[name], feature.dtype, np.asarray(part))
+                writer.write(example.SerializeToString(deterministic=True))
         with open(path, "rb") as file:
             os.fsync(file)  # a power cut after the rename must not find half a file
-        is_last = num_written == num_examples
-        if is_last or sys.stderr.isatty():
-            line = f"\r{split}: {num_written} of {num_examples} examples"
-            print(line, end="\n" if is_last else "", file=sys.stderr, flush=True)
+    print(f"{split}: {len(columns[0])} examples in {num_files} files", file=sys.stderr, flush=True)
 
 
-def main(load: Load, data_error: type[Exception]) -> None:
-    """Convert as the command line says; `load` raises a `data_error` for a file that is not what it should be."""
+def _add(feature: Any, dtype: tf.DType, part: Any) -> None:
+    """Put a part of an example into a feature."""
+    if dtype == tf.string:
+        are_texts = part.dtype.kind in "OSU"
+        values = [tf.compat.as_bytes(text) for text in part.flat] if are_texts else [part.tobytes()]
+        feature.bytes_list.value.extend(values)
+    else:
+        (feature.float_list if dtype.is_floating else feature.int64_list).value.extend(part.ravel().tolist())
+
+
+def load_old(data_dir: str, split: str) -> Columns:
+    """Read TFRecord files of version 1, whose records are the bytes of an input, and a label in the last one."""
+    records = [record for path in find_records(data_dir, split) for record in look_at(path).records]
+    if len({*map(len, records)}) != 1:
+        raise UnusableError(f"--data_dir {data_dir} has records of several lengths, as version 1 wrote none")
+    examples = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1)
+    return [examples[:, :-1], examples[:, -1]]
+
+
+def main(reader: Any) -> None:
+    """Convert what `reader`, such as the module `mnist_input`, loads, as the command line says."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("command", choices=["convert"], help="write a data set as TFRecord files")
+    parser.add_argument("command", choices=["convert"], help="write a data set as TFRecord files of tf.train.Example")
     parser.add_argument("--shards", type=int, metavar="N", required=True, help="number of files for training")
-    parser.add_argument("--data_dir", default=download.default_data_dir(), help="the data set's own files")
-    parser.add_argument("--output_dir", help="a new folder for the result; default: tfrecord in the --data_dir")
-    arguments = parser.parse_args()
+    parser.add_argument("--data_dir", help="the data set's own files, or TFRecord files of version 1; default: MNIST")
+    parser.add_argument("--output_dir", help="a new folder for the result, needed with --data_dir")
+    arguments, others = parser.parse_known_args()
+    try:
+        if flags.FLAGS([sys.argv[0], *others])[1:]:
+            parser.error(f"unexpected argument {others[0]!r}")
+    except flags.Error as error:
+        parser.error(str(error))
     if not 0 < arguments.shards <= 99999:
         parser.error("--shards must be from 1 to 99999")
-    data_dir = arguments.data_dir
+    if arguments.data_dir and not arguments.output_dir:
+        parser.error("--output_dir is needed with --data_dir, into which nothing is written")
+    data_dir = arguments.data_dir or download.default_data_dir()
     output_dir = arguments.output_dir or os.path.join(data_dir, "tfrecord")
     try:
         for name, folder in (("data_dir", data_dir), ("output_dir", output_dir)):
             if folder.startswith("~"):
-                raise UnusableError(f"--{name}={folder}: ~ is only understood by a shell: write $HOME")
-        if download.has_shards(data_dir):
-            raise UnusableError(f"--data_dir {data_dir} has TFRecord files already: give that of the IDX files")
-        if other := download.find_other_data(data_dir):  # MNIST would be fetched into its folder, and converted
-            raise UnusableError(
-                f"--data_dir {data_dir} has other files, such as {other}, and none of those that are converted"
-                f" ({', '.join(download.SHA256)}): give the folder that has them, or a new one for MNIST"
-            )
-        download.fetch(data_dir)
-        convert(load, data_dir, output_dir, arguments.shards)
-    except (UnusableError, download.DownloadError, data_error) as error:
+                raise UnusableError(f"--{name}={folder}: {download.TILDE}")
+        if download.may_fetch(data_dir):
+            reader.fetch(data_dir)
+        load = load_old if find_records(data_dir, "train") else reader.load
+        convert(load, reader.FEATURES, data_dir, output_dir, arguments.shards)
+    except (UnusableError, download.DownloadError, reader.DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(UNUSABLE_STATUS)
     except KeyboardInterrupt:

@@ -1,9 +1,9 @@
-"""What reads a data set, and how a graph gets at its examples."""
+"""Examples as a graph gets at them, wherever they come from."""
 
 import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,30 +12,61 @@ import tensorflow.compat.v1 as tf
 Columns = Sequence[Any]  # the parts of some examples, such as images [n, ...] and labels [n]: arrays, or tensors
 
 
-class Reader(Protocol):
-    """What reads a data set, such as the module `mnist_input`."""
+class Batches(NamedTuple):
+    """An endless stream of shuffled batches, a few for each run of the graph; each session needs `start()` first.
 
-    INPUT: Any  # a `tf.TensorSpec`: what an exported model takes of an example
-    RECORD_BYTES: int  # of an example in a TFRecord file
+    Each epoch uses every example once, in a new order that the seed, the stream and the number of the epoch determine.
+    A batch may span the end of an epoch, so none is ever short.
+    """
 
-    def load(self, data_dir: str, split: str) -> Any:
-        """Read one split, `train` or `t10k`, of the data set's own files into memory: its columns, as a named tuple."""
-
-    def split_records(self, records: Any) -> Columns:
-        """Split records, uint8 [n, RECORD_BYTES], an array or a tensor, into their columns."""
-
-
-class Access(NamedTuple):
-    """How a graph gets at the examples of a source."""
-
-    build_columns: Callable[[tf.Tensor], Columns]  # of a batch, from its inputs, [b, ...]
+    inputs: tf.Tensor  # [batches in a run, b]: the numbers of examples
+    gather: Callable[[tf.Tensor], Columns]  # builds the examples of some inputs, [b]
+    signature: Any  # the columns of one example, in a structure
+    drawn: Sequence[tf.Tensor]  # all that a run draws; fed with it, another run has the same examples
+    first_example: tf.Tensor  # int64 [], a placeholder: how many examples earlier sessions have used
     initializer: tf.Operation
-    feed_dict: Mapping[tf.Tensor, npt.NDArray[Any]]  # what `initializer` is fed
+    feed_dict: Mapping[tf.Tensor, npt.NDArray[Any]]  # what `initializer` is fed beside that
+    join: Callable[[tf.Session], None] = lambda session: None  # is told the session that will draw
+
+    def columns(self, of_batch: tf.Tensor) -> Columns:
+        """Build the examples of some inputs."""
+        with tf.name_scope("batch"):
+            return self.gather(of_batch)
+
+    def start(self, session: tf.Session, first_batch: int) -> None:
+        """Let a session draw; a worker's own stream begins with batch `first_batch`."""
+        self.join(session)
+        first_example = first_batch * self.inputs.shape[1]
+        session.run(self.initializer, {**self.feed_dict, self.first_example: first_example})
 
 
-def signature_of(examples: Columns) -> list[tf.TensorSpec]:
-    """Return the columns of one example."""
-    return [tf.TensorSpec(column.shape[1:], tf.as_dtype(column.dtype)) for column in examples]
+def signature_of(examples: Any) -> Any:
+    """Return the columns of one example, in the structure that `examples` have."""
+    return tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], tf.as_dtype(part.dtype)), tuple(examples))
+
+
+def make_iterator(dataset: tf.data.Dataset, num_threads: int = 0) -> Any:
+    """Make an iterator, which may have threads of its own.
+
+    There is nothing to tune, and closing a session would wait for the autotuner's thread, which may sleep a minute.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    if num_threads:
+        options.threading.private_threadpool_size = num_threads
+    return tf.data.make_initializable_iterator(dataset.with_options(options))
+
+
+def build_next_number(name: str) -> tf.Tensor:
+    """Build the next of the numbers that ps 0 deals out, int64 []; each evaluation takes a new one.
+
+    It counts in a variable of the model: so a checkpoint has it, and whoever restores the parameters goes on where they
+    were. Counting is one op on the ps, which no other worker can come between: `assign_add()` would read the sum with
+    another op.
+    """
+    with tf.device("/job:ps/task:0"), tf.name_scope("sharding/"):
+        count = tf.Variable(tf.zeros([], tf.int64), trainable=False, name=name)
+        return tf.raw_ops.ResourceCountUpTo(resource=count.handle, limit=tf.int64.max, T=tf.int64)
 
 
 def compute_checksum(columns: Columns) -> int:

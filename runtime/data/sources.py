@@ -1,30 +1,37 @@
-"""Which examples a data directory has: TFRecord files, or the files of the data set itself."""
+"""Where the examples of a run come from: from `load()` into memory, or through `tf.data` as they are needed."""
+
+from typing import Any
 
 from runtime.data import download
 from runtime.data.memory import MemorySource
-from runtime.data.reader import Reader
-from runtime.data.shards import ShardSource
-from runtime.data.tfrecords import find_shards
+from runtime.data.pipeline import RecordSource, UsersSource
+from runtime.data.records import find_records, make_parse
 from runtime.model.users_files import check_examples
+from runtime.process.errors import UnusableError, check_folder
 from runtime.process.threads import reminding
 
-# Examples, and how they become the inputs of a run: their numbers or, where they are read for it, themselves.
-Source = MemorySource | ShardSource
+SHARDINGS = ("static", "dynamic")
+Source = MemorySource | RecordSource | UsersSource
 
 
-def open_source(data_dir: str, split: str, reader: Reader) -> Source:
-    """Return the examples of one split in `data_dir`; what is missing is fetched as `reader` does, or as MNIST is.
+def open_source(data_dir: str, split: str, reader: Any) -> Source:
+    """Return the examples of one split in `data_dir`; an empty folder is filled first, if `reader` can fetch them.
 
     Raises:
-      DownloadError: there are neither TFRecord files nor MNIST's, and these cannot be fetched.
-      UnusableError: a TFRecord file is missing, or is not what it should be; or what `load()` returns is not.
+      UnusableError: a file is missing, or is not what it should be; or what a function of `reader` returns is not.
     """
-    reading = reminding(f"still reading the examples {split!r}", data_dir)
-    if download.has_shards(data_dir):
-        with reading:
-            return ShardSource(find_shards(data_dir, split, reader.RECORD_BYTES), reader)
-    getattr(reader, "fetch", download.fetch)(data_dir)
-    with reading:
+    check_folder("data_dir", data_dir, is_pattern=False)
+    if hasattr(reader, "fetch") and download.may_fetch(data_dir):
+        reader.fetch(data_dir)
+    where = f"the examples {split!r} of --data_dir {data_dir}"
+    with reminding(f"still reading the examples {split!r}", data_dir):
+        if hasattr(reader, "build_dataset"):
+            return UsersSource(lambda: reader.build_dataset(data_dir, split), reader.INPUT, where)
+        parse = make_parse(reader)
+        if parse and (paths := find_records(data_dir, split)):
+            return RecordSource(paths, parse, reader.INPUT, where)
+        if not hasattr(reader, "load"):
+            raise UnusableError(f"{where} cannot be found: it has no TFRecord files, and mnist_input.py no load()")
         examples = reader.load(data_dir, split)
-    check_examples(examples, reader.INPUT, f"the examples {split!r} of --data_dir {data_dir}")
+    check_examples(examples, reader.INPUT, where)
     return MemorySource(examples)

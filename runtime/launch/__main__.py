@@ -61,11 +61,14 @@ FETCH = """
 import sys
 from runtime.process import environment
 import mnist_input
+from runtime.data.download import DownloadError
 try:
     mnist_input.fetch(sys.argv[1])
-except mnist_input.DataError as error:
+except (DownloadError, mnist_input.DataError) as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
+except KeyboardInterrupt:
+    sys.exit(130)
 """
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 
@@ -91,10 +94,7 @@ def get_ready(options: Options) -> NoReturn:
         subprocess.run([sys.executable, str(PROJECT / "distributed.py"), *asked])
         sys.exit()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        fetch(options.data_dir)
-    except download.DownloadError as error:
-        refuse(str(error))
+    fetch(options.data_dir)
     if options.prepare:
         sys.exit()
     arguments, train_dir = sys.argv[1:], options.train_dir
@@ -111,14 +111,13 @@ def get_ready(options: Options) -> NoReturn:
 
 
 def fetch(data_dir: str) -> None:
-    """Fetch MNIST; or fill an empty folder as the user's mnist_input.py does, in a process that imports TensorFlow.
+    """Fill a folder as the user's mnist_input.py does, in a process that imports TensorFlow, if it may be filled.
 
     The tasks could not: a private network leads nowhere.
     """
     path = PROJECT / "mnist_input.py"
-    if not (path.is_file() and re.search(rb"^def fetch\(", path.read_bytes(), re.MULTILINE)):
-        download.fetch(data_dir)
-    elif not os.path.isdir(data_dir) or not os.listdir(data_dir):
+    can_fetch = path.is_file() and re.search(rb"^def fetch\(", path.read_bytes(), re.MULTILINE)
+    if can_fetch and download.may_fetch(data_dir):
         logging.info("fetching the examples into %s", data_dir)
         command = [sys.executable, "-c", FETCH, os.path.abspath(data_dir)]
         if status := subprocess.run(command, cwd=PROJECT).returncode:

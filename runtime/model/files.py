@@ -22,6 +22,9 @@ class Files:
         """
         self._model, self._input = model, mnist_input
         self.inputs = inputs_of(mnist_input.INPUT)
+        self._has_pipeline = hasattr(mnist_input, "build_dataset")
+        if self._has_pipeline and isinstance(mnist_input.INPUT, Mapping):
+            self.inputs = dict(sorted(self.inputs.items()))  # as the columns of a dict are
         if hasattr(model, "build_parameters"):
             raise UnusableError(
                 "model.py has build_parameters(), as in version 1: let build_logits() make its variables where it uses"
@@ -32,16 +35,21 @@ class Files:
         """Return whether the model has a function that it need not have."""
         return hasattr(self._model, function)
 
-    def decode(self, columns: Sequence[tf.Tensor]) -> tuple[Any, Any]:
-        """Build the inputs and the labels of a batch for training."""
-        found = self._call(self._input, "decode", *columns)
+    def decode(self, parts: Sequence[Any]) -> tuple[Any, Any]:
+        """Build the inputs and the labels of a batch for training, from its parts: columns, or structures of them."""
+        if self._has_pipeline and not hasattr(self._input, "decode"):
+            inputs, *labels = parts
+            return inputs, labels[0] if len(labels) == 1 else tuple(labels) or None
+        found = self._call(self._input, "decode", *parts)
         if not (isinstance(found, tuple | list) and len(found) == 2):
             raise _expected("mnist_input.py: decode()", "the inputs and the labels", found)
         return found[0], found[1]
 
-    def to_inputs(self, columns: Sequence[tf.Tensor]) -> Any:
+    def to_inputs(self, parts: Sequence[Any]) -> Any:
         """Build the inputs of a batch, without what only training does to them."""
-        return self._call(self._input, "to_inputs", *columns[: len(self.inputs)])
+        if self._has_pipeline and not hasattr(self._input, "to_inputs"):
+            return parts[0]
+        return self._call(self._input, "to_inputs", *parts[: 1 if self._has_pipeline else len(self.inputs)])
 
     def build_logits(self, inputs: Any, is_training: bool) -> Any:
         """Build the outputs of the model: a tensor, or a structure of them."""

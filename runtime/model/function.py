@@ -50,7 +50,7 @@ class Model:
     def __init__(
         self,
         files: Files,
-        signature: Sequence[tf.TensorSpec],
+        signature: Any,
         seed: int,
         stream: str,
         may_have_tables: Callable[[Own], bool],
@@ -60,7 +60,7 @@ class Model:
 
         Args:
           files: the user's.
-          signature: the columns of one example, as they lie in memory.
+          signature: the columns of one example, in any structure.
           seed: of initial values, and of other random numbers.
           stream: tells this worker's random numbers from those of others.
           may_have_tables: tells, of `own`, whether workers can train rows of tables.

@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +43,7 @@ class Trace(NamedTuple):
 
 def trace(
     files: Files,
-    signature: Sequence[tf.TensorSpec],
+    signature: Any,
     is_training: bool,
     seed: int,
     reusable: Mapping[str, tf.Variable] | None = None,
@@ -52,7 +52,7 @@ def trace(
 
     Args:
       files: the user's.
-      signature: the columns of one example, as they lie in memory.
+      signature: the columns of one example, in any structure.
       is_training: the argument of `build_logits()`; training decodes the examples, else `to_inputs()` takes them.
       seed: of the initial values, and of all other random numbers.
       reusable: the variables of another trace, which a scope with `reuse=True` has.
@@ -67,11 +67,12 @@ def trace(
         tf.train.create_global_step()
         columns = [
             tf.placeholder(column.dtype, [None, *column.shape], f"column_{number}")
-            for number, column in enumerate(signature)
+            for number, column in enumerate(tf.nest.flatten(signature))
         ]
-        inputs, labels = files.decode(columns)
+        parts = tf.nest.pack_sequence_as(signature, columns)
+        inputs, labels = files.decode(parts)
         if not is_training:
-            inputs = files.to_inputs(columns)
+            inputs = files.to_inputs(parts)
         logits = files.build_logits(inputs, is_training)
         loss = files.build_loss(logits, labels)
         metrics = files.build_metrics(logits, labels) if not is_training else {}

@@ -1,7 +1,7 @@
 """What a user's files, `model.py` and `mnist_input.py`, say of themselves: their flags, their input, their examples."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,3 +72,15 @@ def check_examples(examples: Any, spec: Any, where: str) -> None:
         is_right = column.size == len(column) * size
         is_text = spec.dtype == tf.string and column.dtype.kind in "OSU"
         require(is_right and (is_text or column.dtype == spec.dtype.as_numpy_dtype), f"{what} for {name}", found)
+
+
+def check_signature(columns: Sequence[tf.TensorSpec], spec: Any, where: str) -> None:
+    """Check the columns of one example as `check_examples()` does those of many."""
+    for (name, expected), found in zip(inputs_of(spec).items(), columns, strict=False):
+        sizes = found.shape.num_elements(), expected.shape.num_elements()
+        are_alike = sizes[0] == sizes[1] if sizes[0] else found.shape.is_compatible_with(expected.shape)
+        if found.dtype != expected.dtype or not are_alike:
+            raise UnusableError(
+                f"{where} cannot be used: expected {expected.dtype.name} {expected.shape}, as INPUT says for {name},"
+                f" found {found.dtype.name} {found.shape}; correct mnist_input.py, or what it reads"
+            )

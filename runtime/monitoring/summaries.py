@@ -70,12 +70,12 @@ class SummaryHook(tf.train.SessionRunHook):
     user's own, has a run of its own on the batches of the step before, so it neither ends training nor takes a batch.
     """
 
-    def __init__(self, task: Task, updates: Updates, inputs: tf.Tensor, folder: RunFolder, every_secs: float):
-        """Write the summaries that `build()` has built, if `folder` is given; `inputs` are those of a run's batches."""
-        self._folder, self._inputs = folder.summaries_of(task), inputs
+    def __init__(self, task: Task, updates: Updates, inputs: Sequence[tf.Tensor], folder: RunFolder, every_secs: float):
+        """Write the summaries that `build()` has built, if `folder` is given; `inputs` are all that a run draws."""
+        self._folder, self._inputs = folder.summaries_of(task), list(inputs)
         summaries = tf.summary.merge_all()
         self._more = {key: tf.summary.merge_all(key) for key in (USERS, HISTOGRAMS)}
-        self._fetches = {"global_step": updates.global_step, "summaries": summaries, "inputs": inputs}
+        self._fetches = {"global_step": updates.global_step, "summaries": summaries, "inputs": self._inputs}
         self._is_used = bool(self._folder) and summaries is not None
         self._every_secs = every_secs
         self._num_written = 0
@@ -115,7 +115,9 @@ class SummaryHook(tf.train.SessionRunHook):
     def _write_more(self, key: str, session: tf.Session, global_step: int) -> None:
         if self._more[key] is not None:
             try:
-                self._write(global_step, session.run(self._more[key], {self._inputs: self._last_inputs}))
+                self._write(
+                    global_step, session.run(self._more[key], dict(zip(self._inputs, self._last_inputs, strict=True)))
+                )
             except SESSION_IS_LOST:
                 raise
             except tf.errors.OpError as error:  # such as of a model that has diverged

@@ -9,7 +9,7 @@ import sys
 from absl import flags
 
 from runtime.data import download
-from runtime.data.streams import SHARDINGS
+from runtime.data.sources import SHARDINGS
 from runtime.machine.session_config import is_gpu_list
 from runtime.model.users_files import note_flags
 from runtime.monitoring import profiling
@@ -72,7 +72,7 @@ def _define_folders() -> None:
     flags.DEFINE_string(
         "data_dir",
         download.default_data_dir(),
-        "TFRecord files, or the four MNIST files; of these, those that are missing are fetched",
+        "folder of the examples, as mnist_input.py reads them; into an empty one, MNIST's are fetched",
     )
     flags.DEFINE_string(
         "train_dir", "", "shared folder for checkpoints, summaries and result.json; empty: nothing is saved"

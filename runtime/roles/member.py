@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -11,10 +11,10 @@ from absl.command_name import set_kernel_process_name
 
 from runtime.cluster.departure import Departure
 from runtime.cluster.discovery import discover
+from runtime.cluster.holdings import Holding
 from runtime.cluster.membership import start_membership
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
-from runtime.data.reader import Columns, signature_of
 from runtime.data.sources import Source
 from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.session_config import Connection, lower_priority, make_server_config, make_session_config
@@ -26,6 +26,7 @@ from runtime.model.variables import make_constants, make_variables
 from runtime.monitoring.evaluation import ModelTest, build_evaluation, build_placeholders
 from runtime.monitoring.measures import Target
 from runtime.process.errors import UnusableError
+from runtime.process.phases import preparing
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.roles.evaluator import follow_checkpoints
@@ -106,10 +107,12 @@ class Member:
         """Let tasks that start on this machine go first, now that this one works."""
         lower_priority(self.task)
 
-    def follow_checkpoints(self, files: Files, test_examples: Columns) -> None:
+    def follow_checkpoints(self, files: Files, source: Source) -> None:
         """Evaluate the checkpoints of a run that others train, as the evaluator: see `follow_checkpoints()`."""
         tf.train.create_global_step()
-        model = self.trace(files, signature_of(test_examples))
+        with preparing():
+            test_examples = source.load()
+        model = self.trace(files, source.signature)
         variables = make_variables(model.test)
         model.build_lookup_tables()
         columns = build_placeholders(test_examples)
@@ -121,7 +124,8 @@ class Member:
 
     def share_of(self, source: Source) -> Source:
         """Return the examples of `source` that this worker trains on."""
-        return source if self.flags.sharding == "dynamic" else source.share(self.task.index, self.task.num_clients)
+        hold = Holding(self.task) if self.flags.sharding == "dynamic" else None
+        return source.share(self.task.index, self.task.num_clients, hold)
 
     @property
     def batch_size(self) -> int:
@@ -139,7 +143,7 @@ class Member:
         max_bytes, num_ps = self.flags.partition_bytes, len(self.task.ps_hosts)
         return tf.variable_axis_size_partitioner(max_bytes, max_shards=num_ps) if max_bytes else None
 
-    def trace(self, files: Files, signature: Sequence[tf.TensorSpec]) -> Model:
+    def trace(self, files: Files, signature: Any) -> Model:
         """Take the functions of a user's files for a model.
 
         Raises:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime import report
-from runtime.data.reader import Columns
-from runtime.data.streams import Batches
+from runtime.data.reader import Batches, Columns
 from runtime.model.function import Model
 from runtime.model.tables import Lookups, Parameters, TableReader
 from runtime.monitoring import summaries
@@ -90,7 +89,7 @@ class Training:
             *updates.hooks,
             ProfileHook(task, updates.global_step, flags.profile_steps, me.folder) if flags.profile_steps else None,
             self._progress,
-            SummaryHook(task, updates, graph.batches.inputs, me.folder, flags.log_every_secs),
+            SummaryHook(task, updates, graph.batches.drawn, me.folder, flags.log_every_secs),
             # What may stop the worker, once the others have seen its step.
             StopWithChiefHook(me.membership, me.target is not None),
             AbandonSessionHook(me.membership, self.scaffold),

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.data.streams import Batches
+from runtime.data.reader import Batches
 from runtime.records import events
 from runtime.session.scaffold import TrainingScaffold
 from runtime.updates.exchange import Updates
@@ -43,7 +43,7 @@ class StepsHook(tf.train.SessionRunHook):
         step = int(session.run(tf.train.get_global_step(session.graph)))
         if self._batches:
             first_batch = step * self._updates.num_replicas // self._task.num_clients
-            session.run(self._batches.initializer, self._batches.feed_dict(first_batch))
+            self._batches.start(session, first_batch)
         # On the chief, others may have trained since it restored the model.
         found_step = self._scaffold.found_step if self._task.is_chief else step
         if (num_lost := self._seen_step - found_step) > 0:

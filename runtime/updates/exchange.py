@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.data.reader import Columns
-from runtime.data.streams import Batches
+from runtime.data.reader import Batches, Columns
 from runtime.model.tables import Lookups, Parameters
 from runtime.updates import towers
 from runtime.updates.packing import Packing, Selection

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
-from runtime.data.streams import Batches
+from runtime.data.reader import Batches
 from runtime.model.function import Own
 from runtime.model.tables import Lookups
 from runtime.process.errors import UnusableError

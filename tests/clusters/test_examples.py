@@ -17,6 +17,8 @@ from runtime.launch.ports import choose_ports
 
 EXAMPLE = PROJECT / "examples" / "fashion_mnist"
 FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
+PICTURES = PROJECT / "examples" / "pictures"
+ICONS = pathlib.Path("/usr/share/icons/Adwaita/48x48")
 LANGUAGES = PROJECT / "examples" / "languages"
 FLIGHTS = PROJECT / "examples" / "flights"
 LOOKUP = PROJECT / "benchmarks" / "table" / "lookup.py"
@@ -47,6 +49,32 @@ def test_two_files_of_a_user_train_another_model_on_other_data(tmp_path):
     assert run.wait() == 0, run.output()
     assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.7
     assert (tmp_path / "exported" / "1" / "saved_model.pb").exists()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not (os.environ.get("CI") or ICONS.is_dir()),
+    reason="needs pictures by class (Debian: apt-get install adwaita-icon-theme)",
+)
+@pytest.mark.parametrize("channels", [3, 1])
+def test_pictures_of_any_size_are_read_by_class(tmp_path, channels):
+    copy_project(PICTURES, tmp_path)
+    if channels == 1:
+        path = tmp_path / "mnist_input.py"
+        path.write_text(path.read_text().replace("[32, 32, 3]", "[32, 32, 1]"))
+    before = set(ICONS.rglob("*"))
+    flags = [
+        f"--data_dir={ICONS}",
+        "--train_steps=300",
+        "--batch_size=32",
+        "--export_dir=exported",
+        "--train_dir=train",
+    ]
+    run = Process(["./run_local_cluster.sh", *flags], tmp_path / "output", cwd=tmp_path)
+    assert run.wait() == 0, run.output()
+    assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.4, "10 classes, of which one has a third"
+    assert (tmp_path / "exported" / "1" / "saved_model.pb").exists()
+    assert set(ICONS.rglob("*")) == before
 
 
 def test_the_example_refuses_the_digits(mnist_dir):

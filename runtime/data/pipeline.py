@@ -1,0 +1,376 @@
+"""Examples that come through `tf.data` as they are needed: of TFRecord files, or of a data set that a user builds."""
+
+import contextlib
+import copy
+import itertools
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from runtime.data.order import build_numbers, build_seed, shuffle
+from runtime.data.reader import Batches, Columns, build_next_number, compute_checksum, make_iterator, signature_of
+from runtime.data.records import CPU, Parse, find_fault, look_at
+from runtime.model.users_files import check_signature, inputs_of
+from runtime.process.errors import UnusableError, reason
+from runtime.process.threads import PASSING, reminding
+
+WINDOW_BYTES, MIN_WINDOW, MAX_WINDOW = 1 << 25, 16, 1 << 14  # of the examples that are shuffled together
+BLOCK_SIZE = 128  # neighbours in a file that are read at once
+NUM_OPEN, NUM_READS = 16, 4  # files that are read in turns, and at the same time
+ALL = tf.int64.max
+MAX_LOADED = 1 << 24  # examples to test with
+# What a user's pipeline must leave to the program: what the op begins with, and the call that makes it.
+REFUSED = {"Repeat": "repeat()", "Batch": "batch()", "ParallelBatch": "batch()", "PaddedBatch": "padded_batch()"}
+REFUSED["Shuffle"] = "shuffle() (list_files(), too, must have shuffle=False)"
+PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # the ops that call a Python function
+untouched = tf.autograph.experimental.do_not_convert  # no control flow is to convert, and looking for it takes time
+
+# From the numbers of pieces, int64 [n], which are files or parts of files, to a `tf.data.Dataset` of what is in them.
+Open = Callable[[Any], Any]
+
+
+class DataLostError(Exception):
+    """What could be read when the run began cannot be read any more."""
+
+
+class PipelineSource:
+    """Examples that are read as they are needed, with the methods of `MemorySource`.
+
+    They come in windows, as many as fit into some memory, and are shuffled in these.
+    """
+
+    signature: Any  # the columns of one example, in a structure
+    description: str  # tells these examples from others, by what can be compared without reading all
+    _where: str  # names them in messages
+    _num_bytes: int  # of an example
+    _numbers: Sequence[int] = (0,)  # of the pieces of this share
+    _num_parts = 1  # in which each file is cut: a part is every n-th example
+    _stream: int | None = None  # the index of the worker whose share this is; None: it is dealt out
+    _has_read = False
+
+    def _share(self, stream: int | None, num_workers: int, numbers: Sequence[int], num_parts: int) -> Any:
+        """Return a share.
+
+        Raises:
+          UnusableError: there is no example in it.
+        """
+        share = copy.copy(self)
+        share._stream, share._numbers, share._num_parts = stream, list(numbers), num_parts
+        if not share._read(lambda: share._make_open()(tf.constant(share._numbers, tf.int64)).take(1)):
+            few = f"{self._where} cannot be shared by {num_workers} workers"
+            raise UnusableError(f"{few}: there are too few; use fewer workers")
+        return share
+
+    def _read(self, build: Callable[[], tf.data.Dataset]) -> list[Any]:
+        """Return the first element of a dataset, or nothing if it has none."""
+        with tf.Graph().as_default(), tf.Session(config=CPU) as session:
+            iterator = make_iterator(build())
+            parts = tf.nest.flatten(iterator.get_next())
+            try:
+                session.run([tf.tables_initializer(), iterator.initializer])
+                return list(session.run(parts))
+            except tf.errors.OutOfRangeError:
+                return []
+            except tf.errors.OpError as error:
+                raise UnusableError(self._tell_fault(error)) from error
+
+    def draw(self, num_batches: int, batch_size: int, seed: int) -> Batches:
+        """Build what reads the examples of all runs, ahead while the worker computes."""
+        first, run_size = tf.placeholder(tf.int64, [], "first_example"), num_batches * batch_size
+        self._window_size = min(max(WINDOW_BYTES // max(self._num_bytes, 1), MIN_WINDOW), MAX_WINDOW)
+        graph, device = first.graph, first.device
+
+        def place(op: tf.Operation) -> str:
+            """Place Python functions inside of datasets, which TensorFlow ties to a server that is not there."""
+            if op.graph is graph:
+                return op.device or device
+            return "" if op.type in PYTHON else op.device
+
+        with tf.device(None), tf.device(place):
+            runs = self._to_runs(self._build_windows(self._make_open(), first, seed), run_size).prefetch(1)
+            iterator = make_iterator(runs, NUM_READS)  # it may wait for a disk, and no thread that computes shall
+        parts = [tf.ensure_shape(part, [run_size, *part.shape[1:]]) for part in tf.nest.flatten(iterator.get_next())]
+
+        def gather(numbers: tf.Tensor) -> list[tf.Tensor]:
+            with parts[0].graph.colocate_with(parts[0].op):  # only the batch goes elsewhere
+                return [tf.gather(part, numbers) for part in parts]
+
+        inputs = tf.reshape(tf.range(run_size), [num_batches, batch_size])
+        return Batches(inputs, gather, self.signature, parts, first, iterator.initializer, {}, self._join)
+
+    def _build_windows(self, open_pieces: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
+        """Build windows without end, but for `first` examples, int64 [], which are left out.
+
+        If there are any, the examples of an epoch are counted, so that whole epochs need not be read.
+        """
+        numbers, zero = tf.constant(self._numbers, tf.int64), tf.zeros([], tf.int64)
+        add = untouched(lambda count, *of: count + tf.shape(tf.nest.flatten(of)[0], out_type=tf.int64)[0])
+        count = lambda: tf.maximum(self._to_windows(open_pieces(numbers)).reduce(zero, add), 1)  # noqa: E731
+        size = tf.cond(first > 0, count, lambda: zero + 1)
+        first_epoch, num_left_out = first // size, first % size
+
+        @untouched
+        def build_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            of_epoch = build_seed(seed, self._stream, epoch)
+            windows = self._to_windows(open_pieces(shuffle(numbers, of_epoch)))
+            return self._mix(windows, of_epoch, tf.where(epoch > first_epoch, zero, num_left_out))
+
+        return tf.data.Dataset.range(first_epoch, ALL).flat_map(build_epoch)
+
+    def _mix(self, windows: tf.data.Dataset, seed: tf.Tensor, num_left_out: Any = 0) -> tf.data.Dataset:
+        """Shuffle each window, and leave out the first examples."""
+
+        @untouched
+        def mix(number: tf.Tensor, window: Any) -> Any:
+            of_window = tf.random.experimental.stateless_fold_in(seed, number)
+            start = tf.maximum(num_left_out - number * self._window_size, 0)
+            return tf.nest.map_structure(lambda part: shuffle(part, of_window)[start:], window)
+
+        return windows.enumerate().map(mix)
+
+    def _make_open(self) -> Open:
+        """Build the data set, and return what builds parts of it."""
+        raise NotImplementedError
+
+    def _to_windows(self, examples: tf.data.Dataset) -> tf.data.Dataset:
+        raise NotImplementedError
+
+    def _to_runs(self, windows: tf.data.Dataset, size: int) -> tf.data.Dataset:
+        """Build the columns of runs of `size` examples each."""
+        raise NotImplementedError
+
+    def _join(self, session: tf.Session) -> None:
+        """Note which session draws."""
+
+    @contextlib.contextmanager
+    def telling_faults(self) -> Iterator[None]:
+        """Tell which file, and which record in it, is at fault where a step fails since its examples cannot be read.
+
+        Raises:
+          UnusableError: before the first step.
+          DataLostError: after it.
+        """
+        try:
+            yield
+            self._has_read = True
+        except tf.errors.OpError as error:
+            if isinstance(error, PASSING) or "IteratorGetNext" not in error.message:
+                raise
+            raise (DataLostError if self._has_read else UnusableError)(self._tell_fault(error)) from error
+
+    def _tell_fault(self, error: tf.errors.OpError) -> str:
+        with reminding("still looking for the example that cannot be read", self._where):
+            what = f"{self._where} cannot be read ({reason(error)}); correct mnist_input.py, or what it reads"
+            return self._find_fault() or what
+
+    def _find_fault(self) -> str:
+        """Return which file, and which record in it, is at fault; "" if nobody can tell."""
+        return ""
+
+
+class RecordSource(PipelineSource):
+    """Examples in TFRecord files. They are read in blocks of neighbours, and parsed all at once for a run."""
+
+    def __init__(self, paths: Sequence[str], parse: Parse, spec: Any, where: str):
+        """Take files, and `parse`, which makes columns of records, string [b]; `spec` is INPUT.
+
+        Raises:
+          UnusableError: a file cannot be read, or its first record cannot be parsed.
+        """
+        self._where, self._parse, self._files = where, parse, [look_at(path) for path in paths]
+        looks = [(os.path.basename(file.path), os.path.getsize(file.path), file.first) for file in self._files]
+        checksum = zlib.crc32(repr(looks).encode(errors="surrogateescape"))
+        self.description = f"({len(paths)} files, CRC-32 of names, sizes and first records {checksum:08x})"
+        if fault := find_fault(self._files, parse, num_records=1):
+            self._num_bytes = len(self._files[0].first)
+            if self._num_bytes == 1 + sum(of_input.shape.num_elements() for of_input in inputs_of(spec).values()):
+                folder = os.path.dirname(paths[0])
+                fault = f"{folder} has files of version 1, which wrote no tf.train.Example: convert them with python"
+                fault += f" mnist_input.py convert --shards=16 --data_dir={folder} --output_dir={folder}-examples"
+            raise UnusableError(fault)
+        with tf.Graph().as_default():
+            self.signature = signature_of(parse(tf.placeholder(tf.string, [None])))
+        check_signature(self.signature, spec, where)
+        self._num_bytes, self._numbers = len(self._files[0].first), [*range(len(paths))]
+        self._hold: Any = None
+
+    def share(self, index: int, num_workers: int, hold: Any = None) -> "RecordSource":
+        """Return what one of several workers reads: files of its own, or of few files every n-th example.
+
+        With `hold`, it reads the pieces that `hold.take()` returns: files, or parts of few, two for each worker.
+
+        Raises:
+          UnusableError: there is no example for this worker.
+        """
+        num_files, num_parts = len(self._files), 1
+        if num_files < num_workers * (2 if hold else 1):
+            num_parts = -(2 * num_workers // -num_files) if hold else num_workers
+            logging.info(
+                "of few files, %d for %d workers, a part has every %dth example", num_files, num_workers, num_parts
+            )
+        numbers = range(num_files * num_parts)
+        if not hold:
+            return self._share(index, num_workers, numbers[index::num_workers], num_parts)
+        share = self._share(None, num_workers, numbers, num_parts)
+        share._hold = hold
+        return share
+
+    def load(self) -> Columns:
+        """Return all examples, in memory.
+
+        Raises:
+          UnusableError: one cannot be read.
+        """
+        with tf.Graph().as_default(), tf.Session(config=CPU) as session:
+            columns = self._parse(tf.placeholder(tf.string, [None], "records"))
+            try:
+                records = [*itertools.chain.from_iterable(file.records for file in self._files)]
+                arrays = session.run(list(columns), {"records:0": records})
+            except tf.errors.OpError as error:
+                raise UnusableError(self._tell_fault(error)) from error
+        return type(columns)(*arrays) if hasattr(columns, "_fields") else arrays
+
+    def _make_open(self) -> Open:
+        paths = tf.constant([os.fsencode(file.path) for file in self._files])
+        compressions = tf.constant([file.compression for file in self._files])
+
+        @untouched
+        def open_piece(number: tf.Tensor) -> tf.data.Dataset:
+            file = number // self._num_parts
+            records = tf.data.TFRecordDataset(paths[file], compressions[file])
+            if self._num_parts > 1:
+                records = records.shard(self._num_parts, number % self._num_parts)
+            return records.batch(BLOCK_SIZE)
+
+        num_open = min(NUM_OPEN, len(self._numbers))
+        return lambda numbers: tf.data.Dataset.from_tensor_slices(numbers).interleave(
+            open_piece, num_open, num_parallel_calls=min(NUM_READS, num_open), deterministic=True
+        )
+
+    def _to_windows(self, blocks: tf.data.Dataset) -> tf.data.Dataset:
+        return blocks.rebatch(self._window_size)
+
+    def _to_runs(self, windows: tf.data.Dataset, size: int) -> tf.data.Dataset:
+        return windows.rebatch(size, drop_remainder=True).map(untouched(lambda records: tuple(self._parse(records))))
+
+    def _build_windows(self, open_pieces: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
+        if not self._hold:
+            return super()._build_windows(open_pieces, first, seed)
+        number = build_next_number("pieces_dealt_out")
+        next_piece = tf.stack([number, build_numbers(number, 1, len(self._numbers), seed, None)[0]])
+
+        def take() -> Any:
+            return self._hold.take(
+                self._session, next_piece, lambda piece: self._files[piece[1] // self._num_parts].path
+            )
+
+        @untouched
+        def build_piece(_: tf.Tensor) -> tf.data.Dataset:
+            piece = tf.ensure_shape(tf.numpy_function(take, [], tf.int64), [2])
+            return self._mix(self._to_windows(open_pieces(piece[1:])), build_seed(seed, None, piece[0]))
+
+        return tf.data.Dataset.range(ALL).flat_map(build_piece)
+
+    def _join(self, session: tf.Session) -> None:
+        self._session = session
+
+    def _find_fault(self) -> str:
+        own = sorted({number // self._num_parts for number in self._numbers})
+        return find_fault([self._files[number] for number in own], self._parse)
+
+
+class UsersSource(PipelineSource):
+    """Examples of the data set that a user's `build_dataset()` returns, one by one."""
+
+    def __init__(self, build: Callable[[], Any], spec: Any, where: str):
+        """Take `build`, which is called in each graph that needs it; `spec` is INPUT.
+
+        Raises:
+          UnusableError: it returns something else, or nothing can be read.
+        """
+        self._build, self._where = build, where
+        samples = [self.load(1) for _ in range(2)]
+        found, names = self.signature[0], sorted(spec) if isinstance(spec, Mapping) else []
+        if (sorted(found) if isinstance(found, Mapping) else []) != names:
+            raise UnusableError(
+                f"mnist_input.py: build_dataset() must return pairs of inputs and labels, with {names or 'one tensor'}"
+                f" as inputs, as INPUT says, found {[*found] if isinstance(found, Mapping) else 'one tensor'}"
+            )
+        in_order = {name: spec[name] for name in names} or spec  # as the columns of a dict are
+        check_signature(tf.nest.flatten(found), in_order, where)
+        self._num_bytes = sum(part.nbytes if part.dtype != object else sum(map(len, part.flat)) for part in samples[0])
+        checksums = {compute_checksum(sample) for sample in samples}
+        first = f"{checksums.pop():08x}" if len(checksums) == 1 else "random"
+        self.description = f"(a data set of build_dataset(), CRC-32 of the first example {first})"
+
+    def share(self, index: int, num_workers: int, hold: Any = None) -> "UsersSource":
+        """Return every n-th example from `index` on.
+
+        Raises:
+          UnusableError: there is none, or pieces shall be dealt out.
+        """
+        if hold:
+            raise UnusableError(
+                "--sharding=dynamic deals out files, which nobody sees in the data set that build_dataset() in"
+                " mnist_input.py returns: give --sharding=static, or let FEATURES say what is in TFRecord files"
+            )
+        return self._share(index, num_workers, [index], num_workers)
+
+    def load(self, num_examples: int = MAX_LOADED) -> Columns:
+        """Return all examples, or the first ones, in memory."""
+
+        def build() -> tf.data.Dataset:
+            batch = self._batch(self._make().take(num_examples), num_examples)
+            self.signature = signature_of(batch.element_spec)
+            return batch
+
+        if examples := self._read(build):
+            return examples
+        raise UnusableError(f"{self._where} cannot be used: build_dataset() in mnist_input.py has none")
+
+    def _make(self) -> Any:
+        """Build the data set, of tuples of dense tensors in any structure."""
+        dataset = self._build()
+        if not hasattr(dataset, "element_spec"):
+            raise UnusableError(
+                f"mnist_input.py: build_dataset() must return a tf.data.Dataset, found {type(dataset).__name__}"
+            )
+        op, calls = tf.data.experimental.to_variant(dataset).op, set[str]()
+        while op.type != "UnbatchDataset" and op.inputs and op.inputs[0].dtype == tf.variant:
+            calls |= {call for begin, call in REFUSED.items() if op.type.startswith(f"{begin}Dataset")}
+            op = op.inputs[0].op
+        if calls:
+            raise UnusableError(
+                "mnist_input.py: build_dataset() must return single examples, each once and always in the same order:"
+                f" leave out {', '.join(sorted(calls))}. The program shares, shuffles, repeats, makes batches and"
+                " prefetches"
+            )
+
+        def to_dense(part: Any) -> Any:
+            part = part.to_sparse() if isinstance(part, tf.RaggedTensor) else part
+            return tf.sparse.to_dense(part) if isinstance(part, tf.SparseTensor) else part
+
+        return dataset.map(untouched(lambda *parts: tf.nest.map_structure(to_dense, parts)))
+
+    def _make_open(self) -> Open:
+        dataset = self._make()
+        return lambda numbers: dataset.shard(self._num_parts, self._numbers[0])
+
+    def _to_windows(self, examples: tf.data.Dataset) -> tf.data.Dataset:
+        return self._batch(examples, self._window_size)
+
+    def _to_runs(self, windows: tf.data.Dataset, size: int) -> tf.data.Dataset:
+        if all(part.shape.is_fully_defined() for part in tf.nest.flatten(self.signature)):
+            return windows.rebatch(size, drop_remainder=True)
+        return self._batch(windows.unbatch(), size, drop_remainder=True)
+
+    def _batch(self, examples: tf.data.Dataset, size: int, drop_remainder: bool = False) -> tf.data.Dataset:
+        """Put examples into batches, padded if they have several lengths."""
+        shapes = tf.data.get_output_shapes(examples)
+        if all(shape.is_fully_defined() for shape in tf.nest.flatten(shapes)):
+            return examples.batch(size, drop_remainder)
+        return examples.padded_batch(size, shapes, drop_remainder=drop_remainder)

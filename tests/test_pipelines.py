@@ -1,0 +1,228 @@
+"""A pipeline of the user's own: what is taken, what the program does itself, and who reads what of it."""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from runtime.data.sources import open_source
+from runtime.model.files import Files
+from runtime.model.function import Model
+from runtime.process.errors import UnusableError
+from tests.models import have_tables
+from tests.test_records import example, write
+
+FEATURES = {"x": tf.io.FixedLenFeature([2], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}
+NUM_FILES, NUM_OF_FILE = 4, 25
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """Files of 25 examples; example n has the inputs n and 2 n, and the label n."""
+    for number in range(NUM_FILES):
+        numbers = range(number * NUM_OF_FILE, (number + 1) * NUM_OF_FILE)
+        write(tmp_path / f"train-{number}.tfrecord", [example(x=[float(n), 2.0 * n], y=n) for n in numbers])
+    write(tmp_path / "t10k-0.tfrecord", [example(x=[1.0, 2.0], y=1)] * 7)
+    return str(tmp_path)
+
+
+def reader_of(build_dataset, spec=None, **names):
+    spec = spec or tf.TensorSpec([2], tf.float32, "x")
+    return types.SimpleNamespace(build_dataset=build_dataset, INPUT=spec, **names)
+
+
+def parse(serialized):
+    parsed = tf.io.parse_single_example(serialized, FEATURES)
+    return parsed["x"], parsed["y"]
+
+
+def build_dataset(data_dir, split):
+    files = tf.data.Dataset.list_files(f"{data_dir}/{split}-*", shuffle=False)
+    return tf.data.TFRecordDataset(files, num_parallel_reads=32).map(parse)
+
+
+def draw(source, num_runs, batch_size=5, num_batches=2, first_batch=0):
+    """Return the columns of a worker's runs, one after the other, and their structure."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        batches = source.draw(num_batches, batch_size, 0)
+        session.run(tf.tables_initializer())
+        batches.start(session, first_batch)
+        columns = batches.columns(tf.reshape(batches.inputs, [-1]))
+        drawn = [session.run(columns) for _ in range(num_runs)]
+        return [np.concatenate(parts) for parts in zip(*drawn, strict=True)], batches.signature
+
+
+def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(data_dir):
+    def build_whole(data_dir, split):  # list_files, TFRecordDataset, shuffle, repeat, map, batch: word for word
+        files = tf.data.Dataset.list_files(f"{data_dir}/{split}-*")
+        dataset = tf.data.TFRecordDataset(files, num_parallel_reads=32)
+        dataset = dataset.shuffle(10000).repeat(10)
+        dataset = dataset.map(lambda x: tf.io.parse_single_example(x, FEATURES))
+        return dataset.batch(5)
+
+    with pytest.raises(UnusableError) as error:
+        open_source(data_dir, "train", reader_of(build_whole))
+    assert (
+        "single examples, each once, in the same order each time: leave out batch() and repeat() and shuffle() (list_"
+    )
+    assert str(error.value).endswith("The program shares, shuffles, repeats, makes batches and prefetches")
+
+
+def test_each_worker_reads_each_example_of_its_own_once_in_each_epoch(data_dir):
+    source = open_source(data_dir, "train", reader_of(build_dataset))
+    for num_workers in (1, 2, 5):
+        read, size = [], 100 // num_workers
+        for index in range(num_workers):
+            (inputs, labels), _ = draw(source.share(index, num_workers), 10)
+            assert (inputs[:, 1] == 2 * labels).all()
+            epochs = labels[: len(labels) // size * size].reshape(-1, size)
+            assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(sorted(epochs[0]))}
+            assert len({tuple(epoch) for epoch in epochs}) == len(epochs), "another order each time"
+            read += sorted(epochs[0])
+        assert sorted(read) == list(range(100))
+
+
+def test_it_goes_on_where_it_was(data_dir):
+    share = open_source(data_dir, "train", reader_of(build_dataset)).share(1, 3)
+    (_, whole), _ = draw(share, 12)
+    (_, rest), _ = draw(share, 3, first_batch=9)
+    assert rest.tolist() == whole[45:75].tolist()
+
+
+def test_what_cannot_be_shared_is_refused(data_dir):
+    source = open_source(data_dir, "t10k", reader_of(build_dataset))
+    with pytest.raises(UnusableError, match="cannot be shared by 8 workers: there are too few; use fewer workers"):
+        source.share(7, 8)
+    with pytest.raises(UnusableError, match=r"--sharding=dynamic deals out files, .*: give --sharding=static, or let"):
+        source.share(0, 1, object())
+
+
+def test_what_reads_no_files_is_shared_by_example(tmp_path):
+    source = open_source(
+        str(tmp_path),
+        "train",
+        reader_of(lambda *_: tf.data.Dataset.from_tensor_slices((np.ones([30, 2], np.float32), np.arange(30)))),
+    )
+    read = [draw(source.share(index, 3), 1)[0][1] for index in range(3)]
+    assert sorted(np.concatenate(read)) == list(range(30))
+
+
+def test_inputs_and_labels_may_have_any_structure(data_dir):
+    def build_structured(data_dir, split):
+        def to_structure(x, y):
+            return {"b": x[1], "a": x[:1]}, {"twice": 2 * y, "pair": (y, tf.as_string(y))}
+
+        return build_dataset(data_dir, split).map(to_structure)
+
+    spec = {"b": tf.TensorSpec([], tf.float32), "a": tf.TensorSpec([1], tf.float32)}
+    reader = reader_of(build_structured, spec)
+    source = open_source(data_dir, "train", reader)
+    (a, b, number, text, twice), signature = draw(source.share(0, 1), 10)
+    assert (b == 2 * a[:, 0]).all()
+    assert (twice == 2 * number).all()
+    assert [int(t) for t in text] == number.tolist()
+
+    def build_logits(inputs, is_training):
+        weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+        return weight * (inputs["b"] - inputs["a"][:, 0])
+
+    def build_loss(logits, labels):
+        return tf.reduce_mean(logits * tf.cast(labels["twice"] - labels["pair"][0], tf.float32))
+
+    files = Files(types.SimpleNamespace(build_logits=build_logits, build_loss=build_loss), reader)
+    model = Model(files, signature, 0, "0", have_tables, is_stepwise=True)
+    with tf.Graph().as_default(), tf.Session() as session:
+        columns = [tf.constant(column) for column in (a, b, number, text, twice)]
+        loss, _ = model.build_gradients({"weight": tf.constant(1.0)}, columns)
+        assert session.run(loss) == pytest.approx((np.arange(100.0) ** 2).mean())
+    serving = []
+    with tf.Graph().as_default():
+        serving = model.build_serving({"weight": tf.constant(1.0)}).inputs
+        assert {name: tensor.shape.as_list() for name, tensor in serving.items()} == {"a": [None, 1], "b": [None]}
+
+    test = open_source(data_dir, "t10k", reader).load()
+    assert [column.tolist() for column in test] == [[[1.0]] * 7, [2.0] * 7, [1] * 7, [b"1"] * 7, [2] * 7]
+    wrong = reader_of(build_structured, {"c": tf.TensorSpec([], tf.float32), "a": tf.TensorSpec([1], tf.float32)})
+    with pytest.raises(UnusableError, match=r"with \['a', 'c'\] as inputs, as INPUT says, found \['b', 'a'\]"):
+        open_source(data_dir, "t10k", wrong).load()
+
+
+def test_what_has_several_lengths_is_padded(tmp_path):
+    def build_ragged(data_dir, split):
+        numbers = tf.data.Dataset.range(1, 5)
+        return numbers.map(lambda n: (tf.range(n), tf.sparse.from_dense(tf.range(n)), n))
+
+    source = open_source(str(tmp_path), "train", reader_of(build_ragged, tf.TensorSpec([4], tf.int64, "x")))
+    (padded, sparse, lengths), _ = draw(source.share(0, 1), 1, 4, 1)
+    for row, ids, length in zip(padded.tolist(), sparse.tolist(), lengths, strict=True):
+        assert row == [*range(length), *[0] * (4 - length)]
+        assert len(ids) == 4
+        assert ids[1:length] == list(range(1, length))
+
+
+def test_python_functions_and_random_numbers_may_be_in_it(data_dir):
+    def build_random(data_dir, split):
+        def shift(x, y):
+            (shifted,) = tf.numpy_function(lambda x: [x + np.float32(1)], [x + tf.random.uniform([2])], [tf.float32])
+            return tf.ensure_shape(shifted, [2]), y
+
+        return build_dataset(data_dir, split).map(shift)
+
+    reader = reader_of(build_random)
+    source = open_source(data_dir, "train", reader)
+    (inputs, labels), _ = draw(source.share(0, 1), 10)
+    assert ((inputs[:, 0] - labels >= 1) & (inputs[:, 0] - labels <= 2)).all()
+    assert open_source(data_dir, "train", reader).description == source.description
+
+
+def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_path):
+    def describe():
+        return open_source(data_dir, "train", reader_of(build_dataset)).description
+
+    description = describe()
+    assert describe() == description
+    write(tmp_path / "train-0.tfrecord", [example(x=[float(n), 3.0 * n], y=n) for n in range(1, NUM_OF_FILE + 1)])
+    assert describe() != description
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda *_: [1, 2], r"build_dataset\(\) must return a tf\.data\.Dataset, found list"),
+        (
+            lambda *_: tf.data.Dataset.list_files("/nowhere/*", shuffle=False),
+            "cannot be read .*No files matched pattern",
+        ),
+        (lambda *_: tf.data.Dataset.range(5).filter(lambda n: n > 7), "build_dataset.* in mnist_input.py has none"),
+        (
+            lambda *_: tf.data.Dataset.range(5).map(lambda n: 1 // (n - n)),
+            "cannot be read .InvalidArgumentError: .*correct mnist_input.py, or what it reads",
+        ),
+        (
+            lambda *_: tf.data.Dataset.range(5),
+            r"expected float32 \(2,\), as INPUT says for x, found int64",
+        ),
+    ],
+)
+def test_what_is_no_dataset_of_examples_is_refused(tmp_path, build, message):
+    with pytest.raises(UnusableError, match=message):
+        open_source(str(tmp_path), "t10k", reader_of(build)).load()
+
+
+def test_a_csv_has_strings_and_weights(tmp_path):
+    rows = [f"{n},word{n},{n % 2},{n / 2}" for n in range(20)]
+    (tmp_path / "train.csv").write_text("\n".join(["number,word,label,weight", *rows]))
+
+    def build_table(data_dir, split):
+        types = [tf.int64, tf.string, tf.int64, tf.float32]
+        table = tf.data.experimental.CsvDataset(f"{data_dir}/{split}.csv", types, header=True)
+        return table.map(lambda number, word, label, weight: ({"n": number, "word": word}, label, weight))
+
+    spec = {"word": tf.TensorSpec([], tf.string), "n": tf.TensorSpec([], tf.int64)}
+    share = open_source(str(tmp_path), "train", reader_of(build_table, spec)).share(1, 2)
+    (numbers, words, labels, weights), _ = draw(share, 1)
+    assert sorted(numbers) == list(range(1, 20, 2))
+    assert [word.decode() for word in words] == [f"word{number}" for number in numbers]
+    assert labels.tolist() == [1] * 10
+    assert weights.tolist() == (numbers / 2).tolist()
