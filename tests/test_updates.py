@@ -634,6 +634,20 @@ def test_nobody_waits_on_another_ps_for_a_chief_that_has_taken_its_last_step(loc
     assert workers[0].read() == [0 - 0.5 * 2, 1]
 
 
+def test_nobody_waits_on_another_ps_for_a_chief_that_has_died_there_in_its_last_step(local_servers, away):
+    servers = local_servers(2, 2)
+    chief, other = (Worker(servers, index, replicas=2, train_steps=1) for index in range(2))
+    waiting = start_step_without_update(servers, other)
+    step_on_ps(chief, 0)
+    next_chief, coord = Worker(servers, 0, replicas=2, train_steps=1, initialize=False), tf.train.Coordinator()
+    waiting.join(1)
+    assert waiting.is_alive()
+    coord.request_stop()  # nothing is left for it to train
+    next_chief.hooks[0].after_create_session(next_chief.session, coord)
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
 def test_what_wakes_workers_does_not_pile_up_for_those_that_are_away(local_servers, away):
     servers = local_servers(2, 3)
     workers = [Worker(servers, index, replicas=2, exchanges=N) for index in range(3)]

@@ -34,6 +34,9 @@ class LostWorkersHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._is_stepping = False
         self._last_counts = list[int]()
+        if coord.should_stop():  # a chief that was started again takes no step, and others may wait for its last one
+            for _ in range(2):  # the first look only counts
+                self.look(session, coord)
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> None:
         self._is_stepping = True
