@@ -91,7 +91,9 @@ def _of_tfjob(tfjob):
         assert spec["template"]["spec"]["containers"][0]["name"] == "tensorflow", "no other gets TF_CONFIG"
         for index, host in enumerate(hosts[job]):
             config = {"cluster": cluster, "task": {"type": job.lower(), "index": index}, "environment": "cloud"}
-            yield _of_template(spec["template"], host, {}, {"TF_CONFIG": json.dumps(config)})
+            pod = _of_template(spec["template"], host, {}, {"TF_CONFIG": json.dumps(config)})
+            pod["spec"]["restartPolicy"] = spec["restartPolicy"]
+            yield pod
 
 
 KINDS = {"Job": _of_job, "JobSet": _of_jobset, "TFJob": _of_tfjob}

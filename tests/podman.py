@@ -16,7 +16,7 @@ import subprocess
 
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, poll_for
 
-PROGRAMS = ("podman", "buildah", "runc", "mmdebstrap", "aardvark-dns", "catatonit", "netavark", "docker-compose")
+PROGRAMS = ("podman", "runc", "mmdebstrap", "aardvark-dns", "catatonit", "netavark", "docker-compose")
 STORE = PROJECT / ".cache" / "containers"
 RUN = pathlib.Path("/run", f"mnist-{hashlib.sha256(bytes(STORE)).hexdigest()[:8]}")  # short: it has sockets
 SOCKET = RUN / "docker"

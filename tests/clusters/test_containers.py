@@ -15,6 +15,8 @@ import yaml
 from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
 from tests import deployed, podman
 
+TRAINS = r"worker \d+: global step \d+/"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _image(testrun_uid):
@@ -48,13 +50,9 @@ class Containers:
             podman.run("podman", "run", "--detach", f"--name={name}", *where, *what, *hosts, *role, *self.flags)
 
     def wait_until_all_train(self):
-        wait_until_all_train(*self.names[1:])
-
-
-def wait_until_all_train(*workers):
-    """Wait until each worker takes steps from now on."""
-    for name in workers:
-        podman.wait_for_log(name, r"worker \d+: global step \d+/", after=len(podman.logs(name)))
+        """Wait until each worker takes steps from now on."""
+        for name in self.names[1:]:
+            podman.wait_for_log(name, TRAINS, after=len(podman.logs(name)))
 
 
 def kill(container):
@@ -150,14 +148,13 @@ def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path
             podman.run(*compose, "up", "--detach", "--no-build")
             hosts = ("ps-0", "worker-0", "worker-1")
             ps, chief, worker = (podman.run(*compose, "ps", "--quiet", host).strip() for host in hosts)
-            wait_until_all_train(chief, worker)
+            podman.wait_for_log(chief, TRAINS)
             podman.run(*compose, "stop")
             assert podman.wait(ps, chief, worker) == [143] * 3
             assert "worker 0 stopped and saved global step " in podman.run(*compose, "logs", "worker-0")
 
             podman.run(*compose, "up", "--detach", "--no-build")
             podman.wait_for_log(chief, r"restored /mnt/train/model\.ckpt-[1-9]")
-            wait_until_all_train(chief, worker)
             kill(worker)
             poll_for(lambda: podman.state(worker, ".RestartCount") == "1", "restart of the worker")
             assert podman.wait(ps, chief, worker) == [0, 0, 0], podman.logs(chief)
@@ -221,16 +218,16 @@ def test_the_pods_of_a_manifest_train(tmp_path, name):
 
 def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on(tmp_path):
     with podman.network("jobs", "--internal") as network:
-        pods = Pods(tmp_path, deployed.KUBERNETES / "jobs.yaml", network)
+        pods = Pods(tmp_path, deployed.KUBERNETES / "jobs.yaml", network, "--train_steps=6000")
         pods.start()
-        wait_until_all_train(*pods.containers[1:])
+        podman.wait_for_log(pods.containers[1], TRAINS)
         statuses, logs = pods.delete()
         assert statuses == [143] * 3
         assert "worker 0 stopped and saved global step " in logs[1]
         pods.start()
         podman.wait_for_log(pods.containers[1], r"restored /mnt/train/model\.ckpt-[1-9]")
         assert podman.wait(*pods.containers) == [0, 0, 0]
-        assert copy_results(pods.containers[1], tmp_path)["test_accuracy"] >= 0.97
+        assert copy_results(pods.containers[1], tmp_path)["test_accuracy"] >= 0.95
 
 
 @pytest.mark.skipif(
@@ -252,10 +249,10 @@ def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_p
     own = tmp_path / "own"
     (own / "requirements.txt").write_text("humanize==4.9.0\n")
     (own / "further.py").write_text("import humanize\n\nSAYS = humanize.intcomma(1234567)\n")
-    (own / "model.py").write_text(f"import further\n\nprint(further.SAYS)\n{(own / 'model.py').read_text()}")
+    with open(own / "model.py", "a") as file:
+        file.write('\nimport further\n\nassert further.SAYS == "1,234,567"\n')
     try:
-        said = execute(build, run)
-        assert "1,234,567\n" in said
+        execute(build, run)
         result = json.loads((tmp_path / "results" / "result.json").read_text())
         assert result["test_accuracy"] > 0.7
     finally:
