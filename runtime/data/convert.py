@@ -108,7 +108,7 @@ def main(reader: Any) -> None:
         for name, folder in (("data_dir", data_dir), ("output_dir", output_dir)):
             if folder.startswith("~"):
                 raise UnusableError(f"--{name}={folder}: {download.TILDE}")
-        if download.may_fetch(data_dir):
+        if hasattr(reader, "fetch") and download.may_fetch(data_dir):
             reader.fetch(data_dir)
         old = find_records(data_dir, "train")
         if old and not find_fault([look_at(old[0])], make_parse(reader), num_records=1):
