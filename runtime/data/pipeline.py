@@ -205,9 +205,8 @@ class RecordSource(PipelineSource):
         num_files, num_parts = len(self._files), 1
         if num_files < num_workers * (2 if hold else 1):
             num_parts = -(2 * num_workers // -num_files) if hold else num_workers
-            logging.info(
-                "of few files, %d for %d workers, a part has every %dth example", num_files, num_workers, num_parts
-            )
+            what = f"{'a piece is' if hold else 'each worker reads'} one of {num_parts} examples of a file"
+            logging.info("%d files for %d workers: %s", num_files, num_workers, what)
         numbers = range(num_files * num_parts)
         if not hold:
             return self._share(index, num_workers, numbers[index::num_workers], num_parts)
