@@ -22,8 +22,6 @@ import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from runtime.data import download
-
 NUM_CLASSES = 10
 flags.DEFINE_integer("num_classes", NUM_CLASSES, "how many classes there are, such as 26, 47 or 62 in EMNIST", 2, 256)
 flags.DEFINE_integer("first_label", 0, "label of the first class, such as 1 in EMNIST's letters", 0, 255)
@@ -58,6 +56,8 @@ class Examples(NamedTuple):
 
 def fetch(data_dir: str) -> None:
     """Put those of MNIST's four files that are missing into a folder that is empty, or has some of them."""
+    from runtime.data import download  # only who has an empty folder needs it
+
     download.fetch(data_dir)
 
 

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
 import mnist_input
+import model
 from tests import idx_files
 
 IMAGES = "train-images-idx3-ubyte.gz"
@@ -120,6 +121,8 @@ def test_emnist_has_more_classes_and_may_begin_with_1(tmp_path, set_users_flags,
     set_users_flags(f"--num_classes={num_classes}", f"--first_label={first_label}")
     for split in ("train", "t10k"):
         assert mnist_input.load(str(tmp_path), split).labels.tolist() == list(range(num_classes))
+    with tf.Graph().as_default():
+        assert model.build_logits(tf.zeros([1, 784]), is_training=False).shape == [1, num_classes]
     assert os.path.exists(images)
 
 

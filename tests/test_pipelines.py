@@ -226,3 +226,12 @@ def test_a_csv_has_strings_and_weights(tmp_path):
     assert [word.decode() for word in words] == [f"word{number}" for number in numbers]
     assert labels.tolist() == [1] * 10
     assert weights.tolist() == (numbers / 2).tolist()
+
+
+def test_batches_that_are_taken_apart_again_may_be_in_it(data_dir):
+    def build_vectorised(data_dir, split):
+        return build_dataset(data_dir, split).batch(7).map(lambda x, y: (x + 1, y)).unbatch().prefetch(1)
+
+    (inputs, labels), _ = draw(open_source(data_dir, "train", reader_of(build_vectorised)).share(0, 1), 10)
+    assert sorted(labels) == list(range(100))
+    assert (inputs[:, 0] == labels + 1).all()

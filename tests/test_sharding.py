@@ -116,7 +116,8 @@ def test_a_file_or_a_part_of_one_is_dealt_to_whoever_asks_next(start, open_files
 
 
 @pytest.mark.parametrize(("num_files", "sizes"), [(6, [134, 133, 133]), (2, [134, 134, 132])])
-def test_each_worker_reads_a_share_of_its_own_in_each_epoch(start, open_files, num_files, sizes):
+def test_each_worker_reads_a_share_of_its_own_in_each_epoch(start, open_files, num_files, sizes, caplog):
+    caplog.set_level("INFO", logger="absl")
     start_worker = start(open_files(num_files), STATIC)
     workers = [start_worker(index) for index in range(3)]
     for worker in workers:
@@ -127,6 +128,8 @@ def test_each_worker_reads_a_share_of_its_own_in_each_epoch(start, open_files, n
         assert count(np.concatenate(epoch)) == [1] * NUM_EXAMPLES
     assert first[0] != second[0]
     assert len({number % num_files for number in first[0]}) == 2
+    of_few = "2 files for 3 workers: each worker reads one of 3 examples of a file"
+    assert (of_few in caplog.text) == (num_files == 2)
 
 
 @pytest.mark.parametrize("kind", ["memory", "files"])

@@ -14,7 +14,7 @@ from absl import flags
 
 from runtime.data import download
 from runtime.data.reader import Columns
-from runtime.data.records import UNFINISHED, find_records, look_at, name_of
+from runtime.data.records import UNFINISHED, find_fault, find_records, look_at, make_parse, name_of
 from runtime.process.errors import UNUSABLE_STATUS, UnusableError, check_folder
 
 Load = Callable[[str, str], Columns]  # reads a split of a folder into memory
@@ -51,9 +51,8 @@ def convert(load: Load, features: Mapping[str, Any], data_dir: str, output_dir: 
 
 
 def _write(columns: Columns, features: Mapping[str, Any], folder: str, split: str, num_files: int) -> None:
-    if len(columns[0]) < num_files:
-        few = f"{len(columns[0])} examples of {split} cannot fill {num_files} files"
-        raise UnusableError(f"{few}: give fewer --shards")
+    if (count := len(columns[0])) < num_files:
+        raise UnusableError(f"{count} examples of {split} cannot fill {num_files} files: give fewer --shards")
     for index in range(num_files):
         path = os.path.join(folder, name_of(split, index, num_files))
         with tf.io.TFRecordWriter(path) as writer:
@@ -64,7 +63,7 @@ def _write(columns: Columns, features: Mapping[str, Any], folder: str, split: st
                 writer.write(example.SerializeToString(deterministic=True))
         with open(path, "rb") as file:
             os.fsync(file)  # a power cut after the rename must not find half a file
-    print(f"{split}: {len(columns[0])} examples in {num_files} files", file=sys.stderr, flush=True)
+    print(f"{split}: {count} examples in {num_files} files", file=sys.stderr, flush=True)
 
 
 def _add(feature: Any, dtype: tf.DType, part: Any) -> None:
@@ -109,9 +108,12 @@ def main(reader: Any) -> None:
         for name, folder in (("data_dir", data_dir), ("output_dir", output_dir)):
             if folder.startswith("~"):
                 raise UnusableError(f"--{name}={folder}: {download.TILDE}")
-        if download.may_fetch(data_dir):
+        if hasattr(reader, "fetch") and download.may_fetch(data_dir):
             reader.fetch(data_dir)
-        load = load_old if find_records(data_dir, "train") else reader.load
+        old = find_records(data_dir, "train")
+        if old and not find_fault([look_at(old[0])], make_parse(reader), num_records=1):
+            raise UnusableError(f"--data_dir {data_dir} has files of tf.train.Example already")
+        load = load_old if old else reader.load
         convert(load, reader.FEATURES, data_dir, output_dir, arguments.shards)
     except (UnusableError, download.DownloadError, reader.DataError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -49,7 +49,12 @@ def find_records(data_dir: str, split: str) -> list[str]:
     if os.path.abspath(data_dir).endswith(UNFINISHED):
         raise UnusableError(f"--data_dir {data_dir} is left of a conversion that did not end: remove it, convert again")
     by_word: dict[str, list[str]] = {}
-    names = [name for name in sorted(os.listdir(data_dir)) if IS_RECORDS.search(name)]
+    try:
+        names = [name for name in sorted(os.listdir(data_dir)) if IS_RECORDS.search(name)]
+    except FileNotFoundError:  # load() may need none
+        return []
+    except OSError as error:
+        raise UnusableError(f"--data_dir {data_dir} cannot be read: {error.strerror}; give another one") from error
     for name in names:
         words = [word for word in re.findall("t10k|[a-z]+", name.lower()) if word in WORDS["train"] + WORDS["t10k"]]
         by_word.setdefault((words or [""])[0], []).append(name)
@@ -120,7 +125,7 @@ def find_fault(files: Sequence[File], parse: Parse, num_records: int | None = No
     return ""
 
 
-def make_parse(reader: Any) -> Parse | None:
+def make_parse(reader: Any) -> Any:
     """Return what makes columns of records, as `parse()` or `FEATURES` of a `reader` say; None if it has neither.
 
     What has several lengths is padded: where an integer is missing in a sparse or ragged feature stands -1.

@@ -58,10 +58,15 @@ NAMESPACES = {
 }
 # Fetches the examples of a user into the folder $1.
 FETCH = """
-import sys
-from runtime.process import environment
-import mnist_input
-from runtime.data.download import DownloadError
+import os, sys
+errors = os.dup(2)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where TensorFlow's libraries write while they are loaded
+try:
+    from runtime.process import environment
+    import mnist_input
+    from runtime.data.download import DownloadError
+finally:
+    os.dup2(errors, 2)
 try:
     mnist_input.fetch(sys.argv[1])
 except (DownloadError, mnist_input.DataError) as error:

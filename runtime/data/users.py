@@ -1,0 +1,109 @@
+"""Examples of a data set that a user builds: `build_dataset()` in `mnist_input.py`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from runtime.data.pipeline import Open, PipelineSource, untouched
+from runtime.data.reader import Columns, compute_checksum, signature_of
+from runtime.model.users_files import check_signature
+from runtime.process.errors import UnusableError
+
+MAX_LOADED = 1 << 24  # examples to test with
+# What a user's pipeline must leave to the program: what the op begins with, and the call that makes it.
+REFUSED = {"Repeat": "repeat()", "Batch": "batch()", "ParallelBatch": "batch()", "PaddedBatch": "padded_batch()"}
+REFUSED["Shuffle"] = "shuffle() (list_files(), too, must have shuffle=False)"
+
+
+class UsersSource(PipelineSource):
+    """Examples of the data set that a user's `build_dataset()` returns, one by one."""
+
+    def __init__(self, build: Callable[[], Any], spec: Any, where: str):
+        """Take `build`, which is called in each graph that needs it; `spec` is INPUT.
+
+        Raises:
+          UnusableError: it returns something else, or nothing can be read.
+        """
+        self._build, self._where = build, where
+        samples = [self.load(1) for _ in range(2)]
+        found, names = self.signature[0], sorted(spec) if isinstance(spec, Mapping) else []
+        if (sorted(found) if isinstance(found, Mapping) else []) != names:
+            raise UnusableError(
+                f"mnist_input.py: build_dataset() must return pairs of inputs and labels, with {names or 'one tensor'}"
+                f" as inputs, as INPUT says, found {[*found] if isinstance(found, Mapping) else 'one tensor'}"
+            )
+        in_order = {name: spec[name] for name in names} or spec  # as the columns of a dict are
+        check_signature(tf.nest.flatten(found), in_order, where)
+        self._num_bytes = sum(part.nbytes if part.dtype != object else sum(map(len, part.flat)) for part in samples[0])
+        checksums = {compute_checksum(sample) for sample in samples}
+        first = f"{checksums.pop():08x}" if len(checksums) == 1 else "random"
+        self.description = f"(a data set of build_dataset(), CRC-32 of the first example {first})"
+
+    def share(self, index: int, num_workers: int, hold: Any = None) -> "UsersSource":
+        """Return every n-th example from `index` on.
+
+        Raises:
+          UnusableError: there is none, or pieces shall be dealt out.
+        """
+        if hold:
+            raise UnusableError(
+                "--sharding=dynamic deals out files, which nobody sees in the data set that build_dataset() in"
+                " mnist_input.py returns: give --sharding=static, or let FEATURES say what is in TFRecord files"
+            )
+        return self._share(index, num_workers, [index], num_workers)
+
+    def load(self, num_examples: int = MAX_LOADED) -> Columns:
+        """Return all examples, or the first ones, in memory."""
+
+        def build() -> tf.data.Dataset:
+            batch = self._batch(self._make().take(num_examples), num_examples)
+            self.signature = signature_of(batch.element_spec)
+            return batch
+
+        if examples := self._read(build):
+            return examples
+        raise UnusableError(f"{self._where} cannot be used: build_dataset() in mnist_input.py has none")
+
+    def _make(self) -> Any:
+        """Build the data set, of tuples of dense tensors in any structure."""
+        dataset = self._build()
+        if not hasattr(dataset, "element_spec"):
+            raise UnusableError(
+                f"mnist_input.py: build_dataset() must return a tf.data.Dataset, found {type(dataset).__name__}"
+            )
+        op, calls = tf.data.experimental.to_variant(dataset).op, set[str]()
+        while op.type != "UnbatchDataset" and op.inputs and op.inputs[0].dtype == tf.variant:
+            calls |= {call for begin, call in REFUSED.items() if op.type.startswith(f"{begin}Dataset")}
+            op = op.inputs[0].op
+        if calls:
+            raise UnusableError(
+                "mnist_input.py: build_dataset() must return single examples, each once and always in the same order:"
+                f" leave out {', '.join(sorted(calls))}. The program shares, shuffles, repeats, makes batches and"
+                " prefetches"
+            )
+
+        def to_dense(part: Any) -> Any:
+            part = part.to_sparse() if isinstance(part, tf.RaggedTensor) else part
+            return tf.sparse.to_dense(part) if isinstance(part, tf.SparseTensor) else part
+
+        return dataset.map(untouched(lambda *parts: tf.nest.map_structure(to_dense, parts)))
+
+    def _make_open(self) -> Open:
+        dataset = self._make()
+        return lambda numbers: dataset.shard(self._num_parts, self._numbers[0])
+
+    def _to_windows(self, examples: tf.data.Dataset) -> tf.data.Dataset:
+        return self._batch(examples, self._window_size)
+
+    def _to_runs(self, windows: tf.data.Dataset, size: int) -> tf.data.Dataset:
+        if all(part.shape.is_fully_defined() for part in tf.nest.flatten(self.signature)):
+            return windows.rebatch(size, drop_remainder=True)
+        return self._batch(windows.unbatch(), size, drop_remainder=True)
+
+    def _batch(self, examples: tf.data.Dataset, size: int, drop_remainder: bool = False) -> tf.data.Dataset:
+        """Put examples into batches, padded if they have several lengths."""
+        shapes = tf.data.get_output_shapes(examples)
+        if all(shape.is_fully_defined() for shape in tf.nest.flatten(shapes)):
+            return examples.batch(size, drop_remainder)
+        return examples.padded_batch(size, shapes, drop_remainder=drop_remainder)
