@@ -49,6 +49,26 @@ def test_two_files_of_a_user_train_another_model_on_other_data(tmp_path):
     assert (tmp_path / "exported" / "1" / "saved_model.pb").exists()
 
 
+def test_the_classic_script_learns_and_its_ps_never_ends(tmp_path, mnist_dir):
+    ps, *workers = (f"localhost:{port}" for port in choose_ports(3))
+    script = [sys.executable, str(PROJECT / "examples" / "classic" / "mnist_replica.py"), f"--ps_hosts={ps}"]
+    script += [f"--worker_hosts={','.join(workers)}", f"--data_dir={mnist_dir}", "--train_steps=600"]
+    tasks = [("ps", 0), ("worker", 0), ("worker", 1)]
+    env = {"GRPC_FAIL_FAST": "use_caller"}  # TensorFlow's default, in place of ours
+    processes = [
+        Process([*script, f"--job_name={job}", f"--task_index={index}"], tmp_path / f"{job}-{index}", env)
+        for job, index in tasks
+    ]
+    try:
+        server, *trained = processes
+        assert [process.wait() for process in trained] == [0, 0], trained[0].output()
+        assert float(re.search(r"^test accuracy (\S+)", trained[0].output(), re.MULTILINE)[1]) > 0.85
+        assert server.is_running()
+    finally:
+        for process in processes:
+            process.kill()
+
+
 def test_the_example_refuses_the_digits(mnist_dir):
     own = runpy.run_path(str(EXAMPLE / "mnist_input.py"))
     with pytest.raises(own["DataError"], match="are not Fashion-MNIST's"):
