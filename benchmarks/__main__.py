@@ -42,9 +42,9 @@ BENCHMARKS = {
     "watching": Benchmark("watching.measure_watching", "what it costs to watch a run", report.DETAILS),
     "data": Benchmark("data.measure_data", "speed and memory with TFRecord files", DOCS / "data.md"),
     "messages": Benchmark("scaling.count_messages", "the messages of an exchange", report.DETAILS),
-    "processes": Benchmark("scaling.measure_processes", "1 to 8 workers, 1 to 4 ps tasks", report.PERFORMANCE),
+    "processes": Benchmark("scaling.measure_processes", "1 to 8 workers, 1 to 4 ps tasks", report.DETAILS),
     "network": Benchmark("hosts.measure_network", "slow links between the tasks", report.PERFORMANCE, True),
-    "encryption": Benchmark("hosts.measure_encryption", "what WireGuard costs", DOCS / "security.md", True),
+    "encryption": Benchmark("hosts.measure_encryption", "WireGuard beside an open network", report.DETAILS, True),
     "ps": Benchmark("hosts.measure_ps", "when more ps tasks pay: 4 and 8 workers on slow links", report.DETAILS, True),
     "table": Benchmark("tables.measure_table", "what a table costs, whatever its size", DOCS / "tables.md", True),
     "languages": Benchmark(

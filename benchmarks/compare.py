@@ -129,7 +129,7 @@ def write_documents() -> None:
 def make_sections(results: Results) -> dict[tuple[pathlib.Path, str], str]:
     """Return what a comparison says in the documents, by document and section."""
     command = f"```sh\n{LAUNCHER} {' '.join(recommended_flags())}\n```"
-    sections = {(document, "command"): command for document in (*READMES, report.PERFORMANCE)}
+    sections = {(document, "command"): command for document in READMES}
     secs = {name: statistics.median(of_one.secs()) for name, of_one in results.contenders.items()}
     quoted = (OWN_COMMAND, XLA, TORCH, TORCHRUN) if results.commands else ()
     command_secs = [statistics.median(secs for secs, _ in results.commands[name]) for name in quoted]
