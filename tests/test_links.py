@@ -372,6 +372,13 @@ def test_every_block_of_code_says_its_language(document):
     assert re.findall(r"\n\n    .*", prose(document)) == [], "code stands between fences, not behind four spaces"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=label)
+def test_no_table_is_torn(document):
+    assert re.findall(r"^\|.*\n\n(\|.*)\n(?!\| ---)", prose(document), re.MULTILINE) == [], (
+        "a table of its own has a head"
+    )
+
+
 @pytest.mark.parametrize("command", sorted({c for document in DOCUMENTS for c in commands_shown(document)}))
 def test_every_command_works(command, set_flags):
     assert command in EXERCISED, "a new command: add to EXERCISED how it is exercised"
