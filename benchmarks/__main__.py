@@ -1,4 +1,4 @@
-"""Measure something, and write its section of a document: `python -m benchmarks NAME [options]`.
+"""Measure something, and print it: `python -m benchmarks NAME [options]`; with --write, put it into its document, too.
 
 Without a name it lists what there is. What is measured runs in a private network where the system allows it, since
 TensorFlow's servers listen on every interface of their machine.
@@ -14,10 +14,12 @@ import sys
 from typing import Any, NamedTuple
 
 from benchmarks import contenders, report
+from benchmarks.testbed import network
 from runtime.data import download
 
 PRIVATE_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"']
 DOCS = report.PROJECT / "docs"
+EXAMPLES = report.PROJECT / "examples"
 
 
 class Benchmark(NamedTuple):
@@ -25,7 +27,7 @@ class Benchmark(NamedTuple):
 
     function: str  # "module.function"; its parameters are the options
     what: str
-    document: pathlib.Path | None = None  # what the function returns becomes the section of that name; None: it writes
+    document: pathlib.Path | None = None  # what the function returns is its section NAME; None: it writes
     has_own_network: bool = False
 
 
@@ -33,31 +35,31 @@ BENCHMARKS = {
     "tune": Benchmark("tuning.tune", "find the best setting of each contender of the comparison: an hour"),
     "compare": Benchmark("compare.compare", "compare this script with others, at these settings: a quarter of an hour"),
     "redraw": Benchmark("compare.write_documents", "write tables and chart of the last comparison again"),
-    "recommended": Benchmark("outcomes.measure_recommended", "what the recommended flags reach", report.BENCHMARKS),
-    "accuracy": Benchmark(
-        "outcomes.measure_accuracy", "the accuracy after 10 000 steps of each kind", report.BENCHMARKS
-    ),
-    "replication": Benchmark("outcomes.measure_replication", "ways to replicate a model", DOCS / "replication.md"),
-    "start": Benchmark("start.measure_start", "how long a cluster takes to start and to end", DOCS / "overhead.md"),
-    "watching": Benchmark("watching.measure_watching", "what it costs to watch a run", DOCS / "overhead.md"),
+    "recommended": Benchmark("outcomes.measure_recommended", "what the recommended flags reach", report.DETAILS),
+    "accuracy": Benchmark("outcomes.measure_accuracy", "the accuracy after 10 000 steps of each kind", report.DETAILS),
+    "replication": Benchmark("outcomes.measure_replication", "ways to replicate a model", report.DETAILS),
+    "start": Benchmark("start.measure_start", "how long a cluster takes to start and to end", report.DETAILS),
+    "watching": Benchmark("watching.measure_watching", "what it costs to watch a run", report.DETAILS),
     "data": Benchmark("data.measure_data", "speed and memory with TFRecord files", DOCS / "data.md"),
-    "messages": Benchmark("scaling.count_messages", "the messages of an exchange", report.SCALING),
-    "processes": Benchmark("scaling.measure_processes", "1 to 8 workers, 1 to 4 ps tasks", report.SCALING),
-    "network": Benchmark("hosts.measure_network", "slow links between the tasks", report.SCALING, True),
-    "encryption": Benchmark("hosts.measure_encryption", "what WireGuard costs", DOCS / "security.md", True),
-    "ps": Benchmark("hosts.measure_ps", "when more ps tasks pay: 4 and 8 workers on slow links", report.SCALING, True),
+    "messages": Benchmark("scaling.count_messages", "the messages of an exchange", report.DETAILS),
+    "processes": Benchmark("scaling.measure_processes", "1 to 8 workers, 1 to 4 ps tasks", report.DETAILS),
+    "network": Benchmark("hosts.measure_network", "slow links between the tasks", report.PERFORMANCE, True),
+    "encryption": Benchmark("hosts.measure_encryption", "WireGuard beside an open network", report.DETAILS, True),
+    "ps": Benchmark("hosts.measure_ps", "when more ps tasks pay: 4 and 8 workers on slow links", report.DETAILS, True),
     "table": Benchmark("tables.measure_table", "what a table costs, whatever its size", DOCS / "tables.md", True),
     "languages": Benchmark(
-        "tables.measure_languages", "languages of words, beside fastText and the classic way", DOCS / "tables.md"
+        "tables.measure_languages",
+        "languages of words, beside fastText and the classic way",
+        EXAMPLES / "languages" / "README.md",
     ),
     "flights": Benchmark(
         "tables.measure_flights",
         "late flights, beside the classic way and one process",
-        report.PROJECT / "examples" / "flights" / "README.md",
+        EXAMPLES / "flights" / "README.md",
     ),
-    "unequal": Benchmark("unequal.measure_unequal", "one of two workers slowed down to a third", report.SCALING),
-    "simulated": Benchmark("crowd.measure_simulated", "questions of up to 1000 workers", DOCS / "overhead.md"),
-    "real": Benchmark("crowd.measure_real", "2 ps and 24 workers, of which six die at once", DOCS / "overhead.md"),
+    "unequal": Benchmark("unequal.measure_unequal", "one of two workers slowed down to a third", report.DETAILS),
+    "simulated": Benchmark("crowd.measure_simulated", "questions of up to 1000 workers", report.DETAILS),
+    "real": Benchmark("crowd.measure_real", "2 ps and 24 workers, of which six die at once", report.DETAILS),
 }
 
 
@@ -81,10 +83,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", nargs="?", choices=BENCHMARKS, metavar="NAME")
-    parser.add_argument("--dry_run", action="store_true", help="print the section, and write no document")
+    parser.add_argument("--write", action="store_true", help="put what is measured into its document")
     parser.add_argument("--no_isolation", action="store_true", help="run in the machine's own network")
     if arguments and (benchmark := BENCHMARKS.get(arguments[0])):
         for name, parameter in inspect.signature(load(benchmark)).parameters.items():
+            if name == "write":
+                continue
             if isinstance(parameter.default, int):
                 parser.add_argument(f"--{name}", type=int, default=parameter.default, help="%(default)s by default")
             else:
@@ -105,17 +109,22 @@ def load(benchmark: Benchmark) -> Any:
 def main() -> None:
     """Do what the command line says."""
     options = vars(parse(sys.argv[1:]))
-    name, is_dry, is_isolated = (options.pop(option) for option in ("name", "dry_run", "no_isolation"))
+    name, writes, is_isolated = (options.pop(option) for option in ("name", "write", "no_isolation"))
     benchmark = BENCHMARKS[name]
+    if benchmark.has_own_network and (why := network.missing()):
+        sys.exit(f"error: {name} makes hosts of its own, which cannot be here: {why}")
     if not is_isolated:
         download.fetch(download.default_data_dir())
         if not benchmark.has_own_network:
             isolate()
     header = report.run_header()
-    text = load(benchmark)(**options)
+    function = load(benchmark)
+    if "write" in inspect.signature(function).parameters:
+        options["write"] = writes
+    text = function(**options)
     if benchmark.document:
         print(text)
-        if not is_dry:
+        if writes:
             report.write_section(benchmark.document, name, f"{header}\n\n{text}")
 
 

@@ -1,8 +1,8 @@
 """The comparison of this script with other ways to train the same model.
 
 Each round runs each contender once, with its best setting, and then the commands; one after the other, so that other
-work of the machine hits all alike. One run writes `results.json`, and from that come the tables in
-`docs/benchmarks.md`, the chart, and what the READMEs say.
+work of the machine hits all alike. With --write, one run writes `results.json`, and from that come the tables in
+`docs/performance.md`, the chart, and what the READMEs say.
 """
 
 import json
@@ -48,8 +48,8 @@ class Results(NamedTuple):
     commands: dict[str, list[tuple[float, float]]]  # seconds from the command to the accuracy, and the accuracy
 
 
-def compare(rounds: int = 5, only: Sequence[str] = ()) -> None:
-    """Run all contenders in turn, again and again, and write what came of it; some only are printed."""
+def compare(rounds: int = 5, only: Sequence[str] = (), write: bool = False) -> None:
+    """Run contenders in turn, again and again, print what came of it and, if told to, write it; never of some only."""
     header = report.run_header()
     chosen = [contender for contender in contenders.CONTENDERS if contender.name in (only or contenders.BY_NAME)]
     settings = {contender.name: tuning.setting_of(contender) for contender in chosen}
@@ -64,7 +64,7 @@ def compare(rounds: int = 5, only: Sequence[str] = ()) -> None:
             of_one.append(time_command(make_commands(seed)[name]))
             print(name, of_one[-1], flush=True)
     print(results_table(results), commands_table(results), sep="\n\n")
-    if not only:
+    if write and not only:
         of_contenders = {name: of_one._asdict() for name, of_one in figures.items()}
         report.write_json(RESULTS, {**results._asdict(), "contenders": of_contenders})
         write_documents()
@@ -129,7 +129,7 @@ def write_documents() -> None:
 def make_sections(results: Results) -> dict[tuple[pathlib.Path, str], str]:
     """Return what a comparison says in the documents, by document and section."""
     command = f"```sh\n{LAUNCHER} {' '.join(recommended_flags())}\n```"
-    sections = {(document, "command"): command for document in (*READMES, report.BENCHMARKS)}
+    sections = {(document, "command"): command for document in READMES}
     secs = {name: statistics.median(of_one.secs()) for name, of_one in results.contenders.items()}
     quoted = (OWN_COMMAND, XLA, TORCH, TORCHRUN) if results.commands else ()
     command_secs = [statistics.median(secs for secs, _ in results.commands[name]) for name in quoted]
@@ -139,8 +139,8 @@ def make_sections(results: Results) -> dict[tuple[pathlib.Path, str], str]:
     rounds = f"Medians of {len(first.secs_to_target)} rounds."
     text = f"{results.header}\n{rounds}\n\n{results_table(results)}"
     return sections | {
-        (report.BENCHMARKS, "results"): text,
-        (report.BENCHMARKS, "commands"): f"The same run.\n\n{commands_table(results)}",
+        (report.PERFORMANCE, "results"): text,
+        (report.PERFORMANCE, "commands"): f"The same run.\n\n{commands_table(results)}",
     }
 
 

@@ -37,8 +37,8 @@ ENGLISH = Language(
     " script in one PyTorch process {} s, and `torchrun` with two processes {} s.",
 )
 CHINESE = Language(
-    "用下面的命令训练 {secs} 秒，测试准确率就达到 97.5 %。{others}。",
-    "{}所需时间是它的 {} 倍",
+    "用下面的命令训练 {secs} 秒，测试准确率就达到 97.5%。{others}。",
+    "{}所需时间是本脚本的 {} 倍",
     {
         DDP: "PyTorch 的 `DistributedDataParallel` ",
         TORCH: "单个 PyTorch 进程",
@@ -48,8 +48,8 @@ CHINESE = Language(
     "{}是 {} 倍",
     "，",
     "，",
-    "不用集群会更快：{}只需 {} 倍的时间。",
-    "从敲下命令到打印出准确率，总共只要 {} 秒；用 XLA 编译的单个进程需要 {} 秒，"
+    "不用集群会更快：{}所需时间是本脚本的 {} 倍。",
+    "从敲下命令到打印出准确率，总共需要 {} 秒；用 XLA 编译的单个进程需要 {} 秒，"
     "单个 PyTorch 进程的普通脚本需要 {} 秒，两个进程的 `torchrun` 需要 {} 秒。",
 )
 

@@ -7,7 +7,7 @@ A cluster trains MNIST while faults hit it, one after the other: kill -9 and res
 or of two tasks at once, or SIGSTOP for some seconds. After each fault every worker must train again. In the end all
 tasks must have ended with status 0, and the model must be as good as that of an undisturbed cluster. For each mode and
 seed, one cluster after the other is disturbed until the minutes are over; the last one may finish. The script prints
-each recovery and, at the end, a table of all. With --write it also puts the table into docs/soak.md.
+each recovery and, at the end, a table of all. With --write it also puts the table into tests/README.md.
 """
 
 import argparse
@@ -139,13 +139,13 @@ def main(arguments: Sequence[str]) -> None:
         "--train_steps", type=int, help="global steps of each cluster; by default the mode's own number"
     )
     parser.add_argument("--tolerance", type=float, default=0.01, help="of the accuracy, against an undisturbed run's")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/soak.md")
+    parser.add_argument("--write", action="store_true", help="put the table into tests/README.md")
     options, options.flags = parser.parse_known_args(arguments)
 
     table = make_table({name: disturb_clusters(options, name) for name in options.mode})
     print(table)
     if options.write:
-        report.write_section(PROJECT / "docs" / "soak.md", "chaos", f"{report.run_header()}\n\n{table}")
+        report.write_section(PROJECT / "tests" / "README.md", "chaos", f"{report.run_header()}\n\n{table}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Write the sections of the documents that come from the code: .venv/bin/python tests/documents.py."""
 
 import ast
+import html
 import pathlib
 import re
 import sys
@@ -21,6 +22,8 @@ PLACEMENTS = (
     ("--ps_strategy=greedy",),
     ("--ps_strategy=greedy", "--partition_bytes=100000"),
 )
+# What the README quotes, and what stands for the end of a row: a long line takes several.
+OUTPUT = ((r"test accuracy \S+ \(.+? examples/s", ""), (r"report +\S+", " "))
 LOW = '%%{init: {"flowchart": {"rankSpacing": 16, "padding": 6}}}%%'  # room for many layers
 
 
@@ -101,14 +104,26 @@ def make_imports():
 
 def make_kinds():
     """Return a table of the kinds of scripts that the tests train, and what their users had to change."""
-    rows = [(f"[{kind.script}](../tests/ported/{kind.module}.py)", kind.changed) for kind in KINDS.values()]
+    rows = [(f"[{kind.script}](ported/{kind.module}.py)", kind.changed) for kind in KINDS.values()]
     return report.make_table(("a script of this kind", "what changes, besides pasting the function"), rows)
 
 
+def make_output():
+    """Return the lines that the recording of the README ends with: the result, and where the report lies."""
+    picture = (PROJECT / "docs" / "display-80.svg").read_text().partition('<g class="frame"')[0]  # the last moment
+    rows = re.findall(r'<text [^>]*y="([\d.]+)"[^>]*>(.*?)</text>', picture, re.DOTALL)
+    text = "".join(html.unescape(text) for _, text in sorted(rows, key=lambda row: float(row[0])))
+    text = text.replace("\xa0", " ")
+    lines = (re.search(pattern, text.replace("\n", end))[0] for pattern, end in OUTPUT)
+    return "\n".join(["```text", *lines, "```"])
+
+
 SECTIONS = {
-    ("docs/porting.md", "kinds"): make_kinds,
+    ("README.md", "output"): make_output,
+    ("README.zh-CN.md", "output"): make_output,
+    ("tests/README.md", "kinds"): make_kinds,
     ("docs/flags.md", "flags"): make_flags,
-    ("docs/scaling.md", "placement"): make_placement,
+    ("benchmarks/README.md", "placement"): make_placement,
     ("CONTRIBUTING.md", "rooms"): make_rooms,
     ("CONTRIBUTING.md", "imports"): make_imports,
 }

@@ -10,7 +10,7 @@ to all tasks, the same with other addresses for all, or a task that is stopped, 
 any task waits. What ends with an error is started again, as a cluster manager would do it. The last round has no
 faults. After each fault every worker must train again, and no step may be lost that a checkpoint had. In the end all
 tasks must end with status 0, with a good model, and none of their processes may have grown by more than 5 percent. The
-script prints what it does and, at the end, tables. With --write it also puts them into docs/soak.md.
+script prints what it does and, at the end, tables. With --write it also puts them into tests/README.md.
 """
 
 import argparse
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--min_steps", type=int, default=5000, help="global steps of each cluster")
     parser.add_argument("--min_accuracy", type=float, default=0.967, help="of each model on the test images")
     parser.add_argument("--disk", help="an empty disk of its own; by default this script mounts one")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/soak.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into tests/README.md")
     options, options.flags = parser.parse_known_args()
     options.faults = options.faults or [*SMALL_FAULTS, *GREAT_FAULTS]
     if not options.disk:
@@ -170,7 +170,7 @@ def main() -> None:
         print(make_tables(runs[-1:]), flush=True)
     tables = make_tables(runs)
     if options.write:
-        report.write_section(PROJECT / "docs" / "soak.md", "soak", f"{report.run_header()}\n\n{tables}")
+        report.write_section(PROJECT / "tests" / "README.md", "soak", f"{report.run_header()}\n\n{tables}")
     for run in runs:
         check(run, options.min_accuracy)
 

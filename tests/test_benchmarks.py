@@ -273,11 +273,11 @@ def test_a_comparison_writes_its_results_and_one_of_only_some_does_not(monkeypat
     monkeypatch.setattr(compare, "CHART", tmp_path / "chart.svg")
     sections = {}
     monkeypatch.setattr(report, "write_section", lambda document, name, text: sections.update({name: text}))
-    compare.compare(rounds=2, only=[contenders.CLASSIC])
+    compare.compare(rounds=2, only=[contenders.CLASSIC], write=True)
     assert not sections
     assert list(tmp_path.iterdir()) == []
     assert f"| {contenders.CLASSIC} |" in capsys.readouterr().out
-    compare.compare(rounds=2)
+    compare.compare(rounds=2, write=True)
     comparison = compare.read_results()
     assert list(comparison.contenders) == list(contenders.BY_NAME)
     assert len(comparison.contenders) <= 12
@@ -308,9 +308,9 @@ def test_an_unknown_benchmark_or_option_is_refused(arguments):
 
 
 def test_the_options_of_a_benchmark_are_the_parameters_of_its_function():
-    options = vars(main.parse(["compare", "--rounds=2", "--only", contenders.OURS, contenders.DDP, "--dry_run"]))
+    options = vars(main.parse(["compare", "--rounds=2", "--only", contenders.OURS, contenders.DDP, "--write"]))
     assert (options["rounds"], options["only"]) == (2, [contenders.OURS, contenders.DDP])
-    assert options["dry_run"]
+    assert options["write"]
 
 
 def test_every_section_of_a_benchmark_has_its_place():

@@ -4,11 +4,10 @@ import pytest
 
 from tests import mermaid
 from tests.test_links import DOCUMENTS, FENCE, label
-from tests.test_translation import CHINESE
 
 PICTURES = {
     f"{label(document)}, picture {number}": text
-    for document in [*DOCUMENTS, CHINESE]
+    for document in DOCUMENTS
     for number, (language, text) in enumerate(FENCE.findall(document.read_text()))
     if language == "mermaid"
 }

@@ -1,5 +1,6 @@
 """The examples of docs/your-own.md train with everything else as it is."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -20,6 +21,7 @@ FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
 PICTURES = PROJECT / "examples" / "pictures"
 ICONS = pathlib.Path("/usr/share/icons/Adwaita/48x48")
 LANGUAGES = PROJECT / "examples" / "languages"
+CLASSIC = PROJECT / "examples" / "classic" / "mnist_replica.py"
 FLIGHTS = PROJECT / "examples" / "flights"
 LOOKUP = PROJECT / "benchmarks" / "table" / "lookup.py"
 WORDS = pathlib.Path("/usr/share/dict")
@@ -75,6 +77,67 @@ def test_pictures_of_any_size_are_read_by_class(tmp_path, channels):
     assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.4, "10 classes, of which one has a third"
     assert (tmp_path / "exported" / "1" / "saved_model.pb").exists()
     assert set(ICONS.rglob("*")) == before
+
+
+@contextlib.contextmanager
+def run_classic(script, folder, mnist_dir):
+    """Train with a script of the classic form; yield the processes of the ps and of two workers."""
+    env = {"GRPC_FAIL_FAST": "use_caller"}  # TensorFlow's default, in place of ours: a task waits for the others
+    ps, *workers = (f"localhost:{port}" for port in choose_ports(3))
+    command = [sys.executable, script, f"--ps_hosts={ps}", f"--worker_hosts={','.join(workers)}"]
+    command += [f"--data_dir={mnist_dir}", "--train_steps=600"]
+    tasks = [("ps", 0), ("worker", 0), ("worker", 1)]
+    processes = [
+        Process([*command, f"--job_name={job}", f"--task_index={index}"], folder / f"{job}-{index}", env)
+        for job, index in tasks
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def test_the_classic_script_learns_and_its_ps_never_ends(tmp_path, mnist_dir):
+    with run_classic(CLASSIC, tmp_path, mnist_dir) as (ps, *workers):
+        assert [process.wait() for process in workers] == [0, 0], workers[0].output()
+        assert float(re.search(r"^test accuracy (\S+)", workers[0].output(), re.MULTILINE)[1]) > 0.85
+        assert ps.is_running()
+
+
+# What docs/porting.md advises to who keeps a script: workers that wait for no other, and a ps that ends.
+DONE = """def make_done():
+    with tf.device("/job:ps/task:0"):
+        return tf.FIFOQueue(len(FLAGS.worker_hosts), tf.int32, shared_name="done")
+
+
+def main(_):"""
+WAIT = """        done = make_done().dequeue()
+        with tf.Session(server.target, config=tf.ConfigProto(device_filters=["/job:ps"])) as session:
+            for _ in FLAGS.worker_hosts:
+                session.run(done)
+        time.sleep(5)
+        return
+"""
+FILTERS = 'config=tf.ConfigProto(device_filters=["/job:ps", worker])'
+ADVICE = {
+    r"^def main\(_\):": DONE,
+    r"^ +server\.join\(\).*\n": WAIT,
+    r"import gzip\n": "import gzip\nimport time\n",
+    r"^(    # The session:)": r"    done = make_done().enqueue(1)\n\1",
+    r"prepare_or_wait_for_session\(server\.target\)": f"prepare_or_wait_for_session(server.target, {FILTERS})",
+    r"\n\n\nif __name__": "\n        session.run(done)\n\n\nif __name__",
+}
+
+
+def test_a_script_that_is_kept_ends_with_its_ps_and_needs_no_second_worker_to_start(tmp_path, mnist_dir):
+    script = CLASSIC.read_text()
+    for pattern, text in ADVICE.items():
+        script, count = re.subn(pattern, text, script, flags=re.MULTILINE)
+        assert count == 1, pattern
+    (tmp_path / "kept.py").write_text(script)
+    with run_classic(tmp_path / "kept.py", tmp_path, mnist_dir) as processes:
+        assert [process.wait() for process in processes] == [0, 0, 0], processes[0].output()
 
 
 def test_the_example_refuses_the_digits(mnist_dir):
