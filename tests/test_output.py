@@ -1,5 +1,6 @@
 """What a task says: whoever says it does not wait for whoever reads it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -36,6 +37,14 @@ end_process(3, "the end")
         r"first printed\nE\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ <string>:\d+\] logged\nsecond\nerror: the end\n", said
     )
     assert process.returncode == 3
+
+
+def test_what_was_printed_before_comes_first():
+    """A user's file may print while it is imported."""
+    script = f"print('before')\n{START}print('after')\nend_process(0)"
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-c", script], env=buffered, cwd=PROJECT, capture_output=True, text=True)
+    assert done.stdout == "before\nafter\n", done
 
 
 def test_on_a_terminal_a_log_line_has_the_time_and_the_sentence_and_that_of_a_fork_elsewhere_keeps_its_prefix(tmp_path):

@@ -31,6 +31,8 @@ def write_in_background() -> None:
     _writer = _Writer()
     for name in ("stdout", "stderr"):
         if stream := getattr(sys, name):  # there is none if its file is closed
+            with contextlib.suppress(OSError):
+                stream.flush()  # what a user's file has printed while it was imported
             lines = _Lines(stream.fileno())
             setattr(sys, name, io.TextIOWrapper(lines, stream.encoding, "backslashreplace", line_buffering=True))
     handler = logging.get_absl_handler().python_handler
