@@ -40,7 +40,7 @@ BENCHMARKS = {
     "replication": Benchmark("outcomes.measure_replication", "ways to replicate a model", report.DETAILS),
     "start": Benchmark("start.measure_start", "how long a cluster takes to start and to end", report.DETAILS),
     "watching": Benchmark("watching.measure_watching", "what it costs to watch a run", report.DETAILS),
-    "data": Benchmark("data.measure_data", "speed and memory with TFRecord files", DOCS / "data.md"),
+    "data": Benchmark("data.measure_data", "speed and memory with TFRecord files", report.DETAILS),
     "messages": Benchmark("scaling.count_messages", "the messages of an exchange", report.DETAILS),
     "processes": Benchmark("scaling.measure_processes", "1 to 8 workers, 1 to 4 ps tasks", report.DETAILS),
     "network": Benchmark("hosts.measure_network", "slow links between the tasks", report.PERFORMANCE, True),
