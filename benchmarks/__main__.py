@@ -18,7 +18,6 @@ from benchmarks.testbed import network
 from runtime.data import download
 
 PRIVATE_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"']
-DOCS = report.PROJECT / "docs"
 EXAMPLES = report.PROJECT / "examples"
 
 
@@ -46,7 +45,7 @@ BENCHMARKS = {
     "network": Benchmark("hosts.measure_network", "slow links between the tasks", report.PERFORMANCE, True),
     "encryption": Benchmark("hosts.measure_encryption", "WireGuard beside an open network", report.DETAILS, True),
     "ps": Benchmark("hosts.measure_ps", "when more ps tasks pay: 4 and 8 workers on slow links", report.DETAILS, True),
-    "table": Benchmark("tables.measure_table", "what a table costs, whatever its size", DOCS / "tables.md", True),
+    "table": Benchmark("tables.measure_table", "what a table costs, whatever its size", report.DETAILS, True),
     "languages": Benchmark(
         "tables.measure_languages",
         "languages of words, beside fastText and the classic way",

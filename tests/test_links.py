@@ -46,7 +46,8 @@ LOG_LINE = re.compile(r"^(?:run_local_cluster\.sh|(?:ps|worker) \d+): (.*)$", re
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)")
 OF_OTHERS = re.compile(
-    r".*(?:iptables|tensorboard\.main|tf_upgrade_v2|\bpip\b|\buv\b|docker|kubectl|scancel|sbatch --|\$run |--volume|install --mode).*"
+    r".*(?:iptables|tensorboard\.main|tf_upgrade_v2|\bpip\b|\buv\b|docker|kubectl|scancel|sbatch --|\$run |--volume"
+    r"|install --mode).*"
 )  # lines whose flags are not ours
 
 
