@@ -18,7 +18,6 @@ from benchmarks.testbed import network
 from runtime.data import download
 
 PRIVATE_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"']
-DOCS = report.PROJECT / "docs"
 EXAMPLES = report.PROJECT / "examples"
 
 
@@ -40,13 +39,13 @@ BENCHMARKS = {
     "replication": Benchmark("outcomes.measure_replication", "ways to replicate a model", report.DETAILS),
     "start": Benchmark("start.measure_start", "how long a cluster takes to start and to end", report.DETAILS),
     "watching": Benchmark("watching.measure_watching", "what it costs to watch a run", report.DETAILS),
-    "data": Benchmark("data.measure_data", "speed and memory with TFRecord files", DOCS / "data.md"),
+    "data": Benchmark("data.measure_data", "speed and memory with TFRecord files", report.DETAILS),
     "messages": Benchmark("scaling.count_messages", "the messages of an exchange", report.DETAILS),
     "processes": Benchmark("scaling.measure_processes", "1 to 8 workers, 1 to 4 ps tasks", report.DETAILS),
     "network": Benchmark("hosts.measure_network", "slow links between the tasks", report.PERFORMANCE, True),
     "encryption": Benchmark("hosts.measure_encryption", "WireGuard beside an open network", report.DETAILS, True),
     "ps": Benchmark("hosts.measure_ps", "when more ps tasks pay: 4 and 8 workers on slow links", report.DETAILS, True),
-    "table": Benchmark("tables.measure_table", "what a table costs, whatever its size", DOCS / "tables.md", True),
+    "table": Benchmark("tables.measure_table", "what a table costs, whatever its size", report.DETAILS, True),
     "languages": Benchmark(
         "tables.measure_languages",
         "languages of words, beside fastText and the classic way",

@@ -284,7 +284,8 @@ EXERCISED = {
     ".venv/bin/python -m pip install -r benchmarks/requirements.txt": Installed(),
     ".venv/bin/python -m benchmarks": Executed(),
     **{f".venv/bin/python -m benchmarks {name}": Explained() for name in BENCHMARKS if name != "redraw"},
-    "python mnist_input.py convert --shards 16": RunBy('"mnist_input.py", "convert", *flags'),
+    ".venv/bin/python mnist_input.py convert --shards 16": RunBy('"mnist_input.py", "convert", *flags'),
+    "./run_local_cluster.sh --data_dir=$HOME/.cache/distributed-mnist/tfrecord": ParsedFlags(),
 }
 
 

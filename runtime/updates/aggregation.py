@@ -30,7 +30,10 @@ class Aggregation:
     Unless it was made without it, a worker waits until the number has changed.
 
     An update waits for each worker that is awaited: one that has read the number, until the chief finds it lost. So no
-    worker waits here for one that waits for it on another ps: such a circle of updates would each come before itself.
+    worker waits here for one that waits for it on another ps. Suppose that update a on one ps lacks the gradient of X,
+    which waits for update b on another ps, which lacks that of Y, which waits for a. X is awaited for a, so it brought
+    its part of the update before after it had read that b was next: update b - 1 came before a - 1. By Y, a - 1 came
+    before b - 1. Both cannot be.
 
     Whatever wakes a worker, it looks at the number, and waits on if that is still the same. So a superfluous
     wake-up does no harm, and one that was not heard need not be taken back.
