@@ -108,7 +108,7 @@ class ExposedCluster(DisturbedCluster):
         steps = max(min_steps, self.look().step + LAST_STEPS)
         self._end_and_start("last steps for all", lambda: self.cluster.flags.append(f"--train_steps={steps}"))
         with self._full_disk():
-            self.cluster["worker 0"].wait_for_output("waiting for room for the result")
+            self.cluster["worker 0"].wait_for_output("waiting for the result to be saved")
         poll_for(self.restart_failed, "end of every task with status 0")
 
     def _end_and_start(self, action: str, change: Callable[[], None] = lambda: None) -> Recovery:

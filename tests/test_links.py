@@ -252,7 +252,7 @@ EXERCISED = {
     ".venv/bin/python -m runtime.trace TRAIN_DIR": RunBy('"-m", "runtime.trace"'),
     **{f"pkill {name}": RunBy("def kill(launcher, name):") for name in ("-9 ps-0", "-9 worker-1", "ps-", "worker-")},
     "ps -e": RunBy("def kill(launcher, name):"),
-    "pkill -STOP worker-1; sleep 5; pkill -CONT worker-1": RunBy("def kill(launcher, name):"),
+    "pkill -STOP worker-1; sleep 15; pkill -CONT worker-1": RunBy("def kill(launcher, name):"),
     **{f"./run_local_cluster.sh {flags}": ParsedFlags() for flags in LAB},
     "./run_local_cluster.sh --train_steps=1000": ParsedFlags(),
     ".venv/bin/python distributed.py --job_name=worker --task_index=0 --train_dir=old": RunBy(

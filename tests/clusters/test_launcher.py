@@ -385,7 +385,7 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for_before_the_only_copy_of_th
     disk = Disk(tmp_path, tmp_path / "train", "30m", *flags, timeout)
     disk.run.wait_for_output(r"global step \d+/5000")
     disk.fill()
-    disk.run.wait_for_output("waiting for room for the result")
+    disk.run.wait_for_output("waiting for the result to be saved")
     if status == 0:
         disk.make_room()
     assert disk.run.wait() == status
