@@ -156,6 +156,8 @@ def test_synchronous_training_takes_every_step_with_every_worker(tmp_path, mnist
             "examples_per_sec": pytest.approx(300 * 3 * 100 / result["train_secs"], rel=0.01),
             "model": "mlp",
             "hidden_units": 100,
+            "num_classes": 10,
+            "first_label": 0,
             "optimizer": "adam",
             "sync_replicas": True,
             "local_steps": 1,
