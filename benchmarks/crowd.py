@@ -15,13 +15,13 @@ import psutil
 
 from benchmarks import report
 from benchmarks.testbed.processes import Cluster, Process, poll_for
+from runtime.cluster.membership import look_secs
 from runtime.cluster.status import ask, ask_through, open_channel
 from runtime.cluster.table import TRAINING, Record, Table
 from runtime.launch.ports import choose_ports
 from runtime.process.end import allow_many_files
 
 NUM_SIMULATED = (10, 100, 500, 1000)
-LOOK_PERIOD_SECS = 1.0  # as `Membership` looks
 WORDS_PER_SEC = 2  # of all workers: one comes, and another one leaves
 MEASURED_SECS = 20
 NUM_PS, NUM_WORKERS, NUM_KILLED = 2, 24, 6
@@ -63,10 +63,11 @@ def _measure_with(num_channels: int, address: str, ps: psutil.Process, measured_
     """Ask through all channels once a period; some workers say something. Return the processor seconds per second."""
     channels = [open_channel(address) for _ in range(num_channels)]
     tables = [Table(address) for _ in range(min(num_channels, WORDS_PER_SEC))]
+    period_secs = look_secs(num_channels)
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         started_at = before = 0.0
-        for period in range(-3, round(measured_secs / LOOK_PERIOD_SECS)):  # in the first of these, the channels connect
-            due_at = time.monotonic() + LOOK_PERIOD_SECS
+        for period in range(-3, round(measured_secs / period_secs)):  # in the first of these, the channels connect
+            due_at = time.monotonic() + period_secs
             if period == 0:
                 started_at, before = time.monotonic(), sum(ps.cpu_times()[:2])
             if reasons := {status.reason for status in pool.map(ask_through, channels) if status.reason}:

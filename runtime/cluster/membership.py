@@ -18,6 +18,13 @@ from runtime.process.end import end_process
 from runtime.process.threads import start_guard
 from runtime.records import events
 
+LOOKS_PER_SEC = 200  # at one server, of all workers together
+
+
+def look_secs(num_workers: int) -> float:
+    """Return how often a task of a cluster looks: less often in a large one, whose questions would keep a ps busy."""
+    return max(LOOK_SECS, num_workers / LOOKS_PER_SEC)
+
 
 @dataclasses.dataclass
 class _Sighting:
@@ -73,7 +80,8 @@ class Membership:
         self._end_if_somebody_stays_away(now)
         # Look more often while somebody has not come yet: then a run starts soon.
         are_all_there = all(seen.was_there for seen in self._sightings.values())
-        self._due_at = now + (LOOK_SECS if are_all_there else min(LOOK_SECS, (now - self._start) / 10))
+        secs = look_secs(len(self.task.worker_hosts))
+        self._due_at = now + (secs if are_all_there else min(secs, (now - self._start) / 10))
 
     def _end_if_somebody_stays_away(self, now: float) -> None:
         missed = {peer: now - seen.missed_since for peer, seen in self._sightings.items() if seen.missed_since}

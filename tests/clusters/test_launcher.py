@@ -396,7 +396,9 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for_before_the_only_copy_of_th
     output, _, end = output.partition("; all tasks were ended. The end of ")
     assert ("error: worker 0 waited" in end) == (status == 2), "though its log could not take the line"
     if status == 2:  # else the room may have come between two of the things that are saved: then the reason changes
-        assert output.count("waiting for the result to be saved") == 1, "each reason is said once, however often it is tried again"
+        assert output.count("waiting for the result to be saved") == 1, (
+            "each reason is said once, however often it is tried again"
+        )
     assert "starting it again" not in output
     listing = disk.listing.read_text()
     assert "_temp" not in listing
