@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import statistics
 import threading
 import time
@@ -38,8 +39,8 @@ class Life:
         return self.samples[-1].age_secs if self.samples else 0.0
 
     def mebibytes(self, from_secs: float, to_secs: float) -> float:
-        """Return the median of the samples that were taken between two ages."""
-        return statistics.median(mib for age, mib in self.samples if from_secs <= age <= to_secs)
+        """Return the median of the samples that were taken between two ages; NaN: the machine slept meanwhile."""
+        return statistics.median([mib for age, mib in self.samples if from_secs <= age <= to_secs] or [math.nan])
 
     @property
     def growth(self) -> float:

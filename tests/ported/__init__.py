@@ -59,6 +59,7 @@ KINDS = {
         "resnet",
         "the rates in `build_learning_rate()`; `UPDATE_OPS` need no `control_dependencies`",
         num_updates=200,
+        tolerance=0.03,  # the plain session alone ends at 0.947 to 0.967, which the order of its threads decides, too
     ),
     "regression": Kind(
         "a regression with float labels",

@@ -58,7 +58,7 @@ def build_metrics(logits, labels):
 
 
 def build_learning_rate(global_step):
-    return tf.train.piecewise_constant(global_step, [120, 170], [0.05, 0.01, 0.002])
+    return tf.train.piecewise_constant(global_step, [120, 170], [0.02, 0.01, 0.002])
 
 
 def build_optimizer(learning_rate):
