@@ -24,6 +24,7 @@ from benchmarks.data import peak_bytes
 from benchmarks.testbed.network import Network
 from benchmarks.testbed.processes import Cluster, Process, poll_for
 from runtime.data import download
+from runtime.data.sources import open_source
 from runtime.launch.ports import choose_ports
 from runtime.records.events import read_run
 from runtime.records.folder import RunFolder
@@ -144,8 +145,7 @@ def measure_flights(epochs: int = 2, rounds: int = 1) -> str:
     with tempfile.TemporaryDirectory() as folder:
         script = copy_project([*(EXAMPLES / "flights").glob("m*.py"), LOOKUP], folder)
         flights = types.SimpleNamespace(**runpy.run_path(f"{folder}/mnist_input.py"))
-        flights.fetch(FLIGHTS)
-        steps = epochs * len(flights.load(FLIGHTS, "train").labels) // BATCH_SIZE
+        steps = epochs * len(open_source(FLIGHTS, "train", flights).load()[0]) // BATCH_SIZE
         flags = [f"--data_dir={FLIGHTS}", f"--learning_rate={RATE_OF_FLIGHTS}", f"--train_steps={steps}"]
         ways: Ways = {
             "this script": functools.partial(train_ours, folder, script, flags),

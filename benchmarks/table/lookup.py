@@ -13,6 +13,7 @@ from absl import app, flags
 
 import mnist_input
 import model
+from runtime.data.sources import open_source
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("job_name", None, ["ps", "worker"], "job of this process")
@@ -37,12 +38,12 @@ def main(_: list[str]) -> None:
             server.join()
         target, worker = server.target, f"/job:worker/task:{FLAGS.task_index}"
         setter = tf.train.replica_device_setter(worker_device=worker, cluster=cluster)
-    examples = mnist_input.load(FLAGS.data_dir, "train")
-    own = [column[FLAGS.task_index :: len(FLAGS.worker_hosts) or 1] for column in examples]
+    source = open_source(FLAGS.data_dir, "train", mnist_input)
+    own = [column[FLAGS.task_index :: len(FLAGS.worker_hosts) or 1] for column in source.load()]
     columns = [tf.placeholder(column.dtype, [None, *column.shape[1:]]) for column in own]
     with tf.device(setter):
         global_step = tf.train.create_global_step()
-        inputs, labels = mnist_input.decode(*columns)
+        inputs, labels = mnist_input.decode(*tf.nest.pack_sequence_as(source.signature, columns))
         logits = model.build_logits(inputs, True)
         train_op = build_train_op(model.build_loss(logits, labels), global_step)
     with tf.device(worker):
@@ -82,7 +83,7 @@ def next_batches(columns):
 
 def test(session, columns, metrics):
     """Return the metrics of all test examples: means over batches, or the last values of pairs as of `tf.metrics`."""
-    examples = mnist_input.load(FLAGS.data_dir, "t10k")
+    examples = open_source(FLAGS.data_dir, "t10k", mnist_input).load()
     pairs = {name: metric for name, metric in metrics.items() if isinstance(metric, tuple)}
     means = {name: metric for name, metric in metrics.items() if name not in pairs}
     sums = dict.fromkeys(means, 0.0)

