@@ -121,7 +121,7 @@ def _find_table(data_dir: str, split: str) -> str:
 
 
 def _write_tables(data_dir: str) -> None:
-    """Make the CSV files of the archive: the flights that were neither cancelled nor diverted, and their weather.
+    """Make the CSV files of the archive: the flights that were neither cancelled nor diverted, with their weather.
 
     Raises:
       DataError: the archive cannot be read, or the files cannot be written.
@@ -142,7 +142,8 @@ def _write_tables(data_dir: str) -> None:
             codes = ["carrier", "flight", "tailnum", "origin", "dest"]
             others = ["month", "day", "hour", "sched_arr_time", "time_hour", "distance", "arr_delay"]
             flights = _read_table(file, [*codes, *others])
-    flights = flights[flights["arr_delay"] != b"NA"]
+    # The program shuffles in windows, so flights by date would come month by month: they are mixed once, always alike.
+    flights = np.random.default_rng(0).permutation(flights[flights["arr_delay"] != b"NA"])
     month, day, arrival = (flights[name].astype(int) for name in ("month", "day", "sched_arr_time"))
     days = (np.datetime64("2013-01") + (month - 1)).astype("M8[D]").astype(int) + day - 1  # since 1 January 1970
     weekday, arrival_hour = (numbers.astype("S") for numbers in ((days + 3) % 7, arrival // 100))  # that was a Thursday
