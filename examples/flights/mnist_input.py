@@ -54,7 +54,7 @@ def build_dataset(data_dir: str, split: str) -> tf.data.Dataset:
 
 def parse(lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
     """Build the inputs of lines, string [b], and labels, uint8 [b]: many at once, which is faster."""
-    no_defaults = [tf.constant([], dtype) for dtype in COLUMNS.values()]
+    no_defaults = [tf.constant([], dtype) for dtype in COLUMNS.values()]  # so an empty value is an error
     columns = dict(zip(COLUMNS, tf.io.decode_csv(lines, no_defaults), strict=True))
     columns |= {name: _number(columns[name]) for name in CODES}
     columns["weather"] = tf.stack([columns[name] for name in WEATHER], axis=1)
@@ -126,7 +126,30 @@ def _write_tables(data_dir: str) -> None:
     Raises:
       DataError: the archive cannot be read, or the files cannot be written.
     """
-    path = os.path.join(data_dir, ARCHIVE)
+    flights, hours = _read_archive(os.path.join(data_dir, ARCHIVE))
+    # The program shuffles in windows, so flights by date would come month by month: they are mixed once, always alike.
+    flights = np.random.default_rng(0).permutation(flights[flights["arr_delay"] != b"NA"])
+    month, day, arrival = (flights[name].astype(int) for name in ("month", "day", "sched_arr_time"))
+    days = (np.datetime64("2013-01") + (month - 1)).astype("M8[D]").astype(int) + day - 1  # since 1 January 1970
+    weekday, arrival_hour = (numbers.astype("S") for numbers in ((days + 3) % 7, arrival // 100))  # that was a Thursday
+    columns = [*(flights[code] for code in ("carrier", "flight", "tailnum", "origin", "dest"))]
+    columns += [flights["month"], weekday, flights["hour"], arrival_hour, flights["arr_delay"], flights["distance"]]
+    columns += _find_weather(flights, hours)
+    is_test = days % TEST_PERIOD == 0
+    try:
+        with tempfile.TemporaryDirectory(UNFINISHED, dir=data_dir) as folder:
+            for name, is_here in (("train.csv", ~is_test), ("t10k.csv", is_test)):
+                with open(os.path.join(folder, name), "wb") as file:
+                    rows = zip(*(column[is_here] for column in columns), strict=True)
+                    file.writelines(line + b"\n" for line in itertools.chain([HEADER], map(b",".join, rows)))
+                os.replace(file.name, os.path.join(data_dir, name))
+    except OSError as error:
+        remedy = f"put {ARCHIVE} into another --data_dir"
+        raise DataError(f"{data_dir} cannot be written: {error.strerror}; {remedy}") from error
+
+
+def _read_archive(path: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Read the tables of flights, and of the weather of each hour."""
     try:
         with open(path, "rb") as file:
             content = file.read()
@@ -139,26 +162,8 @@ def _write_tables(data_dir: str) -> None:
         files: Any = {os.path.basename(member.name): archive.extractfile(member) for member in archive}
         hours = _read_table(files["weather.csv"], ["origin", "time_hour", *WEATHER])
         with zipfile.ZipFile(files["flights.csv.zip"]) as zipped, zipped.open("flights.csv") as file:
-            codes = ["carrier", "flight", "tailnum", "origin", "dest"]
-            others = ["month", "day", "hour", "sched_arr_time", "time_hour", "distance", "arr_delay"]
-            flights = _read_table(file, [*codes, *others])
-    # The program shuffles in windows, so flights by date would come month by month: they are mixed once, always alike.
-    flights = np.random.default_rng(0).permutation(flights[flights["arr_delay"] != b"NA"])
-    month, day, arrival = (flights[name].astype(int) for name in ("month", "day", "sched_arr_time"))
-    days = (np.datetime64("2013-01") + (month - 1)).astype("M8[D]").astype(int) + day - 1  # since 1 January 1970
-    weekday, arrival_hour = (numbers.astype("S") for numbers in ((days + 3) % 7, arrival // 100))  # that was a Thursday
-    columns = [*(flights[code] for code in codes), flights["month"], weekday, flights["hour"], arrival_hour]
-    columns += [flights["arr_delay"], flights["distance"], *_find_weather(flights, hours)]
-    is_test = days % TEST_PERIOD == 0
-    try:
-        with tempfile.TemporaryDirectory(UNFINISHED, dir=data_dir) as folder:
-            for name, is_here in (("train.csv", ~is_test), ("t10k.csv", is_test)):
-                with open(os.path.join(folder, name), "wb") as file:
-                    rows = zip(*(column[is_here] for column in columns), strict=True)
-                    file.writelines(line + b"\n" for line in itertools.chain([HEADER], map(b",".join, rows)))
-                os.replace(file.name, os.path.join(data_dir, name))
-    except OSError as error:
-        raise DataError(f"{data_dir} cannot be written: {error.strerror}; give another --data_dir") from error
+            columns = ["carrier", "flight", "tailnum", "origin", "dest", "month", "day", "hour", "sched_arr_time"]
+            return _read_table(file, [*columns, "time_hour", "distance", "arr_delay"]), hours
 
 
 def _read_table(file: IO[bytes], columns: Sequence[str]) -> npt.NDArray[Any]:
