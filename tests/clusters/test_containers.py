@@ -235,7 +235,7 @@ def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on(tmp_path):
     reason="needs Fashion-MNIST (Debian: apt-get install dataset-fashion-mnist)",
 )
 def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_path):
-    """The commands of docs/containers.md, with podman for docker."""
+    """The commands of docs/deploying.md, with podman for docker."""
     make_folder, run = deployed.blocks("With your own model")
     copy, build = make_folder.splitlines()
     (tmp_path / "examples").symlink_to(PROJECT / "examples")
