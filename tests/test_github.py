@@ -37,7 +37,7 @@ def test_the_workflow_runs_what_ci_runs_on_every_python():
 
 def test_the_version_is_the_same_everywhere():
     assert f'\nversion = "{VERSION}"\n' in (PROJECT / "pyproject.toml").read_text()
-    latest = re.search(r"^## (\S+)$", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    latest = re.search(r"^## (\S+) \(\d{4}-\d\d-\d\d\)$", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
     assert VERSION.startswith(f"{latest}.")
     printed = forked.run("distributed.py", "--version")
     assert (printed.returncode, printed.stdout.partition(",")[0]) == (0, f"distributed-mnist {VERSION}")
