@@ -10,6 +10,7 @@ from runtime.data.sources import open_source
 from runtime.model.files import Files
 from runtime.model.function import Model
 from runtime.process.errors import UnusableError
+from runtime.saving.export import export
 from tests.models import have_tables
 from tests.test_records import example, write
 
@@ -159,6 +160,31 @@ def test_what_has_several_lengths_is_padded(tmp_path):
         assert row == [*range(length), *[0] * (4 - length)]
         assert len(ids) == 4
         assert ids[1:length] == list(range(1, length))
+
+
+def test_what_is_exported_takes_padded_inputs_of_any_length(tmp_path):
+    def build_ids(data_dir, split):
+        return tf.data.Dataset.range(1, 5).map(lambda n: (tf.range(n), n))
+
+    def build_logits(ids, is_training):
+        return tf.reduce_sum(tf.nn.embedding_lookup(tf.get_variable("weights", [8]), ids), axis=1)
+
+    def build_loss(logits, labels):
+        return tf.reduce_mean(tf.square(logits - tf.cast(labels, tf.float32)))
+
+    reader = reader_of(build_ids, tf.TensorSpec([4], tf.int64, "ids"))
+    files = Files(types.SimpleNamespace(build_logits=build_logits, build_loss=build_loss), reader)
+    signature = open_source(str(tmp_path), "train", reader).signature
+    model = Model(files, signature, 0, "0", have_tables, is_stepwise=True)
+    export(str(tmp_path), model, lambda: {"weights": np.arange(8.0)})
+    with tf.Graph().as_default(), tf.Session() as session:
+        loaded = tf.saved_model.load(session, ["serve"], str(tmp_path / "1"))
+        (given,), (logits,) = (
+            [info.name for info in of.values()]
+            for of in (loaded.signature_def["serving_default"].inputs, loaded.signature_def["serving_default"].outputs)
+        )
+        for ids, expected in ([[1, 2], [3, 4]], [3, 7]), ([[1, 2, 3, 4, 5]], [15]):
+            assert session.run(logits, {given: ids}).tolist() == expected
 
 
 def test_python_functions_and_random_numbers_may_be_in_it(data_dir):

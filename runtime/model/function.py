@@ -197,13 +197,12 @@ class Model:
           UnusableError: the outputs need what a served model has not.
         """
         made = self.test
-        inputs = {
-            name: tf.placeholder(spec.dtype, [None, *spec.shape], name) for name, spec in self._files.inputs.items()
-        }
-        columns = [
-            tf.reshape(tensor, [-1, *column.shape[1:]])
-            for tensor, column in zip(inputs.values(), made.columns, strict=False)
-        ]
+        inputs, columns = dict[str, tf.Tensor](), list[tf.Tensor]()
+        for (name, spec), column in zip(self._files.inputs.items(), made.columns, strict=False):
+            is_padded = not column.shape[1:].is_fully_defined()  # then any length will do, as in training
+            shape = column.shape[1:] if is_padded else spec.shape
+            inputs[name] = tf.placeholder(spec.dtype, [None, *shape], name)
+            columns.append(inputs[name] if is_padded else tf.reshape(inputs[name], [-1, *column.shape[1:]]))
         names, outputs = list(made.predictions), list(made.predictions.values())
         needed = find_ancestors([output.op for output in outputs])
         if any(column.op in needed for column in made.columns[len(columns) :]):
