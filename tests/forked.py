@@ -84,6 +84,15 @@ def run(*arguments, timeout_secs=300):
         return subprocess.CompletedProcess(arguments, status, stdout.read(), stderr.read())
 
 
+def check_end(script, status, message):
+    """Run a script that must end with this status, and with this line of an error, or none."""
+    process = run("-c", script)
+    assert process.returncode == status
+    errors = [line for line in process.stderr.splitlines(keepends=True) if line.startswith("error: ")]
+    assert errors == ([message] if message else [])
+    assert "Traceback" not in process.stderr
+
+
 def _become(arguments, outputs, environment, cwd, namespaces_of):
     """Be the process that `python ARGUMENTS` would be: this one was forked for it."""
     if namespaces_of:

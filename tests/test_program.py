@@ -43,12 +43,7 @@ program.start(main, KeyError)
     ],
 )
 def test_every_end_has_its_status_and_one_line_at_most(statement, status, message):
-    process = forked.run("-c", RUN.format(statement=statement))
-    assert process.returncode == status
-    assert [line for line in process.stderr.splitlines(keepends=True) if line.startswith("error: ")] == (
-        [message] if message else []
-    )
-    assert "Traceback" not in process.stderr
+    forked.check_end(RUN.format(statement=statement), status, message)
 
 
 TASK = ["distributed.py", "--job_name=ps", "--task_index=0"]

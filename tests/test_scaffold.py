@@ -134,6 +134,27 @@ def test_steps_that_are_cancelled_from_outside_are_taken_again_but_not_for_ever(
             collections.deque(iter(repeat, "never"))
 
 
+def test_sessions_that_cannot_be_made_are_tried_less_and_less_often(local_servers, monkeypatch):
+    servers, pauses = local_servers(1, 2), []
+    worker = Worker(servers, 0)
+    monkeypatch.setattr(scaffold.time, "sleep", lambda secs: pauses.append(secs))
+    with worker.graph.as_default():
+        for _ in range(6):  # as MonitoredTrainingSession does when CreateSession fails
+            worker.scaffold.finalize()
+    assert pauses == [0.2, 0.4, 0.8, 1.0, 1.0]
+    with worker.session():  # the next one is lost for another reason
+        del pauses[:]
+        with worker.graph.as_default():
+            worker.scaffold.finalize()
+        assert pauses == [0.2]
+        del pauses[:]
+        other = Worker(servers, 1)
+        with other.graph.as_default():
+            for _ in range(3):
+                other.scaffold.finalize()
+        assert pauses == [0.2, 0.2]
+
+
 def count_steps(worker, last_step, is_done=lambda _: False):
     hook = StepsHook(worker.task, worker.scaffold, worker.updates, None, last_step, is_done)
     steps = 0

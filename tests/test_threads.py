@@ -49,12 +49,7 @@ PROGRAM = "program.start(main, KeyError)"
     ],
 )
 def test_a_thread_ends_its_process_as_the_main_thread_does(start, statement, status, message):
-    process = forked.run("-c", RUN.format(statement=statement, start=start, run=PROGRAM))
-    assert process.returncode == status
-    assert [line for line in process.stderr.splitlines(keepends=True) if line.startswith("error: ")] == (
-        [message] if message else []
-    )
-    assert "Traceback" not in process.stderr
+    forked.check_end(RUN.format(statement=statement, start=start, run=PROGRAM), status, message)
 
 
 def test_a_thread_of_another_program_ends_it_too():

@@ -13,17 +13,10 @@ from runtime.cluster.agreement import Agreement
 from runtime.cluster.status import REFUSED, Answer, Status, ask, ask_all, describe, statuses_of
 from runtime.cluster.table import EVALUATED, Record, Table, parse_record
 from runtime.cluster.task import Peer, Task
-from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, wait_until_nothing_is_missing
+from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, look_secs, wait_until_nothing_is_missing
 from runtime.process.end import end_process
 from runtime.process.threads import start_guard
 from runtime.records import events
-
-LOOKS_PER_SEC = 200  # at one server, of all workers together
-
-
-def look_secs(num_workers: int) -> float:
-    """Return how often a task of a cluster looks: less often in a large one, whose questions would keep a ps busy."""
-    return max(LOOK_SECS, num_workers / LOOKS_PER_SEC)
 
 
 @dataclasses.dataclass

@@ -14,6 +14,12 @@ from runtime.records import events
 POLL_SECS = 0.2
 MIN_POLL_SECS = 0.05  # at the beginning of a wait
 LOOK_SECS = 1.0  # how often a task looks at what seldom changes
+LOOKS_PER_SEC = 200  # at one server, of all workers together
+
+
+def look_secs(num_workers: int) -> float:
+    """Return how often a task of a cluster looks: less often in a large one, whose questions would keep a ps busy."""
+    return max(LOOK_SECS, num_workers / LOOKS_PER_SEC)
 
 
 class Timeouts(NamedTuple):

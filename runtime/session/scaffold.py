@@ -23,6 +23,7 @@ from runtime.saving import checkpoints, result
 from runtime.saving.saver import make_saver
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
+MAX_PAUSE_SECS = 1.0  # between two sessions that cannot be made
 SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take to show what the chief has written
 
 
@@ -75,6 +76,7 @@ class TrainingScaffold(tf.train.Scaffold):
         must_share = task.is_chief and job.folder.is_given and job.written_by == "ps"
         self._shared_folder = SharedFolder(task, job.folder) if must_share else None
         self._was_ready = self._has_trained = False
+        self._pause_secs = POLL_SECS  # before the next session, after one that never came to be
         self._cancelled_since = math.inf  # a time of `time.monotonic()`
         self.incarnations: dict[Peer, str] = {}  # of the servers, as they were before the last session was made
         self._global_step = tf.train.get_global_step()
@@ -96,7 +98,8 @@ class TrainingScaffold(tf.train.Scaffold):
             super().finalize()
         if self._was_ready:
             logging.info("%s: the last session is lost: making a new one", self._task)
-            time.sleep(POLL_SECS)  # gRPC needs a moment to find a ps that is back
+            time.sleep(self._pause_secs)  # gRPC needs a moment to find a ps that is back, and 20 s at another address
+            self._pause_secs = min(2 * self._pause_secs, MAX_PAUSE_SECS)
         start = time.monotonic()
         wait_for_servers = functools.partial(
             wait_until_nothing_is_missing, self._task, lambda: self._describe_missing_servers(start)
@@ -162,6 +165,7 @@ class TrainingScaffold(tf.train.Scaffold):
             is_there = not session.run(self._uninitialized).size  # first: the chief publishes before it initialises
             self._membership.agreement.check_flags(self._job.agreed)
             if is_there:
+                self._pause_secs = POLL_SECS
                 return ""
         return f"the chief, worker 0 at {self._task.worker_hosts[0]}, to initialise or restore the model"
 
@@ -187,7 +191,7 @@ class TrainingScaffold(tf.train.Scaffold):
                         "%s: there is no checkpoint, so the model is lost: training begins again", self._task
                     )
             session.run(self._initialize_unsaved)  # of the model; last: the other workers then train at once
-        self._has_trained = True
+        self._has_trained, self._pause_secs = True, POLL_SECS
         self.found_step = int(session.run(self._global_step))
         logging.info("%s: %s, at global step %d", self._task, origin, self.found_step)
         events.record("model", origin=origin, global_step=self.found_step)
