@@ -16,8 +16,8 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 from benchmarks.testbed.processes import PROJECT
 from runtime.data import convert, download
+from runtime.data.files import name_of
 from runtime.data.pipeline import DataLostError
-from runtime.data.records import name_of
 from runtime.data.sources import open_source
 from runtime.process.errors import UnusableError
 from tests import idx_files

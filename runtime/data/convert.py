@@ -13,8 +13,9 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 from runtime.data import download
+from runtime.data.files import UNFINISHED, find_fault, find_records, look_at, name_of
 from runtime.data.reader import Columns
-from runtime.data.records import UNFINISHED, find_fault, find_records, look_at, make_parse, name_of
+from runtime.data.records import make_parse
 from runtime.process.errors import UNUSABLE_STATUS, UnusableError, check_folder
 
 Load = Callable[[str, str], Columns]  # reads a split of a folder into memory

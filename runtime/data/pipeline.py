@@ -2,26 +2,21 @@
 
 import contextlib
 import copy
-import itertools
-import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from absl import logging
 
-from runtime.data.order import build_numbers, build_seed, shuffle
-from runtime.data.reader import Batches, Columns, build_next_number, make_iterator, signature_of
-from runtime.data.records import CPU, Parse, find_fault, look_at
-from runtime.model.users_files import check_signature, inputs_of
+from runtime.data.files import CPU
+from runtime.data.order import build_seed, shuffle
+from runtime.data.reader import Batches, Columns, make_iterator
 from runtime.process.errors import UnusableError, reason
 from runtime.process.threads import PASSING, reminding
 
 WINDOW_BYTES, MIN_WINDOW, MAX_WINDOW = 1 << 25, 16, 1 << 14  # of the examples that are shuffled together
-BLOCK_SIZE = 128  # neighbours in a file that are read at once
-NUM_OPEN, NUM_READS = 16, 4  # files that are read in turns, and at the same time
 ALL = tf.int64.max
+NUM_THREADS = 4  # that read
+MAX_LOADED = 1 << 24  # examples to test with
 PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # the ops that call a Python function
 untouched = tf.autograph.experimental.do_not_convert  # no control flow is to convert, and looking for it takes time
 
@@ -45,6 +40,7 @@ class PipelineSource:
     _num_bytes: int  # of an example
     _numbers: Sequence[int] = (0,)  # of the pieces of this share
     _num_parts = 1  # in which each file is cut: a part is every n-th example
+    _to_columns: Callable[[list[Any]], Columns] = list  # makes what a user's function returns
     _stream: int | None = None  # the index of the worker whose share this is; None: it is dealt out
     _has_read = False
 
@@ -74,6 +70,16 @@ class PipelineSource:
             except tf.errors.OpError as error:
                 raise UnusableError(self._tell_fault(error)) from error
 
+    def load(self, num_examples: int = MAX_LOADED) -> Columns:
+        """Return all examples, or the first ones, in memory.
+
+        Raises:
+          UnusableError: one cannot be read, or there is none.
+        """
+        if columns := self._read(lambda: self._to_batch(self._make_open()(self._numbers), num_examples)):
+            return self._to_columns(columns)
+        raise UnusableError(f"{self._where} cannot be used: there are none; correct mnist_input.py, or what it reads")
+
     def draw(self, num_batches: int, batch_size: int, seed: int) -> Batches:
         """Build what reads the examples of all runs, ahead while the worker computes."""
         first, run_size = tf.placeholder(tf.int64, [], "first_example"), num_batches * batch_size
@@ -88,7 +94,7 @@ class PipelineSource:
 
         with tf.device(None), tf.device(place):
             runs = self._to_runs(self._build_windows(self._make_open(), first, seed), run_size).prefetch(1)
-            iterator = make_iterator(runs, NUM_READS)  # it may wait for a disk, and no thread that computes shall
+            iterator = make_iterator(runs, NUM_THREADS)  # it may wait for a disk, and no thread that computes shall
         parts = [tf.ensure_shape(part, [run_size, *part.shape[1:]]) for part in tf.nest.flatten(iterator.get_next())]
 
         def gather(numbers: tf.Tensor) -> list[tf.Tensor]:
@@ -132,6 +138,10 @@ class PipelineSource:
         """Build the data set, and return what builds parts of it."""
         raise NotImplementedError
 
+    def _to_batch(self, examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
+        """Build the columns of the first `size` examples, as one element."""
+        raise NotImplementedError
+
     def _to_windows(self, examples: tf.data.Dataset) -> tf.data.Dataset:
         raise NotImplementedError
 
@@ -166,113 +176,3 @@ class PipelineSource:
     def _find_fault(self) -> str:
         """Return which file, and which record in it, is at fault; "" if nobody can tell."""
         return ""
-
-
-class RecordSource(PipelineSource):
-    """Examples in TFRecord files. They are read in blocks of neighbours, and parsed all at once for a run."""
-
-    def __init__(self, paths: Sequence[str], parse: Parse, spec: Any, where: str):
-        """Take files, and `parse`, which makes columns of records, string [b]; `spec` is INPUT.
-
-        Raises:
-          UnusableError: a file cannot be read, or its first record cannot be parsed.
-        """
-        self._where, self._parse, self._files = where, parse, [look_at(path) for path in paths]
-        looks = [(os.path.basename(file.path), os.path.getsize(file.path), file.first) for file in self._files]
-        checksum = zlib.crc32(repr(looks).encode(errors="surrogateescape"))
-        self.description = f"({len(paths)} files, CRC-32 of names, sizes and first records {checksum:08x})"
-        if fault := find_fault(self._files, parse, num_records=1):
-            self._num_bytes = len(self._files[0].first)
-            if self._num_bytes == 1 + sum(of_input.shape.num_elements() for of_input in inputs_of(spec).values()):
-                folder = os.path.dirname(paths[0])
-                fault = f"{folder} has files of version 1, which wrote no tf.train.Example: convert them with python"
-                fault += f" mnist_input.py convert --shards=16 --data_dir={folder} --output_dir={folder}-examples"
-            raise UnusableError(fault)
-        with tf.Graph().as_default():
-            self.signature = signature_of(parse(tf.placeholder(tf.string, [None])))
-        check_signature(self.signature, spec, where)
-        self._num_bytes, self._numbers = len(self._files[0].first), [*range(len(paths))]
-        self._hold: Any = None
-
-    def share(self, index: int, num_workers: int, hold: Any = None) -> "RecordSource":
-        """Return what one of several workers reads: files of its own, or of few files every n-th example.
-
-        With `hold`, it reads the pieces that `hold.take()` returns: files, or parts of few, two for each worker.
-
-        Raises:
-          UnusableError: there is no example for this worker.
-        """
-        num_files, num_parts = len(self._files), 1
-        if num_files < num_workers * (2 if hold else 1):
-            num_parts = -(2 * num_workers // -num_files) if hold else num_workers
-            what = f"{'a piece is' if hold else 'each worker reads'} one of {num_parts} examples of a file"
-            logging.info("%d files for %d workers: %s", num_files, num_workers, what)
-        numbers = range(num_files * num_parts)
-        if not hold:
-            return self._share(index, num_workers, numbers[index::num_workers], num_parts)
-        share = self._share(None, num_workers, numbers, num_parts)
-        share._hold = hold
-        return share
-
-    def load(self) -> Columns:
-        """Return all examples, in memory.
-
-        Raises:
-          UnusableError: one cannot be read.
-        """
-        with tf.Graph().as_default(), tf.Session(config=CPU) as session:
-            columns = self._parse(tf.placeholder(tf.string, [None], "records"))
-            try:
-                records = [*itertools.chain.from_iterable(file.records for file in self._files)]
-                arrays = session.run(list(columns), {"records:0": records})
-            except tf.errors.OpError as error:
-                raise UnusableError(self._tell_fault(error)) from error
-        return type(columns)(*arrays) if hasattr(columns, "_fields") else arrays
-
-    def _make_open(self) -> Open:
-        paths = tf.constant([os.fsencode(file.path) for file in self._files])
-        compressions = tf.constant([file.compression for file in self._files])
-
-        @untouched
-        def open_piece(number: tf.Tensor) -> tf.data.Dataset:
-            file = number // self._num_parts
-            records = tf.data.TFRecordDataset(paths[file], compressions[file])
-            if self._num_parts > 1:
-                records = records.shard(self._num_parts, number % self._num_parts)
-            return records.batch(BLOCK_SIZE)
-
-        num_open = min(NUM_OPEN, len(self._numbers))
-        return lambda numbers: tf.data.Dataset.from_tensor_slices(numbers).interleave(
-            open_piece, num_open, num_parallel_calls=min(NUM_READS, num_open), deterministic=True
-        )
-
-    def _to_windows(self, blocks: tf.data.Dataset) -> tf.data.Dataset:
-        return blocks.rebatch(self._window_size)
-
-    def _to_runs(self, windows: tf.data.Dataset, size: int) -> tf.data.Dataset:
-        return windows.rebatch(size, drop_remainder=True).map(untouched(lambda records: tuple(self._parse(records))))
-
-    def _build_windows(self, open_pieces: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
-        if not self._hold:
-            return super()._build_windows(open_pieces, first, seed)
-        number = build_next_number("pieces_dealt_out")
-        next_piece = tf.stack([number, build_numbers(number, 1, len(self._numbers), seed, None)[0]])
-
-        def take() -> Any:
-            return self._hold.take(
-                self._session, next_piece, lambda piece: self._files[piece[1] // self._num_parts].path
-            )
-
-        @untouched
-        def build_piece(_: tf.Tensor) -> tf.data.Dataset:
-            piece = tf.ensure_shape(tf.numpy_function(take, [], tf.int64), [2])
-            return self._mix(self._to_windows(open_pieces(piece[1:])), build_seed(seed, None, piece[0]))
-
-        return tf.data.Dataset.range(ALL).flat_map(build_piece)
-
-    def _join(self, session: tf.Session) -> None:
-        self._session = session
-
-    def _find_fault(self) -> str:
-        own = sorted({number // self._num_parts for number in self._numbers})
-        return find_fault([self._files[number] for number in own], self._parse)

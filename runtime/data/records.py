@@ -1,128 +1,121 @@
-"""TFRecord files of `tf.train.Example`: their names, a first look at each, and which record of one is at fault."""
+"""Examples in TFRecord files of `tf.train.Example`: who reads which of them, and how a record becomes columns."""
 
-import itertools
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+import zlib
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
-from runtime.process.errors import UnusableError, reason
+from runtime.data.files import Parse, find_fault, look_at
+from runtime.data.order import build_numbers, build_seed
+from runtime.data.pipeline import ALL, NUM_THREADS, Open, PipelineSource, untouched
+from runtime.data.reader import build_next_number, signature_of
+from runtime.model.users_files import check_signature, inputs_of
+from runtime.process.errors import UnusableError
 
-UNFINISHED = ".unfinished"  # at the end of the name of a folder into which a process converts
-IS_RECORDS = re.compile(r"\.tfrecords?\b|-\d{5}-of-\d{5}$")
-# The first of these words in a name tells its split; of several sets to test with, that of the first word counts.
-WORDS = {"train": ["train", "training"], "t10k": ["t10k", "test", "testing", "validation", "valid", "val", "eval"]}
-COMPRESSIONS = {"": "NONE", "GZIP": "GZIP", "ZLIB": "ZLIB"}  # as datasets name them, and as readers do
-NUM_TRIED = 1000  # records that are parsed at once, to find the one that is at fault
-CPU = tf.ConfigProto(device_count={"GPU": 0})  # the GPUs are for training
-
-Parse = Callable[[Any], Any]  # from records, string [b], to columns
-
-
-class File(NamedTuple):
-    """A file of records."""
-
-    path: str
-    compression: str
-    first: bytes  # its first record
-
-    @property
-    def records(self) -> Iterator[bytes]:
-        """Its records, in their order."""
-        kind = getattr(tf.io.TFRecordCompressionType, COMPRESSIONS[self.compression])
-        return tf.io.tf_record_iterator(self.path, tf.io.TFRecordOptions(kind))
+BLOCK_SIZE = 128  # neighbours in a file that are read at once
+NUM_OPEN = 16  # files that are read in turns
 
 
-def name_of(split: str, index: int, num_files: int) -> str:
-    """Return the name of a file."""
-    return f"{split}-{index:05d}-of-{num_files:05d}.tfrecord"
+class RecordSource(PipelineSource):
+    """Examples in TFRecord files. They are read in blocks of neighbours, and parsed all at once for a run."""
 
+    def __init__(self, paths: Sequence[str], parse: Parse, spec: Any, where: str):
+        """Take files, and `parse`, which makes columns of records, string [b]; `spec` is INPUT.
 
-def find_records(data_dir: str, split: str) -> list[str]:
-    """Return the paths of the files of one split, `train` or `t10k`, in `data_dir`; none if it has no such files.
+        Raises:
+          UnusableError: a file cannot be read, or its first record cannot be parsed.
+        """
+        self._where, self._parse, self._files = where, parse, [look_at(path) for path in paths]
+        looks = [(os.path.basename(file.path), os.path.getsize(file.path), file.first) for file in self._files]
+        checksum = zlib.crc32(repr(looks).encode(errors="surrogateescape"))
+        self.description = f"({len(paths)} files, CRC-32 of names, sizes and first records {checksum:08x})"
+        if fault := find_fault(self._files, parse, num_records=1):
+            self._num_bytes = len(self._files[0].first)
+            if self._num_bytes == 1 + sum(of_input.shape.num_elements() for of_input in inputs_of(spec).values()):
+                folder = os.path.dirname(paths[0])
+                fault = f"{folder} has files of version 1, which wrote no tf.train.Example: convert them with python"
+                fault += f" mnist_input.py convert --shards=16 --data_dir={folder} --output_dir={folder}-examples"
+            raise UnusableError(fault)
+        with tf.Graph().as_default():
+            columns = parse(tf.placeholder(tf.string, [None]))
+        self.signature, self._to_columns = signature_of(columns), getattr(type(columns), "_make", list)
+        check_signature(self.signature, spec, where)
+        self._num_bytes, self._numbers = len(self._files[0].first), [*range(len(paths))]
+        self._hold: Any = None
 
-    Raises:
-      UnusableError: there are some, but none of this split, or not all of a set.
-    """
-    if os.path.abspath(data_dir).endswith(UNFINISHED):
-        raise UnusableError(f"--data_dir {data_dir} is left of a conversion that did not end: remove it, convert again")
-    by_word: dict[str, list[str]] = {}
-    try:
-        names = [name for name in sorted(os.listdir(data_dir)) if IS_RECORDS.search(name)]
-    except FileNotFoundError:  # load() may need none
-        return []
-    except OSError as error:
-        raise UnusableError(f"--data_dir {data_dir} cannot be read: {error.strerror}; give another one") from error
-    for name in names:
-        words = [word for word in re.findall("t10k|[a-z]+", name.lower()) if word in WORDS["train"] + WORDS["t10k"]]
-        by_word.setdefault((words or [""])[0], []).append(name)
-    found = next((by_word[word] for word in WORDS[split] if word in by_word), [])
-    if names and not found:
-        raise UnusableError(
-            f"--data_dir {data_dir} has TFRecord files, such as {names[0]}, but none of {split}: expected"
-            f" {name_of(split, 0, 4)} and so on, or another name with {' or '.join(WORDS[split][:3])}"
+    def share(self, index: int, num_workers: int, hold: Any = None) -> "RecordSource":
+        """Return what one of several workers reads: files of its own, or of few files every n-th example.
+
+        With `hold`, it reads the pieces that `hold.take()` returns: files, or parts of few, two for each worker.
+
+        Raises:
+          UnusableError: there is no example for this worker.
+        """
+        num_files, num_parts = len(self._files), 1
+        if num_files < num_workers * (2 if hold else 1):
+            num_parts = -(2 * num_workers // -num_files) if hold else num_workers
+            what = f"{'a piece is' if hold else 'each worker reads'} one of {num_parts} examples of a file"
+            logging.info("%d files for %d workers: %s", num_files, num_workers, what)
+        numbers = range(num_files * num_parts)
+        if not hold:
+            return self._share(index, num_workers, numbers[index::num_workers], num_parts)
+        share = self._share(None, num_workers, numbers, num_parts)
+        share._hold = hold
+        return share
+
+    def _make_open(self) -> Open:
+        paths = tf.constant([os.fsencode(file.path) for file in self._files])
+        compressions = tf.constant([file.compression for file in self._files])
+
+        @untouched
+        def open_piece(number: tf.Tensor) -> tf.data.Dataset:
+            file = number // self._num_parts
+            records = tf.data.TFRecordDataset(paths[file], compressions[file])
+            if self._num_parts > 1:
+                records = records.shard(self._num_parts, number % self._num_parts)
+            return records.batch(BLOCK_SIZE)
+
+        num_open = min(NUM_OPEN, len(self._numbers))
+        return lambda numbers: tf.data.Dataset.from_tensor_slices(numbers).interleave(
+            open_piece, num_open, num_parallel_calls=min(NUM_THREADS, num_open), deterministic=True
         )
-    for count in {int(count) for name in found for count in re.findall(r"-\d{5}-of-(\d{5})", name)} - {len(found)}:
-        raise UnusableError(
-            f"--data_dir {data_dir} has {len(found)} files of {split}, and not {count}, as the names of some say:"
-            f" complete the set, and keep no other one there ({', '.join(found)})"
-        )
-    return [os.path.join(data_dir, name) for name in found]
 
+    def _to_batch(self, blocks: tf.data.Dataset, size: int) -> tf.data.Dataset:
+        return blocks.rebatch(size).take(1).map(untouched(lambda records: tuple(self._parse(records))))
 
-def look_at(path: str) -> File:
-    """Read the first record of a file.
+    def _to_windows(self, blocks: tf.data.Dataset) -> tf.data.Dataset:
+        return blocks.rebatch(self._window_size)
 
-    Raises:
-      UnusableError: it cannot be read, or has none.
-    """
-    try:
-        with open(path, "rb") as file:
-            is_empty = not file.read(1)
-    except OSError as error:
-        raise UnusableError(f"{path} cannot be read: {error.strerror}; bring it back, or allow it") from error
-    for compression in COMPRESSIONS:
-        try:
-            return File(path, compression, next(File(path, compression, b"").records))
-        except (StopIteration, tf.errors.DataLossError):
-            continue
-    what = "is empty" if is_empty else "is no TFRecord file, or has no record, or its first record is corrupt"
-    raise UnusableError(f"{path} {what}: copy it again, or leave it out")
+    def _to_runs(self, windows: tf.data.Dataset, size: int) -> tf.data.Dataset:
+        return windows.rebatch(size, drop_remainder=True).map(untouched(lambda records: tuple(self._parse(records))))
 
+    def _build_windows(self, open_pieces: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
+        if not self._hold:
+            return super()._build_windows(open_pieces, first, seed)
+        number = build_next_number("pieces_dealt_out")
+        next_piece = tf.stack([number, build_numbers(number, 1, len(self._numbers), seed, None)[0]])
 
-def find_fault(files: Sequence[File], parse: Parse, num_records: int | None = None) -> str:
-    """Return which of some files, and which of its first records, cannot be read, and what to do; "" if all can."""
-    with tf.Graph().as_default(), tf.Session(config=CPU) as session:
-        serialized = tf.placeholder(tf.string, [None])
-        parsed = tf.nest.flatten(parse(serialized))
+        def take() -> Any:
+            return self._hold.take(
+                self._session, next_piece, lambda piece: self._files[piece[1] // self._num_parts].path
+            )
 
-        def try_to_parse(records: list[bytes], path: str, first: int) -> str:
-            try:
-                return str(session.run(parsed, {serialized: records}) and "") if records else ""
-            except tf.errors.OpError as error:
-                if len(records) > 1:
-                    tries = (try_to_parse([one], path, first + number) for number, one in enumerate(records))
-                    return next(filter(None, tries), "")
-                remedy = "correct the file, or FEATURES or parse() in mnist_input.py"
-                return f"{path}: record {first} cannot be parsed ({reason(error)}); {remedy}"
+        @untouched
+        def build_piece(_: tf.Tensor) -> tf.data.Dataset:
+            piece = tf.ensure_shape(tf.numpy_function(take, [], tf.int64), [2])
+            return self._mix(self._to_windows(open_pieces(piece[1:])), build_seed(seed, None, piece[0]))
 
-        for file in files:
-            number, records, fault = 0, list[bytes](), ""
-            try:
-                look_at(file.path)
-                for record in itertools.islice(file.records, num_records):
-                    records.append(record)
-                    if len(records) == NUM_TRIED and not (fault := try_to_parse(records, file.path, number)):
-                        number, records = number + NUM_TRIED, []
-            except UnusableError as error:
-                fault = str(error)
-            except tf.errors.OpError as error:
-                fault = f"{file.path}: record {number + len(records)} is corrupt ({reason(error)}); copy the file again"
-            if fault := try_to_parse(records, file.path, number) or fault:
-                return fault
-    return ""
+        return tf.data.Dataset.range(ALL).flat_map(build_piece)
+
+    def _join(self, session: tf.Session) -> None:
+        self._session = session
+
+    def _find_fault(self) -> str:
+        own = sorted({number // self._num_parts for number in self._numbers})
+        return find_fault([self._files[number] for number in own], self._parse)
 
 
 def make_parse(reader: Any) -> Any:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from runtime.data import download
+from runtime.data.files import find_records
 from runtime.data.memory import MemorySource
-from runtime.data.pipeline import RecordSource
-from runtime.data.records import find_records, make_parse
+from runtime.data.records import RecordSource, make_parse
 from runtime.data.users import UsersSource
 from runtime.model.users_files import check_examples
 from runtime.process.errors import UnusableError, check_folder

@@ -6,11 +6,10 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from runtime.data.pipeline import Open, PipelineSource, untouched
-from runtime.data.reader import Columns, compute_checksum, signature_of
+from runtime.data.reader import compute_checksum, signature_of
 from runtime.model.users_files import check_signature
 from runtime.process.errors import UnusableError
 
-MAX_LOADED = 1 << 24  # examples to test with
 # What a user's pipeline must leave to the program: what the op begins with, and the call that makes it.
 REFUSED = {"Repeat": "repeat()", "Batch": "batch()", "ParallelBatch": "batch()", "PaddedBatch": "padded_batch()"}
 REFUSED["Shuffle"] = "shuffle() (list_files(), too, must have shuffle=False)"
@@ -53,18 +52,6 @@ class UsersSource(PipelineSource):
             )
         return self._share(index, num_workers, [index], num_workers)
 
-    def load(self, num_examples: int = MAX_LOADED) -> Columns:
-        """Return all examples, or the first ones, in memory."""
-
-        def build() -> tf.data.Dataset:
-            batch = self._batch(self._make().take(num_examples), num_examples)
-            self.signature = signature_of(batch.element_spec)
-            return batch
-
-        if examples := self._read(build):
-            return examples
-        raise UnusableError(f"{self._where} cannot be used: build_dataset() in mnist_input.py has none")
-
     def _make(self) -> Any:
         """Build the data set, of tuples of dense tensors in any structure."""
         dataset = self._build()
@@ -92,6 +79,11 @@ class UsersSource(PipelineSource):
     def _make_open(self) -> Open:
         dataset = self._make()
         return lambda numbers: dataset.shard(self._num_parts, self._numbers[0])
+
+    def _to_batch(self, examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
+        batch = self._batch(examples.take(size), size)
+        self.signature = signature_of(batch.element_spec)
+        return batch
 
     def _to_windows(self, examples: tf.data.Dataset) -> tf.data.Dataset:
         return self._batch(examples, self._window_size)

@@ -1,0 +1,125 @@
+"""TFRecord files of `tf.train.Example`: their names, a first look at each, and which record of one is at fault."""
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from runtime.process.errors import UnusableError, reason
+
+UNFINISHED = ".unfinished"  # at the end of the name of a folder into which a process converts
+IS_RECORDS = re.compile(r"\.tfrecords?\b|-\d{5}-of-\d{5}$")
+# The first of these words in a name tells its split; of several sets to test with, that of the first word counts.
+WORDS = {"train": ["train", "training"], "t10k": ["t10k", "test", "testing", "validation", "valid", "val", "eval"]}
+COMPRESSIONS = {"": "NONE", "GZIP": "GZIP", "ZLIB": "ZLIB"}  # as datasets name them, and as readers do
+NUM_TRIED = 1000  # records that are parsed at once, to find the one that is at fault
+CPU = tf.ConfigProto(device_count={"GPU": 0})  # the GPUs are for training
+
+Parse = Callable[[Any], Any]  # from records, string [b], to columns
+
+
+class File(NamedTuple):
+    """A file of records."""
+
+    path: str
+    compression: str
+    first: bytes  # its first record
+
+    @property
+    def records(self) -> Iterator[bytes]:
+        """Its records, in their order."""
+        kind = getattr(tf.io.TFRecordCompressionType, COMPRESSIONS[self.compression])
+        return tf.io.tf_record_iterator(self.path, tf.io.TFRecordOptions(kind))
+
+
+def name_of(split: str, index: int, num_files: int) -> str:
+    """Return the name of a file."""
+    return f"{split}-{index:05d}-of-{num_files:05d}.tfrecord"
+
+
+def find_records(data_dir: str, split: str) -> list[str]:
+    """Return the paths of the files of one split, `train` or `t10k`, in `data_dir`; none if it has no such files.
+
+    Raises:
+      UnusableError: there are some, but none of this split, or not all of a set.
+    """
+    if os.path.abspath(data_dir).endswith(UNFINISHED):
+        raise UnusableError(f"--data_dir {data_dir} is left of a conversion that did not end: remove it, convert again")
+    by_word: dict[str, list[str]] = {}
+    try:
+        names = [name for name in sorted(os.listdir(data_dir)) if IS_RECORDS.search(name)]
+    except FileNotFoundError:  # load() may need none
+        return []
+    except OSError as error:
+        raise UnusableError(f"--data_dir {data_dir} cannot be read: {error.strerror}; give another one") from error
+    for name in names:
+        words = [word for word in re.findall("t10k|[a-z]+", name.lower()) if word in WORDS["train"] + WORDS["t10k"]]
+        by_word.setdefault((words or [""])[0], []).append(name)
+    found = next((by_word[word] for word in WORDS[split] if word in by_word), [])
+    if names and not found:
+        raise UnusableError(
+            f"--data_dir {data_dir} has TFRecord files, such as {names[0]}, but none of {split}: expected"
+            f" {name_of(split, 0, 4)} and so on, or another name with {' or '.join(WORDS[split][:3])}"
+        )
+    for count in {int(count) for name in found for count in re.findall(r"-\d{5}-of-(\d{5})", name)} - {len(found)}:
+        raise UnusableError(
+            f"--data_dir {data_dir} has {len(found)} files of {split}, and not {count}, as the names of some say:"
+            f" complete the set, and keep no other one there ({', '.join(found)})"
+        )
+    return [os.path.join(data_dir, name) for name in found]
+
+
+def look_at(path: str) -> File:
+    """Read the first record of a file.
+
+    Raises:
+      UnusableError: it cannot be read, or has none.
+    """
+    try:
+        with open(path, "rb") as file:
+            is_empty = not file.read(1)
+    except OSError as error:
+        raise UnusableError(f"{path} cannot be read: {error.strerror}; bring it back, or allow it") from error
+    for compression in COMPRESSIONS:
+        try:
+            return File(path, compression, next(File(path, compression, b"").records))
+        except (StopIteration, tf.errors.DataLossError):
+            continue
+    what = "is empty" if is_empty else "is no TFRecord file, or has no record, or its first record is corrupt"
+    raise UnusableError(f"{path} {what}: copy it again, or leave it out")
+
+
+def find_fault(files: Sequence[File], parse: Parse, num_records: int | None = None) -> str:
+    """Return which of some files, and which of its first records, cannot be read, and what to do; "" if all can."""
+    with tf.Graph().as_default(), tf.Session(config=CPU) as session:
+        serialized = tf.placeholder(tf.string, [None])
+        parsed = tf.nest.flatten(parse(serialized))
+
+        def try_to_parse(records: list[bytes], path: str, first: int) -> str:
+            try:
+                return str(session.run(parsed, {serialized: records}) and "") if records else ""
+            except tf.errors.OpError as error:
+                if len(records) > 1:
+                    tries = (try_to_parse([one], path, first + number) for number, one in enumerate(records))
+                    return next(filter(None, tries), "")
+                remedy = "correct the file, or FEATURES or parse() in mnist_input.py"
+                return f"{path}: record {first} cannot be parsed ({reason(error)}); {remedy}"
+
+        for file in files:
+            number, records, fault = 0, list[bytes](), ""
+            try:
+                look_at(file.path)
+                for record in itertools.islice(file.records, num_records):
+                    records.append(record)
+                    if len(records) == NUM_TRIED and not (fault := try_to_parse(records, file.path, number)):
+                        number, records = number + NUM_TRIED, []
+            except UnusableError as error:
+                fault = str(error)
+            except tf.errors.OpError as error:
+                fault = f"{file.path}: record {number + len(records)} is corrupt ({reason(error)}); copy the file again"
+            if fault := try_to_parse(records, file.path, number) or fault:
+                return fault
+    return ""
