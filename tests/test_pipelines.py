@@ -220,7 +220,10 @@ def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_p
             lambda *_: tf.data.Dataset.list_files("/nowhere/*", shuffle=False),
             "cannot be read .*No files matched pattern",
         ),
-        (lambda *_: tf.data.Dataset.range(5).filter(lambda n: n > 7), "there are none; correct mnist_input.py, or what it reads"),
+        (
+            lambda *_: tf.data.Dataset.range(5).filter(lambda n: n > 7),
+            "there are none; correct mnist_input.py, or what it reads",
+        ),
         (
             lambda *_: tf.data.Dataset.range(5).map(lambda n: 1 // (n - n)),
             "cannot be read .InvalidArgumentError: .*correct mnist_input.py, or what it reads",
