@@ -20,7 +20,7 @@ class Kind(NamedTuple):
     ema_decay: float | None = None
     figure: str = "accuracy"  # of the test
     bounds: tuple[float, float] = (0.9, 1.0)  # of the figure
-    tolerance: float = 0.01  # how much it may differ from that of one plain session
+    tolerance: float = 0.02  # how much it may differ from that of one plain session, whose seeds alone differ by 0.01
     says: str = ""  # part of the output
     writes: str = ""  # the tag of a summary
 
