@@ -125,3 +125,9 @@ def test_what_is_fetched_is_the_archive_and_what_is_made_of_it(train, data_dir, 
     assert sorted(os.listdir(new)) == [flights.ARCHIVE, "t10k.csv", "train.csv"]
     for name in os.listdir(new):
         assert (new / name).read_bytes() == (data_dir / name).read_bytes(), "as of an archive that was put there"
+
+    (new / "t10k.csv").unlink()
+    (new / "train.csv").write_bytes(b"a user's own")
+    flights.build_dataset(str(new), "t10k")
+    assert (new / "t10k.csv").read_bytes() == (data_dir / "t10k.csv").read_bytes()
+    assert (new / "train.csv").read_bytes() == b"a user's own"

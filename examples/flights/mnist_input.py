@@ -142,7 +142,8 @@ def _write_tables(data_dir: str) -> None:
                 with open(os.path.join(folder, name), "wb") as file:
                     rows = zip(*(column[is_here] for column in columns), strict=True)
                     file.writelines(line + b"\n" for line in itertools.chain([HEADER], map(b",".join, rows)))
-                os.replace(file.name, os.path.join(data_dir, name))
+                if not os.path.exists(path := os.path.join(data_dir, name)):  # another task, or a user, has made it
+                    os.replace(file.name, path)
     except OSError as error:
         remedy = f"put {ARCHIVE} into another --data_dir"
         raise DataError(f"{data_dir} cannot be written: {error.strerror}; {remedy}") from error
