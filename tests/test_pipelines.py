@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from examples.pictures import mnist_input as pictures
+from runtime.data import pipeline
 from runtime.data.sources import open_source
 from runtime.model.files import Files
 from runtime.model.function import Model
@@ -64,10 +66,12 @@ def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(dat
 
     with pytest.raises(UnusableError) as error:
         open_source(data_dir, "train", reader_of(build_whole))
-    assert (
-        "single examples, each once, in the same order each time: leave out batch() and repeat() and shuffle() (list_"
-    )
+    refused = "batch(), repeat(), shuffle() (list_files(), too, must have shuffle=False)"
+    assert f"single examples, each once and always in the same order: leave out {refused}" in str(error.value)
     assert str(error.value).endswith("The program shares, shuffles, repeats, makes batches and prefetches")
+    apart = reader_of(lambda *_: build_dataset(data_dir, "train").shuffle(9).repeat().batch(8).unbatch())
+    with pytest.raises(UnusableError, match=r"leave out repeat\(\), shuffle\(\) "):
+        open_source(data_dir, "train", apart)
 
 
 def test_each_worker_reads_each_example_of_its_own_once_in_each_epoch(data_dir):
@@ -137,7 +141,6 @@ def test_inputs_and_labels_may_have_any_structure(data_dir):
         columns = [tf.constant(column) for column in (a, b, number, text, twice)]
         loss, _ = model.build_gradients({"weight": tf.constant(1.0)}, columns)
         assert session.run(loss) == pytest.approx((np.arange(100.0) ** 2).mean())
-    serving = []
     with tf.Graph().as_default():
         serving = model.build_serving({"weight": tf.constant(1.0)}).inputs
         assert {name: tensor.shape.as_list() for name, tensor in serving.items()} == {"a": [None, 1], "b": [None]}
@@ -212,6 +215,23 @@ def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_p
     assert describe() != description
 
 
+def test_random_examples_are_not_compared_even_if_few_differ(data_dir):
+    def build_mirrored(data_dir, split):
+        def mirror(x, y):
+            return tf.image.random_flip_up_down(x[:, None, None])[:, 0, 0], y
+
+        return build_dataset(data_dir, split).map(mirror)
+
+    for _ in range(4):
+        assert "first example random" in open_source(data_dir, "train", reader_of(build_mirrored)).description
+
+
+def test_more_examples_than_can_be_tested_with_are_refused(data_dir, monkeypatch):
+    monkeypatch.setattr(pipeline, "MAX_LOADED", 7)
+    with pytest.raises(UnusableError, match="there are more than 7, too many to test with"):
+        open_source(data_dir, "train", reader_of(build_dataset)).load()
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -237,6 +257,16 @@ def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_p
 def test_what_is_no_dataset_of_examples_is_refused(tmp_path, build, message):
     with pytest.raises(UnusableError, match=message):
         open_source(str(tmp_path), "t10k", reader_of(build)).load()
+
+
+def test_pictures_of_a_class_without_training_are_told(tmp_path):
+    for folder in ("train/a", "train/.git", "test/b"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "test" / "b" / "1.png").touch()
+    with pytest.raises(pictures.DataError, match=r"/test has the class b, but the pictures to train on are of \['a'\]"):
+        pictures.build_dataset(str(tmp_path), "t10k")
+    with pytest.raises(pictures.DataError, match=r"/train has no pictures: expected CLASS/\*\.png or \*\.jpg in it"):
+        pictures.build_dataset(str(tmp_path), "train")
 
 
 def test_a_csv_has_strings_and_weights(tmp_path):

@@ -56,11 +56,11 @@ def make_files(data_dir, tmp_path):
     return make_files
 
 
-def draw(source, batch_size, num_runs, num_batches=2, seed=0):
+def draw(source, batch_size, num_runs, num_batches=2, seed=0, first_batch=0):
     """Return the columns of a worker's batches, one after the other."""
     with tf.Graph().as_default(), tf.Session() as session:
         batches = source.draw(num_batches, batch_size, seed)
-        batches.start(session, 0)
+        batches.start(session, first_batch)
         of_a_run = [batches.columns(inputs) for inputs in tf.unstack(batches.inputs)]
         drawn = []
         for _ in range(num_runs):
@@ -142,14 +142,14 @@ convert.convert(load_slowly, mnist_input.FEATURES, *sys.argv[1:3], 2)
     assert process.stdout.readline()
     left = f"{output_dir}.unfinished"
     arguments = mnist_input.load, mnist_input.FEATURES, data_dir, str(output_dir), 2
-    with pytest.raises(UnusableError, match=f"{left} is there: another process converts, or was killed: remove it"):
+    with pytest.raises(UnusableError, match=f"{left} is there: if no other conversion is running, remove it"):
         convert.convert(*arguments)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
     assert not output_dir.exists()
     assert os.path.exists(left)
-    with pytest.raises(UnusableError, match=r"is left of a conversion that did not end: remove it, convert again"):
+    with pytest.raises(UnusableError, match=r"is left over from a conversion that did not end: remove it, and convert"):
         open_source(left, "train", mnist_input)
     shutil.rmtree(left)
     convert.convert(*arguments)
@@ -388,6 +388,13 @@ def mix(folder):
     (folder / name_of("train", 0, 5)).write_bytes((folder / name_of("train", 0, 4)).read_bytes())
 
 
+def have_one_twice(folder):
+    """As `gzip -k` leaves it, in the place of another; and a copy that has not ended is none."""
+    remove(folder)
+    (folder / f"{name_of('train', 0, 4)}.gz").touch()
+    (folder / f".{name_of('train', 1, 4)}.Ab12cD").touch()
+
+
 def flip(folder):
     path = folder / name_of("train", 1, 4)
     content = bytearray(path.read_bytes())
@@ -420,9 +427,10 @@ IS_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (remove, "has 3 files of train, and not 4, as the names of some say: complete the set, and keep no other"),
-        (empty, "train-00001-of-00004.tfrecord is empty: copy it again, or leave it out"),
-        (mix, "has 5 files of train, and not 4, as the names of some say"),
+        (remove, "does not have each file of train once, as their names number them: complete the set, and keep no"),
+        (empty, "train-00001-of-00004.tfrecord is empty: copy it again, or make the set without it"),
+        (mix, "does not have each file of train once, as their names number them"),
+        (have_one_twice, "does not have each file of train once, as their names number them"),
         (
             flip,
             "train-00001-of-00004.tfrecord is no TFRecord file, or has no record, or its first record is corrupt",
@@ -477,6 +485,23 @@ def test_what_happens_to_a_file_while_it_is_read_is_told_with_the_record(make_fi
     source._has_read = True
     with pytest.raises(DataLostError):
         draw(source, 500, num_runs=4)
+
+
+def test_what_cannot_be_read_is_told_while_the_examples_of_a_run_that_goes_on_are_counted(make_files):
+    folder = make_files(2)
+    source = open_source(str(folder), "train", mnist_input).share(1, 2)
+    corrupt(folder / name_of("train", 1, 2), [])
+    with pytest.raises(UnusableError, match=r"train-00001-of-00002\.tfrecord: record 500 is corrupt \("):
+        draw(source, 5, num_runs=1, first_batch=3)
+
+
+def test_a_file_that_becomes_empty_while_it_is_read_is_told(make_files):
+    folder = make_files(1)
+    source = open_source(str(folder), "train", mnist_input).share(0, 1)
+    os.truncate(folder / name_of("train", 0, 1), 0)
+    source._has_read = True
+    with pytest.raises(DataLostError, match=r"train-00000-of-00001\.tfrecord is empty: copy it again"):
+        draw(source, 5, num_runs=1)
 
 
 # Where they stand

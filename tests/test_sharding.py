@@ -128,7 +128,7 @@ def test_each_worker_reads_a_share_of_its_own_in_each_epoch(start, open_files, n
         assert count(np.concatenate(epoch)) == [1] * NUM_EXAMPLES
     assert first[0] != second[0]
     assert len({number % num_files for number in first[0]}) == 2
-    of_few = "2 files for 3 workers: each worker reads one of 3 examples of a file"
+    of_few = "2 files for 3 workers: each worker reads one in 3 examples of a file"
     assert (of_few in caplog.text) == (num_files == 2)
 
 

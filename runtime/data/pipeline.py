@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
 
@@ -76,9 +76,12 @@ class PipelineSource:
         Raises:
           UnusableError: one cannot be read, or there is none.
         """
-        if columns := self._read(lambda: self._to_batch(self._make_open()(self._numbers), num_examples)):
+        with reminding(f"still reading {self._where}", "what mnist_input.py reads"):
+            columns = self._read(lambda: self._to_batch(self._make_open()(self._numbers), num_examples))
+        if columns and len(columns[0]) < MAX_LOADED:
             return self._to_columns(columns)
-        raise UnusableError(f"{self._where} cannot be used: there are none; correct mnist_input.py, or what it reads")
+        found = f"there are more than {MAX_LOADED}, too many to test with" if columns else "there are none"
+        raise UnusableError(f"{self._where} cannot be used: {found}; correct mnist_input.py, or what it reads")
 
     def draw(self, num_batches: int, batch_size: int, seed: int) -> Batches:
         """Build what reads the examples of all runs, ahead while the worker computes."""
@@ -102,7 +105,7 @@ class PipelineSource:
                 return [tf.gather(part, numbers) for part in parts]
 
         inputs = tf.reshape(tf.range(run_size), [num_batches, batch_size])
-        return Batches(inputs, gather, self.signature, parts, first, iterator.initializer, {}, self._join)
+        return Batches(inputs, gather, self.signature, parts, first, iterator.initializer, {}, self._starting)
 
     def _build_windows(self, open_pieces: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
         """Build windows without end, but for `first` examples, int64 [], which are left out.
@@ -117,7 +120,9 @@ class PipelineSource:
 
         @untouched
         def build_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            of_epoch = build_seed(seed, self._stream, epoch)
+            is_some = open_pieces(numbers).take(1).reduce(False, lambda *_: True)  # or this would search for ever
+            with tf.control_dependencies([tf.debugging.Assert(is_some, ["no example is left"])]):
+                of_epoch = build_seed(seed, self._stream, epoch)
             windows = self._to_windows(open_pieces(shuffle(numbers, of_epoch)))
             return self._mix(windows, of_epoch, tf.where(epoch > first_epoch, zero, num_left_out))
 
@@ -149,8 +154,15 @@ class PipelineSource:
         """Build the columns of runs of `size` examples each."""
         raise NotImplementedError
 
-    def _join(self, session: tf.Session) -> None:
-        """Note which session draws."""
+    @contextlib.contextmanager
+    def _starting(self, session: tf.Session) -> Iterator[None]:
+        """Note which session draws. When a run goes on, all examples of this share are counted before the first."""
+        self._session = session
+        with reminding("still counting the examples of this share", self._where):
+            try:
+                yield
+            except tf.errors.OpError as error:
+                self._raise_fault(error)
 
     @contextlib.contextmanager
     def telling_faults(self) -> Iterator[None]:
@@ -164,9 +176,14 @@ class PipelineSource:
             yield
             self._has_read = True
         except tf.errors.OpError as error:
-            if isinstance(error, PASSING) or "IteratorGetNext" not in error.message:
+            if "IteratorGetNext" not in error.message:
                 raise
-            raise (DataLostError if self._has_read else UnusableError)(self._tell_fault(error)) from error
+            self._raise_fault(error)
+
+    def _raise_fault(self, error: tf.errors.OpError) -> NoReturn:
+        if isinstance(error, PASSING):
+            raise error
+        raise (DataLostError if self._has_read else UnusableError)(self._tell_fault(error)) from error
 
     def _tell_fault(self, error: tf.errors.OpError) -> str:
         with reminding("still looking for the example that cannot be read", self._where):

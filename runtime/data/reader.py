@@ -1,5 +1,6 @@
 """Examples as a graph gets at them, wherever they come from."""
 
+import contextlib
 import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ class Batches(NamedTuple):
     first_example: tf.Tensor  # int64 [], a placeholder: how many examples earlier sessions have used
     initializer: tf.Operation
     feed_dict: Mapping[tf.Tensor, npt.NDArray[Any]]  # what `initializer` is fed beside that
-    join: Callable[[tf.Session], None] = lambda session: None  # is told the session that will draw
+    starting: Callable[[tf.Session], Any] = contextlib.nullcontext  # is entered when a session starts to draw
 
     def columns(self, of_batch: tf.Tensor) -> Columns:
         """Build the examples of some inputs."""
@@ -35,9 +36,9 @@ class Batches(NamedTuple):
 
     def start(self, session: tf.Session, first_batch: int) -> None:
         """Let a session draw; a worker's own stream begins with batch `first_batch`."""
-        self.join(session)
         first_example = first_batch * self.inputs.shape[1]
-        session.run(self.initializer, {**self.feed_dict, self.first_example: first_example})
+        with self.starting(session):
+            session.run(self.initializer, {**self.feed_dict, self.first_example: first_example})
 
 
 def signature_of(examples: Any) -> Any:

@@ -33,8 +33,8 @@ class RecordSource(PipelineSource):
         checksum = zlib.crc32(repr(looks).encode(errors="surrogateescape"))
         self.description = f"({len(paths)} files, CRC-32 of names, sizes and first records {checksum:08x})"
         if fault := find_fault(self._files, parse, num_records=1):
-            self._num_bytes = len(self._files[0].first)
-            if self._num_bytes == 1 + sum(of_input.shape.num_elements() for of_input in inputs_of(spec).values()):
+            sizes = [of_input.shape.num_elements() for of_input in inputs_of(spec).values()]
+            if len(self._files[0].first) == 1 + sum(sizes):
                 folder = os.path.dirname(paths[0])
                 fault = f"{folder} has files of version 1, which wrote no tf.train.Example: convert them with python"
                 fault += f" mnist_input.py convert --shards=16 --data_dir={folder} --output_dir={folder}-examples"
@@ -57,7 +57,7 @@ class RecordSource(PipelineSource):
         num_files, num_parts = len(self._files), 1
         if num_files < num_workers * (2 if hold else 1):
             num_parts = -(2 * num_workers // -num_files) if hold else num_workers
-            what = f"{'a piece is' if hold else 'each worker reads'} one of {num_parts} examples of a file"
+            what = f"{'a piece is' if hold else 'each worker reads'} one in {num_parts} examples of a file"
             logging.info("%d files for %d workers: %s", num_files, num_workers, what)
         numbers = range(num_files * num_parts)
         if not hold:
@@ -109,9 +109,6 @@ class RecordSource(PipelineSource):
             return self._mix(self._to_windows(open_pieces(piece[1:])), build_seed(seed, None, piece[0]))
 
         return tf.data.Dataset.range(ALL).flat_map(build_piece)
-
-    def _join(self, session: tf.Session) -> None:
-        self._session = session
 
     def _find_fault(self) -> str:
         own = sorted({number // self._num_parts for number in self._numbers})

@@ -1,5 +1,6 @@
 """Where the examples of a run come from: from `load()` into memory, or through `tf.data` as they are needed."""
 
+import os
 from typing import Any
 
 from runtime.data import download
@@ -32,7 +33,8 @@ def open_source(data_dir: str, split: str, reader: Any) -> Source:
         if parse and (paths := find_records(data_dir, split)):
             return RecordSource(paths, parse, reader.INPUT, where)
         if not hasattr(reader, "load"):
-            raise UnusableError(f"{where} cannot be found: it has no TFRecord files, and mnist_input.py no load()")
+            missing = "it has no TFRecord files" if os.path.isdir(data_dir) else "there is no such folder"
+            raise UnusableError(f"{where} cannot be found: {missing}, and mnist_input.py has no load()")
         examples = reader.load(data_dir, split)
     check_examples(examples, reader.INPUT, where)
     return MemorySource(examples)

@@ -1,5 +1,6 @@
 """Examples of a data set that a user builds: `build_dataset()` in `mnist_input.py`."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from runtime.data.reader import compute_checksum, signature_of
 from runtime.model.users_files import check_signature
 from runtime.process.errors import UnusableError
 
+NUM_SAMPLED = 64  # examples that say how much memory one takes
 # What a user's pipeline must leave to the program: what the op begins with, and the call that makes it.
 REFUSED = {"Repeat": "repeat()", "Batch": "batch()", "ParallelBatch": "batch()", "PaddedBatch": "padded_batch()"}
 REFUSED["Shuffle"] = "shuffle() (list_files(), too, must have shuffle=False)"
@@ -26,6 +28,7 @@ class UsersSource(PipelineSource):
         """
         self._build, self._where = build, where
         samples = [self.load(1) for _ in range(2)]
+        first_ones = self.load(NUM_SAMPLED)
         found, names = self.signature[0], sorted(spec) if isinstance(spec, Mapping) else []
         if (sorted(found) if isinstance(found, Mapping) else []) != names:
             raise UnusableError(
@@ -34,9 +37,11 @@ class UsersSource(PipelineSource):
             )
         in_order = {name: spec[name] for name in names} or spec  # as the columns of a dict are
         check_signature(tf.nest.flatten(found), in_order, where)
-        self._num_bytes = sum(part.nbytes if part.dtype != object else sum(map(len, part.flat)) for part in samples[0])
+        num_bytes = [part.nbytes if part.dtype != object else sum(map(len, part.flat)) for part in first_ones]
+        self._num_bytes = sum(num_bytes) // len(first_ones[0])
         checksums = {compute_checksum(sample) for sample in samples}
-        first = f"{checksums.pop():08x}" if len(checksums) == 1 else "random"
+        is_random = self._is_random or len(checksums) > 1  # as the numbers are that a Python function draws
+        first = "random" if is_random else f"{checksums.pop():08x}"
         self.description = f"(a data set of build_dataset(), CRC-32 of the first example {first})"
 
     def share(self, index: int, num_workers: int, hold: Any = None) -> "UsersSource":
@@ -47,7 +52,7 @@ class UsersSource(PipelineSource):
         """
         if hold:
             raise UnusableError(
-                "--sharding=dynamic deals out files, which nobody sees in the data set that build_dataset() in"
+                "--sharding=dynamic deals out files, which cannot be seen in the data set that build_dataset() in"
                 " mnist_input.py returns: give --sharding=static, or let FEATURES say what is in TFRecord files"
             )
         return self._share(index, num_workers, [index], num_workers)
@@ -59,9 +64,11 @@ class UsersSource(PipelineSource):
             raise UnusableError(
                 f"mnist_input.py: build_dataset() must return a tf.data.Dataset, found {type(dataset).__name__}"
             )
-        op, calls = tf.data.experimental.to_variant(dataset).op, set[str]()
-        while op.type != "UnbatchDataset" and op.inputs and op.inputs[0].dtype == tf.variant:
-            calls |= {call for begin, call in REFUSED.items() if op.type.startswith(f"{begin}Dataset")}
+        op, calls, is_apart = tf.data.experimental.to_variant(dataset).op, set[str](), False
+        while op.inputs and op.inputs[0].dtype == tf.variant:
+            is_apart |= op.type == "UnbatchDataset"  # what made batches before that has done no harm
+            found = {call for begin, call in REFUSED.items() if op.type.startswith(f"{begin}Dataset")}
+            calls |= {call for call in found if not (is_apart and "batch" in call)}
             op = op.inputs[0].op
         if calls:
             raise UnusableError(
@@ -83,6 +90,9 @@ class UsersSource(PipelineSource):
     def _to_batch(self, examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
         batch = self._batch(examples.take(size), size)
         self.signature = signature_of(batch.element_spec)
+        graph = tf.get_default_graph().as_graph_def()
+        nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
+        self._is_random = any("seed2" in node.attr for node in nodes)  # some have few results, often the same one
         return batch
 
     def _to_windows(self, examples: tf.data.Dataset) -> tf.data.Dataset:

@@ -76,7 +76,11 @@ def check_examples(examples: Any, spec: Any, where: str) -> None:
 
 def check_signature(columns: Sequence[tf.TensorSpec], spec: Any, where: str) -> None:
     """Check the columns of one example as `check_examples()` does those of many."""
-    for (name, expected), found in zip(inputs_of(spec).items(), columns, strict=False):
+    if len(columns) < len(inputs := inputs_of(spec)):
+        raise UnusableError(
+            f"{where} have {len(columns)} columns, expected one for each of {', '.join(inputs)} at least"
+        )
+    for (name, expected), found in zip(inputs.items(), columns, strict=False):
         sizes = found.shape.num_elements(), expected.shape.num_elements()
         are_alike = sizes[0] == sizes[1] if sizes[0] else found.shape.is_compatible_with(expected.shape)
         if found.dtype != expected.dtype or not are_alike:
