@@ -95,58 +95,46 @@ def test_one_cycle_is_the_same_for_every_contender():
 SLOW, FAST = Setting("sgd", 0.5, "constant", 4096), Setting("nesterov", 0.3, "one_cycle", 2048, "--local_steps=64")
 
 
-def test_the_first_has_the_lowest_median_of_those_that_reach_the_target_most_often():
-    a, b, c = (SLOW._replace(learning_rate=rate) for rate in (0.1, 0.2, 0.3))
-    assert tuning.ranked({a: [1.0, 1.0, None], b: [3.0, 2.0, 4.0]}) == [b, a]
-    assert tuning.ranked({a: [1.0, 9.0, 9.0], b: [3.0, 2.0, 4.0], c: [0.5, None, None]}) == [b, a, c]
-    assert tuning.ranked({a: [None], b: [60.0]}) == [b, a]
-
-
 @pytest.mark.parametrize("contender", contenders.CONTENDERS, ids=lambda contender: contender.name)
 def test_all_contenders_are_tuned_alike(monkeypatch, contender):
-    # With the first seed, one cycle of Nesterov's momentum at 0.2 is the soonest, with 1280 batches more so, and with
-    # the last variant still more; with the other seeds a constant rate is.
+    # One cycle of Nesterov's momentum at 0.2 is the soonest, more so the fewer its batches, and with the last variant.
     runs = []
 
     def train(contender, setting, seed):
         runs.append((setting, seed))
-        secs = {"constant": 5.0 if seed == tuning.SEEDS[0] else 1.0, "one_cycle": 6.0}[setting.lr_schedule]
-        if setting[:3] == ("nesterov", 0.2, "one_cycle") and seed == tuning.SEEDS[0]:
+        secs = 5.0
+        if setting[:3] == ("nesterov", 0.2, "one_cycle"):
             secs = 2.0 + setting.num_batches / 10000 - 0.1 * contender.variants.index(setting.variant)
-        return {"secs_to_target": secs if setting.optimizer != "adam" else None, "test_accuracy": 0.98}
+        return {"secs_to_target": secs, "test_accuracy": 0.97 if setting.optimizer == "adam" else 0.98}
 
     monkeypatch.setattr(contenders, "train", train)
-    best = tuning.best_setting(contender)
+    assert tuning.best_setting(contender) == Setting("nesterov", 0.2, "one_cycle", 1280, contender.variants[-1])
     first = [setting for setting, seed in runs if seed == tuning.SEEDS[0]]
     assert len(first) == len(set(first)) == 9 + 4 + 3 + len(contender.variants) - 1
     assert {setting.lr_schedule for setting in first} == {"constant", "one_cycle"}
-    assert first[-1].num_batches == (1280 if len(contender.variants) > 1 else first[-1].num_batches)
     finalists = {setting for setting, seed in runs if seed in tuning.SEEDS[1:]}
     assert len(finalists) == 3
-    assert len([seed for _, seed in runs if seed in tuning.SEEDS]) == len(first) + 6
-    assert Setting("nesterov", 0.2, "one_cycle", 1280, contender.variants[-1]) in finalists
-    assert best in finalists
+    assert len(runs) == len(first) + 3 * 7
 
 
-def test_a_cycle_that_is_hardly_long_enough_gives_way_to_the_next_longer_one(monkeypatch):
-    secs, accuracies = (
-        {1536: 0.2, 2048: 0.3, 3072: 0.4},
-        {1536: [0.9755, *[0.98] * 4], 2048: [0.98] * 5, 3072: [0.98] * 5},
-    )
+def test_a_setting_that_often_ends_below_the_target_is_not_chosen(monkeypatch):
+    # Of two cycles that are soonest, the first ends below the target with two seeds of eight, the second with one.
+    failing = {1280: tuning.SEEDS[2:4], 1536: tuning.SEEDS[5:6]}
+    runs = []
 
     def train(_, setting, seed):
-        accuracy = accuracies[setting.num_batches][seed - tuning.CONFIRMING_SEEDS[0]]
-        return {"secs_to_target": secs[setting.num_batches], "test_accuracy": accuracy}
+        runs.append((setting, seed))
+        accuracy = 0.9749 if seed in failing.get(setting.num_batches, ()) else 0.98
+        return {"secs_to_target": setting.num_batches / 10000, "test_accuracy": accuracy}
 
     monkeypatch.setattr(contenders, "train", train)
-    contender = contenders.BY_NAME[contenders.OURS]
-    for best, expected in ((1536, 2048), (2048, 2048), (3072, 3072)):
-        assert tuning.confirmed(contender, FAST._replace(num_batches=best)).num_batches == expected
+    assert tuning.best_setting(contenders.BY_NAME[contenders.CLASSIC]).num_batches == 1536
+    assert [seed for setting, seed in runs if setting.num_batches == 1280] == [*tuning.SEEDS[:4]]
 
 
 def test_the_seeds_of_tuning_are_not_those_of_the_comparison():
     rounds = inspect.signature(compare.compare).parameters["rounds"].default
-    assert {*tuning.SEEDS, *tuning.CONFIRMING_SEEDS}.isdisjoint(range(rounds))
+    assert set(tuning.SEEDS).isdisjoint(range(rounds))
 
 
 def test_every_number_of_batches_is_a_whole_number_of_calls():
