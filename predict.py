@@ -28,6 +28,7 @@ from runtime.process.errors import UNUSABLE_STATUS, UnusableError
 Ink = npt.NDArray[np.float64]  # [height, width], from 0 for paper to 1
 
 IMAGE_SIZE, DIGIT_SIZE = 28, 20  # of MNIST, and of the box that a digit fits into there
+EXPECTED = {"images": (1, IMAGE_SIZE, IMAGE_SIZE), "classes": (1,), "probabilities": (1, 10)}  # of the model
 WORK_SIZE = 280  # every picture is brought to this size first
 MIN_CONTRAST = 24  # of 255: a picture with less has no digit
 MIN_INK = 0.2  # what is fainter is a shadow, or what JPEG leaves around a stroke
@@ -150,10 +151,13 @@ def load_model(folder: str) -> Callable[..., dict[str, tf.Tensor]]:
         remedy = "give what distributed.py was given as --export_dir"
         raise UnusableError(f"--model {folder} has no exported model that can be loaded: {remedy}") from error
     inputs, outputs = model.structured_input_signature[1], model.structured_outputs
-    if list(inputs) != ["images"] or not {"classes", "probabilities"} <= set(outputs):
+    found = {**inputs, **outputs}
+    fits = [name in found and found[name].shape.is_compatible_with(shape) for name, shape in EXPECTED.items()]
+    if list(inputs) != ["images"] or inputs["images"].dtype != tf.uint8 or not all(fits):
+        shapes = "; ".join(f"{name} {of_name.dtype.name} {of_name.shape}" for name, of_name in found.items())
         raise UnusableError(
-            f"--model {folder} has a model from {', '.join(inputs)} to {', '.join(outputs)}, expected images to"
-            " classes and probabilities: give a model of pictures of digits"
+            f"--model {folder} has a model of {shapes}, expected uint8 images of 28 x 28, and classes and probabilities"
+            " of ten digits: give a model of pictures of digits"
         )
     return model
 

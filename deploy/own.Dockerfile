@@ -7,5 +7,6 @@ FROM mnist:1
 USER root
 # model.py, mnist_input.py and what they import; perhaps requirements.txt with further packages, and data.
 COPY . ./
-RUN test ! -e requirements.txt || python -m pip install --no-cache-dir --requirement requirements.txt
+RUN chmod -R a+rX . && \
+  { test ! -e requirements.txt || python -m pip install --no-cache-dir --requirement requirements.txt; }
 USER 10001:10001

@@ -159,7 +159,7 @@ def test_under_slurm_a_task_that_always_fails_is_started_again_five_times(tmp_pa
 SRUN = f"""#!{sys.executable}
 import os, subprocess, sys
 pipes = {{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}}
-command = sys.argv[4:]
+command = sys.argv[5:]
 tasks = [subprocess.Popen(command, env={{**os.environ, "SLURM_PROCID": str(i)}}, **pipes) for i in range(12)]
 print("00: what the node says: 1")
 for index in reversed(range(12)):

@@ -95,6 +95,22 @@ def test_when_no_source_has_them_every_reason_is_told_and_nothing_is_left(tmp_pa
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\npart", b"no web server\n"])
+def test_a_mirror_that_is_cut_off_or_none_is_given_up(tmp_path, monkeypatch, mirror, answer):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with server.accept()[0] as connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        broken = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        monkeypatch.setattr(download, "MIRRORS", (broken, mirror(CONTENTS)))
+        download.fetch(str(tmp_path / "data"))
+    assert read_all(tmp_path / "data") == CONTENTS
+
+
 def test_a_silent_mirror_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(download, "SILENCE_SECS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -92,15 +92,27 @@ def test_each_export_is_the_next_version_and_replaces_none(tmp_path, model, valu
     assert sorted(os.listdir(tmp_path)) == ["7", "8", "9", "notes"]
 
 
-def test_a_model_that_was_exported_before_is_not_exported_again(tmp_path, model, values, caplog):
+def test_a_model_that_is_the_newest_is_not_exported_again(tmp_path, model, values, caplog):
     caplog.set_level("INFO")
     others = {**values, "mlp/hidden/biases": np.ones(1, np.float32)}
-    for exported in (values, others, values):
+    for exported in (others, values, values):
         ordered = {name: exported[name] for name in sorted(values)}
         export(str(tmp_path), model, ordered.copy)
         values = dict(reversed(values.items()))  # the order of the names says nothing
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
-    assert f"{tmp_path}/1 has this model already" in caplog.text
+    assert f"{tmp_path}/2 has this model already" in caplog.text
+    export(str(tmp_path), model, lambda: others)  # who goes back to it wants it to be served
+    assert sorted(os.listdir(tmp_path)) == ["1", "2", "3"]
+
+
+def test_the_same_values_with_another_graph_are_another_model(tmp_path, model, values, monkeypatch):
+    export(str(tmp_path), model, lambda: values)
+    logits = model.test.logits
+    with model.test.graph.as_default():
+        corrected = {**model.test.predictions, "twice": 2 * logits}
+    monkeypatch.setattr(model, "test", model.test._replace(predictions=corrected))
+    export(str(tmp_path), model, lambda: values)
+    assert sorted(os.listdir(tmp_path)) == ["1", "2"]
 
 
 def test_a_number_that_another_job_takes_meanwhile_is_left_to_it(tmp_path, model, values, monkeypatch):

@@ -136,6 +136,16 @@ def test_an_environment_of_this_program_may_lie_elsewhere_and_is_made_anew_for_a
     assert (install.project / ".venv" / "bin" / "python").read_text() == FAKE_PYTHON
 
 
+def test_an_environment_whose_python_an_upgrade_of_the_system_has_replaced_is_made_anew(install):
+    venv = install.project / ".venv"
+    (venv / "bin" / "python").write_text('#!/bin/sh\ncase "$2" in *pip*) exit 1 ;; esac\n')  # it has no packages
+    (venv / "made-by-venv.sh").touch()
+    with run_venv(install) as run:
+        said, error = run.communicate()
+    assert (run.returncode, said) == (0, f"{venv}/bin/python\n"), error
+    assert (venv / "pyvenv.cfg").exists()
+
+
 def test_an_environment_that_another_process_makes_is_waited_for(install):
     folder = os.open(install.project, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
@@ -164,12 +174,12 @@ def test_a_failure_of_pip_is_told_with_a_remedy(install):
 
 
 def test_an_environment_that_is_half_made_is_made_anew(install):
-    (install.project / ".venv" / "unfinished").touch()
+    (install.project / ".venv" / "unfinished-by-venv.sh").touch()
     script = install.project / "runtime" / "launch" / "venv.sh"
     (install.project / "requirements.txt").write_text("")
     done = subprocess.run([script, "requirements.txt"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert not (install.project / ".venv" / "unfinished").exists()
+    assert not (install.project / ".venv" / "unfinished-by-venv.sh").exists()
     assert (install.project / ".venv" / "pyvenv.cfg").exists()
 
 

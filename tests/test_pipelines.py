@@ -223,7 +223,7 @@ def test_random_examples_are_not_compared_even_if_few_differ(data_dir):
         return build_dataset(data_dir, split).map(mirror)
 
     for _ in range(4):
-        assert "first example random" in open_source(data_dir, "train", reader_of(build_mirrored)).description
+        assert "first examples random" in open_source(data_dir, "train", reader_of(build_mirrored)).description
 
 
 def test_more_examples_than_can_be_tested_with_are_refused(data_dir, monkeypatch):

@@ -186,15 +186,28 @@ def test_a_folder_without_a_model_ends_with_2_and_one_line(tmp_path, monkeypatch
     )
 
 
-def test_a_model_of_something_else_ends_with_2_and_says_what_it_takes(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "num_classes"),
+    [
+        ("words", [24], "int32", 10),
+        ("images", [32, 32, 3], "uint8", 10),  # of examples/pictures
+        ("images", [28, 28], "float32", 10),
+        ("images", [28, 28], "uint8", 26),  # of letters
+    ],
+)
+def test_a_model_of_something_else_ends_with_2_and_says_what_it_takes(
+    tmp_path, monkeypatch, capsys, name, shape, dtype, num_classes
+):
     draw(5).save(tmp_path / "five.png")
     with tf.Graph().as_default(), tf.Session() as session:
-        words = tf.placeholder(tf.int32, [None, 24], "words")
-        tf.saved_model.simple_save(session, str(tmp_path / "1"), {"words": words}, {"probabilities": words + 1})
+        given = tf.placeholder(dtype, [None, *shape], name)
+        probabilities = tf.zeros([tf.shape(given)[0], num_classes])
+        outputs = {"classes": tf.argmax(probabilities, axis=1), "probabilities": probabilities}
+        tf.saved_model.simple_save(session, str(tmp_path / "1"), {name: given}, outputs)
     monkeypatch.setattr(sys, "argv", ["predict.py", f"--model={tmp_path}", str(tmp_path / "five.png")])
     with pytest.raises(SystemExit, match="2"):
         predict.main()
-    expected = (
-        "a model from words to probabilities, expected images to classes and probabilities: give a model of pictures"
-    )
-    assert f"error: --model {tmp_path} has {expected}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --model {tmp_path} has a model of {name} {dtype} (None, {', '.join(map(str, shape))}")
+    assert f"probabilities float32 (None, {num_classes})" in error
+    assert error.endswith(" of ten digits: give a model of pictures of digits\n")

@@ -202,6 +202,7 @@ def test_the_command_refuses_what_is_not_meant(mnist_dir, tmp_path, flags, messa
     assert process.returncode == 2
     assert os.listdir(tmp_path) == ["table.csv"]
     assert message.format(folder=tmp_path) in process.stderr.splitlines()[-1]
+    assert "Traceback" not in process.stderr
 
 
 def test_what_cannot_be_converted_is_refused_and_leaves_nothing(data_dir, make_files, tmp_path):
@@ -449,6 +450,13 @@ def test_unusable_files_are_refused(make_files, damage, message):
         open_source(str(folder), "train", mnist_input)
     assert message in str(error.value)
     assert str(folder) in str(error.value)
+
+
+def test_the_parts_of_a_checkpoint_are_no_examples(data_dir, tmp_path):
+    """One folder may be --data_dir and --train_dir."""
+    folder = shutil.copytree(data_dir, tmp_path / "both")
+    (folder / "model.ckpt-0.data-00000-of-00001").touch()
+    assert len(open_source(str(folder), "train", mnist_input).load()[0]) == 1003
 
 
 def corrupt(path, records):

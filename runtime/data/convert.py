@@ -16,7 +16,7 @@ from runtime.data import download
 from runtime.data.files import UNFINISHED, find_fault, find_records, look_at, name_of
 from runtime.data.reader import Columns
 from runtime.data.records import make_parse
-from runtime.process.errors import UNUSABLE_STATUS, UnusableError, check_folder
+from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, UnusableError, check_folder
 from runtime.process.phases import preparing
 
 Load = Callable[[str, str], Columns]  # reads a split of a folder into memory
@@ -108,6 +108,7 @@ def main(reader: Any) -> None:
         parser.error("--output_dir is needed with --data_dir, into which nothing is written")
     data_dir = arguments.data_dir or download.default_data_dir()
     output_dir = arguments.output_dir or os.path.join(data_dir, "tfrecord")
+    UNUSABLE.extend([download.DownloadError, reader.DataError])
     try:
         for name, folder in (("data_dir", data_dir), ("output_dir", output_dir)):
             if folder.startswith("~"):
@@ -119,7 +120,7 @@ def main(reader: Any) -> None:
             raise UnusableError(f"--data_dir {data_dir} has files of tf.train.Example already")
         load = load_old if old else reader.load
         convert(load, reader.FEATURES, data_dir, output_dir, arguments.shards)
-    except (UnusableError, download.DownloadError, reader.DataError) as error:
+    except tuple(UNUSABLE) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(UNUSABLE_STATUS)
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ an image is built with it before TensorFlow is there, and behind many firewalls 
 import contextlib
 import gzip
 import hashlib
+import http.client
 import logging
 import os
 import signal
@@ -35,6 +36,8 @@ WHEELS = (
 TILDE = "~ is only understood by a shell, and only at the start of a word: write $HOME"
 SILENCE_SECS = 5.0  # how long a mirror may say nothing before the next source is tried
 PIP_SECS = 120.0  # how long pip may take for a wheel
+# Of a source: it is away, is cut off, is no web server, or has something else.
+FAILURES = (OSError, http.client.HTTPException, subprocess.SubprocessError, zipfile.BadZipFile, KeyError, ValueError)
 UNFINISHED = ".fetching"  # at the end of the name of a file that is not whole yet
 
 
@@ -93,7 +96,7 @@ def fetch(data_dir: str) -> None:
                 _save(_unpack(name, packed), os.path.join(data_dir, name))
                 missing.remove(name)
             return
-        except (OSError, KeyError, ValueError, subprocess.SubprocessError, zipfile.BadZipFile) as error:
+        except FAILURES as error:
             failures.append(f"{source.partition(' ')[0]}: {error}")
     raise DownloadError(
         f"--data_dir {data_dir} lacks {', '.join(missing)}, and no source had them: put the files there by hand, or"

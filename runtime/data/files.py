@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from runtime.process.errors import UnusableError, reason
 
 UNFINISHED = ".unfinished"  # at the end of the name of a folder into which a process converts
-IS_RECORDS = re.compile(r"\.tfrecords?\b|-\d{5}-of-\d{5}$")
+IS_RECORDS = re.compile(r"\.tfrecords?\b|(?<!\.data)-\d{5}-of-\d{5}$")  # no part of a checkpoint
 # The first of these words in a name tells its split; of several sets to test with, that of the first word counts.
 WORDS = {"train": ["train", "training"], "t10k": ["t10k", "test", "testing", "validation", "valid", "val", "eval"]}
 COMPRESSIONS = {"": "NONE", "GZIP": "GZIP", "ZLIB": "ZLIB"}  # as datasets name them, and as readers do

@@ -70,7 +70,7 @@ class PipelineSource:
             except tf.errors.OpError as error:
                 raise UnusableError(self._tell_fault(error)) from error
 
-    def load(self, num_examples: int = MAX_LOADED) -> Columns:
+    def load(self, num_examples: int = MAX_LOADED + 1) -> Columns:
         """Return all examples, or the first ones, in memory.
 
         Raises:
@@ -78,7 +78,7 @@ class PipelineSource:
         """
         with reminding(f"still reading {self._where}", "what mnist_input.py reads"):
             columns = self._read(lambda: self._to_batch(self._make_open()(self._numbers), num_examples))
-        if columns and len(columns[0]) < MAX_LOADED:
+        if columns and len(columns[0]) <= MAX_LOADED:
             return self._to_columns(columns)
         found = f"there are more than {MAX_LOADED}, too many to test with" if columns else "there are none"
         raise UnusableError(f"{self._where} cannot be used: {found}; correct mnist_input.py, or what it reads")

@@ -26,9 +26,9 @@ def open_source(data_dir: str, split: str, reader: Any) -> Source:
     if hasattr(reader, "fetch") and download.may_fetch(data_dir):
         reader.fetch(data_dir)
     where = f"the examples {split!r} of --data_dir {data_dir}"
+    if hasattr(reader, "build_dataset"):
+        return UsersSource(lambda: reader.build_dataset(data_dir, split), reader.INPUT, where)
     with reminding(f"still reading the examples {split!r}", data_dir):
-        if hasattr(reader, "build_dataset"):
-            return UsersSource(lambda: reader.build_dataset(data_dir, split), reader.INPUT, where)
         parse = make_parse(reader)
         if parse and (paths := find_records(data_dir, split)):
             return RecordSource(paths, parse, reader.INPUT, where)

@@ -11,7 +11,7 @@ from runtime.data.reader import compute_checksum, signature_of
 from runtime.model.users_files import check_signature
 from runtime.process.errors import UnusableError
 
-NUM_SAMPLED = 64  # examples that say how much memory one takes
+NUM_SAMPLED = 64  # examples that tell this data set from others, and how much memory one takes
 # What a user's pipeline must leave to the program: what the op begins with, and the call that makes it.
 REFUSED = {"Repeat": "repeat()", "Batch": "batch()", "ParallelBatch": "batch()", "PaddedBatch": "padded_batch()"}
 REFUSED["Shuffle"] = "shuffle() (list_files(), too, must have shuffle=False)"
@@ -27,8 +27,7 @@ class UsersSource(PipelineSource):
           UnusableError: it returns something else, or nothing can be read.
         """
         self._build, self._where = build, where
-        samples = [self.load(1) for _ in range(2)]
-        first_ones = self.load(NUM_SAMPLED)
+        sample, again = (self.load(NUM_SAMPLED) for _ in range(2))
         found, names = self.signature[0], sorted(spec) if isinstance(spec, Mapping) else []
         if (sorted(found) if isinstance(found, Mapping) else []) != names:
             raise UnusableError(
@@ -37,12 +36,11 @@ class UsersSource(PipelineSource):
             )
         in_order = {name: spec[name] for name in names} or spec  # as the columns of a dict are
         check_signature(tf.nest.flatten(found), in_order, where)
-        num_bytes = [part.nbytes if part.dtype != object else sum(map(len, part.flat)) for part in first_ones]
-        self._num_bytes = sum(num_bytes) // len(first_ones[0])
-        checksums = {compute_checksum(sample) for sample in samples}
-        is_random = self._is_random or len(checksums) > 1  # as the numbers are that a Python function draws
-        first = "random" if is_random else f"{checksums.pop():08x}"
-        self.description = f"(a data set of build_dataset(), CRC-32 of the first example {first})"
+        num_bytes = [part.nbytes if part.dtype != object else sum(map(len, part.flat)) for part in sample]
+        self._num_bytes, checksum = sum(num_bytes) // len(sample[0]), compute_checksum(sample)
+        is_random = self._is_random or compute_checksum(again) != checksum  # as what a Python function draws
+        first_ones = "random" if is_random else f"{checksum:08x}"
+        self.description = f"(a data set of build_dataset(), CRC-32 of the first examples {first_ones})"
 
     def share(self, index: int, num_workers: int, hold: Any = None) -> "UsersSource":
         """Return every n-th example from `index` on.

@@ -30,10 +30,11 @@ fail() {
   exit 2
 }
 
-# Return whether a Python is of the right version. One that is killed before it answers says nothing of its version.
+# is_suitable PYTHON [MODULE]: return whether a Python is of the right version, and has a module. One that is killed
+# before it answers says nothing of its version.
 is_suitable() {
   local status=0
-  "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || status=$?
+  "$1" -c "import sys${2:+, $2}; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))" 2>/dev/null || status=$?
   if ((status >= 128)); then
     echo "error: $1 was ended by signal $((status - 128)) before it named its version: try again" >&2
     exit "$status"
@@ -81,11 +82,12 @@ if command -v flock >/dev/null; then
   fi
 fi
 
-# PYTHON asks for a certain version; another one's environment is of no use then.
-if [[ -e "$venv/unfinished" ]] || ! is_suitable "$venv/bin/python" ||
+# PYTHON asks for a certain version; another one's environment is of no use then. Nor is it once an upgrade of the system
+# has put another version in the place of its Python: that finds none of its packages, and so no pip.
+if [[ -e "$venv/unfinished-by-venv.sh" ]] || ! is_suitable "$venv/bin/python" pip ||
   [[ -n "${PYTHON:-}" && "$(version_of "$PYTHON")" != "$(version_of "$venv/bin/python")" ]]; then
   python="$(find_python)"
-  if [[ ! -e "$venv/unfinished" && ! -e "$venv/made-by-venv.sh" ]] && ! rmdir "$venv" 2>/dev/null &&
+  if [[ ! -e "$venv/unfinished-by-venv.sh" && ! -e "$venv/made-by-venv.sh" ]] && ! rmdir "$venv" 2>/dev/null &&
     [[ -e "$venv" || -L "$venv" ]]; then
     fail "$venv lacks a Python that fits, and is not of this program's making: remove it, or set VENV_DIR=/a/new/folder"
   fi
@@ -93,9 +95,9 @@ if [[ -e "$venv/unfinished" ]] || ! is_suitable "$venv/bin/python" ||
     fail "$python lacks what makes an environment: apt install python3-venv (Debian, Ubuntu), or set PYTHON"
   rm -rf "$venv"
   mkdir "$venv" || fail "$venv cannot be made: set VENV_DIR=/another/folder"
-  touch "$venv/unfinished"
+  touch "$venv/unfinished-by-venv.sh"
   "$python" -m venv "$venv" >&2 || exit 2
-  mv "$venv/unfinished" "$venv/made-by-venv.sh"
+  mv "$venv/unfinished-by-venv.sh" "$venv/made-by-venv.sh"
 fi
 for requirements in "$@"; do
   file="$requirements"

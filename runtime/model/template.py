@@ -51,7 +51,7 @@ class Template:
         self._definition = tf.GraphDef(versions=graph.graph_def_versions)
         self._names: set[str] = set()  # of the tensors that the copied nodes take
         self._users: dict[str, tf.Operation] = {}  # by the name of a variable: an op that takes its value
-        todo = [*dict.fromkeys(_op_of(output) for output in outputs if output.name not in self._given)]
+        todo = [*dict.fromkeys(getattr(output, "op", output) for output in outputs if output.name not in self._given)]
         seen = set(todo)
         while todo:
             op = todo.pop()
@@ -59,7 +59,7 @@ class Template:
             node.CopyFrom(op.node_def)
             _clean(node)
             inputs = [*op.inputs]
-            handles = [tensor for tensor in inputs if _is_handle(tensor) and tensor.op.name not in kept_handles]
+            handles = [t for t in inputs if t.op.type == "VarHandleOp" and t.op.name not in kept_handles]
             if handles:
                 inputs += _take_value(op, node)
                 self._users.update({handle.op.name: op for handle in handles})
@@ -133,14 +133,6 @@ class Template:
         note_copy(f"{scope}copy/", self._graph)
         by_name = dict(zip((output.name for output in copied), results, strict=True))
         return [replaced[o.name] if o.name in replaced else by_name[o.name] for o in self._outputs]
-
-
-def _op_of(output: Any) -> tf.Operation:
-    return output.op if isinstance(output, tf.Tensor) else output
-
-
-def _is_handle(tensor: tf.Tensor) -> bool:
-    return tensor.op.type == "VarHandleOp"
 
 
 def _clean(node: tf.NodeDef) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -51,7 +50,14 @@ class Member:
     def __init__(self, values: flags.FlagValues, task: Task, folder: RunFolder, session_config: tf.ConfigProto):
         """Be `task` of a cluster, with these flags."""
         self.flags, self.task, self.folder, self.session_config = values, task, folder, session_config
+        self.server_config = make_server_config(session_config)
         self.is_evaluator = task.job_name == "evaluator"
+        self.batch_size = values.batch_size * task.batches_per_step  # examples in a batch of this worker's graph
+        max_bytes, num_ps = values.partition_bytes, len(task.ps_hosts)
+        # How the variables are spread over the ps tasks, as `tf.train.replica_device_setter` takes it, and how large
+        # ones are split by rows, as `tf.variable_scope` does.
+        self.ps_strategy = placement.make_strategy(values.ps_strategy, num_ps)
+        self.partitioner = tf.variable_axis_size_partitioner(max_bytes, max_shards=num_ps) if max_bytes else None
         of_mode: dict[str, Any] = {name: values[name].value for name in Mode._fields}
         self.mode = Mode(**of_mode)
         self.target = Target.parse(values.stop_at) if values.stop_at else None
@@ -81,11 +87,6 @@ class Member:
         check_export_dir(task, values.export_dir)
         events.start_recording(task, folder)
         return cls(values, task, folder, make_session_config(task, values.gpus))
-
-    @property
-    def server_config(self) -> tf.ConfigProto:
-        """The settings of the server of this process."""
-        return make_server_config(self.session_config)
 
     def guard(self, server: tf.train.Server) -> None:
         """Watch over the server of this process: its address, the host lists of the others, and whom it needs.
@@ -126,22 +127,6 @@ class Member:
         """Return the examples of `source` that this worker trains on."""
         hold = Holding(self.task) if self.flags.sharding == "dynamic" else None
         return source.share(self.task.index, self.task.num_clients, hold)
-
-    @property
-    def batch_size(self) -> int:
-        """How many examples a batch of this worker's graph has."""
-        return int(self.flags.batch_size * self.task.batches_per_step)
-
-    @property
-    def ps_strategy(self) -> Callable[[tf.Operation], int] | None:
-        """How the variables are spread over the ps tasks, as `tf.train.replica_device_setter` takes it."""
-        return placement.make_strategy(self.flags.ps_strategy, len(self.task.ps_hosts))
-
-    @property
-    def partitioner(self) -> Callable[..., Any] | None:
-        """How large variables are split by rows, as `tf.variable_scope` takes it."""
-        max_bytes, num_ps = self.flags.partition_bytes, len(self.task.ps_hosts)
-        return tf.variable_axis_size_partitioner(max_bytes, max_shards=num_ps) if max_bytes else None
 
     def trace(self, files: Files, signature: Any) -> Model:
         """Take the functions of a user's files for a model.

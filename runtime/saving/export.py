@@ -1,6 +1,5 @@
 """The SavedModel of a run: a graph of its own with the values that were measured, for programs that serve it."""
 
-import contextlib
 import errno
 import filecmp
 import os
@@ -18,7 +17,7 @@ from runtime.model.variables import make_variables
 from runtime.process.errors import UnsavedError, UnusableError, check_folder, reason
 
 TEMPORARY = "tmp-"  # begins the name of a folder that is being written
-VALUES = os.path.join("variables", "variables.data-00000-of-00001")  # the file of a SavedModel that has nothing else
+FILES = ("saved_model.pb", os.path.join("variables", "variables.data-00000-of-00001"))  # of the graph, of the values
 
 
 def check_export_dir(task: Task, export_dir: str) -> None:
@@ -43,7 +42,7 @@ def check_export_dir(task: Task, export_dir: str) -> None:
 
 
 def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str, Any]]) -> None:
-    """Write a SavedModel into a new numbered folder of `export_dir`, unless that is empty or has this very model.
+    """Write a SavedModel into a new numbered folder of `export_dir`, unless that is empty or its newest is this model.
 
     TensorFlow Serving takes the highest number. A folder appears there whole, and none is ever replaced. A chief that
     is started again may have exported the model before.
@@ -64,12 +63,12 @@ def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str,
         with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=export_dir) as temporary:
             folder = os.path.join(temporary, "model")
             _save(folder, model, values)
-            versions = _find_versions(export_dir)
-            for path in (os.path.join(export_dir, str(version)) for version in versions):
-                if _have_same_values(folder, path):
-                    logging.info("%s has this model already", path)
-                    return
-            os.rename(folder, os.path.join(export_dir, str(max(versions, default=0) + 1)))
+            newest = max((int(name) for name in os.listdir(export_dir) if name.isascii() and name.isdigit()), default=0)
+            path = os.path.join(export_dir, str(newest))
+            if len(filecmp.cmpfiles(folder, path, FILES, shallow=False)[0]) == len(FILES):
+                logging.info("%s has this model already", path)
+            else:
+                os.rename(folder, os.path.join(export_dir, str(newest + 1)))
     except OSError as error:
         raise UnsavedError(f"the model could not be exported to {export_dir}: {error.strerror}") from error
     except tf.errors.OpError as error:
@@ -92,16 +91,6 @@ def check_serving(model: Model) -> None:
             model.build_serving({name: tf.convert_to_tensor(variable) for name, variable in variables.items()})
         except (TypeError, ValueError) as error:
             raise UnusableError(f"the model cannot be exported: {error}; correct INPUT in mnist_input.py") from error
-
-
-def _have_same_values(folder: str, other: str) -> bool:
-    with contextlib.suppress(OSError):  # one of them is not ours
-        return filecmp.cmp(os.path.join(folder, VALUES), os.path.join(other, VALUES), shallow=False)
-    return False
-
-
-def _find_versions(export_dir: str) -> list[int]:
-    return [int(name) for name in os.listdir(export_dir) if name.isascii() and name.isdigit()]
 
 
 def _save(folder: str, model: Model, values: Mapping[str, Any]) -> None:

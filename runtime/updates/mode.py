@@ -1,5 +1,6 @@
 """The mode of a run: how its workers update the parameters together."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -173,11 +174,8 @@ def build_updates(
             pace = 1 if mode.sync_replicas else num_workers
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
-
-            def make_local_optimizer(rate: Rate) -> Any:
-                return make_optimizer(mode.optimizer, rate, own)
-
-            build_exchange = LocalStepsExchangeBuilder(work, make_local_optimizer, schedule, length).build_exchange
+            make = functools.partial(make_optimizer, mode.optimizer, own=own)
+            build_exchange = LocalStepsExchangeBuilder(work, make, schedule, length).build_exchange
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
         return build_sync_updates(packing, selections, shards, build_exchange, rule, task)

@@ -4,9 +4,7 @@ A step of a small model costs messages, not bytes. Only what travels is packed: 
 place and its entry in the checkpoints. Of a table, the rows that an exchange needs travel with the rest.
 """
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -186,7 +184,7 @@ def split_vector(
         num_whole = len(variables) - len(num_rows)
         shapes = [variable.shape.as_list() for variable in variables[:num_whole]]
         shapes += [[n, variable.shape[1]] for n, variable in zip(num_rows, variables[num_whole:], strict=True)]
-        sizes = [functools.reduce(operator.mul, shape, 1) for shape in shapes]
+        sizes = [math.prod(shape) for shape in shapes]
         parts = tf.split(vector, sizes, num=len(sizes))
         return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 

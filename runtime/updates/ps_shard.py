@@ -27,6 +27,9 @@ class PsShard:
         self.device = device
         self._variables, self.table_slices = packing.variables[device], packing.table_slices[device]
         self._are_state = packing.are_state[device]
+        # How many numbers the variables have, and how many all parameters: with tables.
+        self.size = sum(variable.shape.num_elements() for variable in self._variables)
+        self.num_parameters = self.size + sum(variable.shape.num_elements() for variable in self.table_slices)
         self.steps = global_step = tf.train.get_global_step()
         # A ps has this while its part of the model belongs to those of the others: it is initialised once the model is,
         # and never saved.
@@ -36,9 +39,8 @@ class PsShard:
             with tf.device(global_step.device):
                 step = global_step.read_value()
             name = f"steps_of_ps_{tf.DeviceSpec.from_string(device).task}"
-            self.steps = self.ready_marker = self._make_variable(
-                name, step
-            )  # unsaved: so the number of ps tasks may change
+            # Unsaved, so that the number of ps tasks may change.
+            self.steps = self.ready_marker = self._make_variable(name, step)
         self._optimizer, self._ema_decay = make_optimizer(self.steps), ema_decay
         trained = [v for v, is_state in zip(self._variables, self._are_state, strict=True) if not is_state]
         self._averages = packing.make_averages(trained, ema_decay) if ema_decay else []
@@ -46,16 +48,6 @@ class PsShard:
     def _make_variable(self, name: str, value: Any) -> tf.Variable:
         with tf.device(self.device):
             return tf.Variable(value, trainable=False, collections=[], name=name)
-
-    @property
-    def size(self) -> int:
-        """How many numbers the variables have, without tables."""
-        return sum(variable.shape.num_elements() for variable in self._variables)
-
-    @property
-    def num_parameters(self) -> int:
-        """How many numbers all parameters have."""
-        return self.size + sum(variable.shape.num_elements() for variable in self.table_slices)
 
     def read_steps(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
         """Build the steps that the parameters have, int64 [], after something on this ps."""

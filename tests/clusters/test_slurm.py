@@ -47,7 +47,8 @@ class Slurm:
 
     def __init__(self, folder):
         self.folder = folder
-        self._env = {**ENVIRONMENT, "SLURM_CONF": str(folder / "slurm.conf")}
+        # As where a site's profile sets SBATCH_EXPORT=NONE: then srun, too, passes on nothing by itself.
+        self._env = {**ENVIRONMENT, "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_EXPORT_ENV": "NONE"}
         self._daemons = []
 
     def __enter__(self):
