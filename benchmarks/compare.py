@@ -71,16 +71,11 @@ def compare(rounds: int = 5, only: Sequence[str] = (), write: bool = False) -> N
 
 
 def make_commands(seed: int) -> dict[str, list[str]]:
-    """Return what is timed from its start to its accuracy: each trains with the contender's best setting.
-
-    A constant rate has no end of its own, so it takes the steps of the longest cycle.
-    """
+    """Return what is timed from its start to its accuracy: each trains with the contender's best setting."""
 
     def flags(name: str) -> list[str]:
         contender = contenders.BY_NAME[name]
-        setting = tuning.setting_of(contender)
-        setting = setting._replace(num_batches=min(setting.num_batches, max(tuning.CYCLES)))
-        return contenders.make_flags(contender, setting, seed)
+        return contenders.make_flags(contender, tuning.setting_of(contender), seed)
 
     plain = ["benchmarks.peers", "{}", "--snapshot_secs=0"]
     torch, xla = ([name if part == "{}" else part for part in plain] for name in ("pytorch", "tensorflow2"))

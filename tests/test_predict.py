@@ -208,6 +208,8 @@ def test_a_model_of_something_else_ends_with_2_and_says_what_it_takes(
     with pytest.raises(SystemExit, match="2"):
         predict.main()
     error = capsys.readouterr().err
-    assert error.startswith(f"error: --model {tmp_path} has a model of {name} {dtype} (None, {', '.join(map(str, shape))}")
+    assert error.startswith(
+        f"error: --model {tmp_path} has a model of {name} {dtype} (None, {', '.join(map(str, shape))}"
+    )
     assert f"probabilities float32 (None, {num_classes})" in error
     assert error.endswith(" of ten digits: give a model of pictures of digits\n")
