@@ -114,4 +114,4 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
 
 
 if __name__ == "__main__":
-    program.start(main, mnist_input.DataError)
+    program.start(main, mnist_input)

@@ -1,8 +1,8 @@
 """The best setting of each contender, in `settings.json`: all are tuned alike, from the same grid.
 
-All have Nesterov's momentum in one cycle of the learning rate: until November 2026 the grid had Adam, plain SGD and
-constant rates as well, and none of these was the best of any contender. First each rate is tried, then the best of them
-with the other numbers of batches, and the best of these with the contender's other variants. Each such trial is one run.
+All have Nesterov's momentum in one cycle of the learning rate. Until November 2026 the grid had Adam, plain SGD and
+constant rates as well, and none of these was the best of any contender. Each rate is tried, then the best of them with
+the other numbers of batches, and the best of these with the contender's other variants: each in one run.
 
 A setting that is hardly long enough reaches the target by luck. So from the soonest on, each is tried with more seeds,
 until two have ended above the target with at least seven of eight; the better of these has the lower median. The seeds

@@ -13,10 +13,9 @@ import os, sys
 
 class program:
     parse_flags = staticmethod(lambda arguments: None)
-    start = staticmethod(lambda main, data_error: main())
+    start = staticmethod(lambda main, reader: main())
 
 class mnist_input:
-    DataError = Exception
     PREDICTS = os.environ.get("PREDICTS", "PICTURE...")
 
 def main():

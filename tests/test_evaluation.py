@@ -308,7 +308,17 @@ def test_an_accuracy_that_is_no_fraction_is_refused(graph):
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         text = r"build_metrics\(\) must return a fraction, 0 to 1, as accuracy, found 1\.38629"
-        with pytest.raises(UnusableError, match=text):
+        for measure in (test.check, test):
+            with pytest.raises(UnusableError, match=text):
+                measure(session)
+
+
+def test_a_metric_that_is_no_number_is_not_taken_for_a_model_that_has_diverged(graph):
+    test = make_evaluate([0, 1], lambda logits, labels: {"precision": tf.reduce_sum(logits) / 0.0})
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        test.check(session)  # an untrained model may find no positives
+        with pytest.raises(UnusableError, match=r"build_metrics\(\) returns nan as precision of the test examples"):
             test(session)
 
 
@@ -377,7 +387,7 @@ def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(tmp_path,
             return self.texts[index]
 
     examples = Examples(np.zeros([1, 2], np.float32), np.array([1]))
-    guesses = [guess(np.array([[1.0, 0.0]], np.float32))]
+    guesses = [guess(np.array([[0.7311, 0.2689]], np.float32))]
     find = functools.partial(find_mistakes, guesses, examples.labels, examples, 2)
 
     def run_out_of_memory(_):
@@ -406,7 +416,7 @@ def test_what_show_and_name_return_is_recorded_as_text():
         def name(self, label):
             return np.int64(label)
 
-    batches = [guess(np.array([[1.0, 0.0]], np.float32))]
+    batches = [guess(np.array([[0.7311, 0.2689]], np.float32))]
     examples = Examples(np.array([[7]]), np.array([1]))
     found = find_mistakes(batches, examples.labels, examples, 2, None)
     assert json.loads(json.dumps(found))["mistakes"] == [

@@ -61,11 +61,7 @@ def test_what_is_exported_classifies_images_and_knows_nothing_of_the_cluster(tmp
     assert found["probabilities"][1, [0, 3]] == pytest.approx([np.e / others, np.exp(10) / others], rel=1e-5)
 
 
-def test_an_exported_model_has_filled_its_lookup_tables(tmp_path):
-    def build_logits(words, is_training):
-        numbers = tf.lookup.KeyValueTensorInitializer(tf.constant(["a", "b"]), tf.constant([1.0, 2.0]))
-        return tf.lookup.StaticHashTable(numbers, 0.0).lookup(words) * tf.get_variable("scale", [])
-
+def make_model_of_words(build_logits):
     files = Files(
         types.SimpleNamespace(build_logits=build_logits, build_loss=lambda logits, labels: tf.reduce_mean(logits)),
         types.SimpleNamespace(
@@ -74,13 +70,45 @@ def test_an_exported_model_has_filled_its_lookup_tables(tmp_path):
             to_inputs=lambda words: words,
         ),
     )
-    model = Model(files, [tf.TensorSpec([], tf.string)], 0, 0, lambda own: True, is_stepwise=True)
-    export(str(tmp_path), model, lambda: {"scale": np.float32(10)})
+    return Model(files, [tf.TensorSpec([], tf.string)], 0, 0, lambda own: True, is_stepwise=True)
+
+
+def run_on_words(folder, words):
+    """Return what an exported model makes of words."""
     with tf.Graph().as_default(), tf.Session() as session:
-        meta_graph = tf.saved_model.load(session, ["serve"], str(tmp_path / "1"))
-        signature = meta_graph.signature_def["serving_default"]
-        words = {signature.inputs["words"].name: ["b", "c", "a"]}
-        assert session.run(signature.outputs["outputs"].name, words).tolist() == [20.0, 0.0, 10.0]
+        signature = tf.saved_model.load(session, ["serve"], str(folder)).signature_def["serving_default"]
+        return session.run(signature.outputs["outputs"].name, {signature.inputs["words"].name: words}).tolist()
+
+
+def test_an_exported_model_has_filled_its_lookup_tables(tmp_path):
+    def build_logits(words, is_training):
+        numbers = tf.lookup.KeyValueTensorInitializer(tf.constant(["a", "b"]), tf.constant([1.0, 2.0]))
+        return tf.lookup.StaticHashTable(numbers, 0.0).lookup(words) * tf.get_variable("scale", [])
+
+    export(str(tmp_path), make_model_of_words(build_logits), lambda: {"scale": np.float32(10)})
+    assert run_on_words(tmp_path / "1", ["b", "c", "a"]) == [20.0, 0.0, 10.0]
+
+
+def test_an_exported_model_has_the_files_of_its_lookup_tables(tmp_path):
+    vocabulary = tmp_path / "words.txt"
+    vocabulary.write_text("a\nb\n")
+
+    def build_logits(words, is_training):
+        table = tf.lookup.StaticVocabularyTable(
+            tf.lookup.TextFileInitializer(
+                str(vocabulary),
+                tf.string,
+                tf.lookup.TextFileIndex.WHOLE_LINE,
+                tf.int64,
+                tf.lookup.TextFileIndex.LINE_NUMBER,
+            ),
+            num_oov_buckets=1,
+        )
+        return tf.cast(table.lookup(words), tf.float32) * tf.get_variable("scale", [])
+
+    export(str(tmp_path / "export"), make_model_of_words(build_logits), lambda: {"scale": np.float32(10)})
+    vocabulary.unlink()  # as on the machine that serves the model
+    assert run_on_words(tmp_path / "export" / "1", ["b", "c", "a"]) == [10.0, 20.0, 0.0]
 
 
 def test_each_export_is_the_next_version_and_replaces_none(tmp_path, model, values):

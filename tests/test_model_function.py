@@ -13,6 +13,7 @@ from benchmarks.testbed.processes import PROJECT
 from runtime.model.files import Files
 from runtime.model.function import Model
 from runtime.model.tables import Rows, choose_rows, slices_of
+from runtime.model.trace import build_probabilities
 from runtime.model.variables import make_constants, make_variables
 from runtime.process.errors import UnusableError
 
@@ -655,6 +656,14 @@ def test_a_classifier_is_what_has_an_accuracy(name):
     is_classifier = name == "accuracy"
     assert model.test.is_of_classes == is_classifier
     assert sorted(model.test.predictions) == (["classes", "probabilities"] if is_classifier else ["outputs"])
+
+
+def test_what_is_a_softmax_already_gets_no_second_one(graph):
+    logits = tf.constant([[1.0, 3.0]])
+    softmax = tf.nn.softmax(logits)
+    with tf.Session() as session:
+        for outputs in (logits, softmax, tf.identity(softmax)):
+            assert session.run(build_probabilities(outputs))[0] == pytest.approx([0.1192, 0.8808], abs=1e-4)
 
 
 # What build_logits() does before it returns its logits, and what is told of it. The first line is line 5.

@@ -24,7 +24,10 @@ from runtime.process.errors import FinishedError, UnsavedError, UnusableError
 def main():
     {statement}
 
-program.start(main, KeyError)
+class Reader:
+    DataError = KeyError
+
+program.start(main, Reader)
 """
 
 

@@ -337,11 +337,11 @@ for number in range(100):
 
 
 def test_the_confusion_matrix_and_the_worst_mistakes():
-    logits = np.log(np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]], np.float32))
+    probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7]], np.float32)
     images = np.arange(8, dtype=np.uint8).reshape(4, 2)
     spec = tf.TensorSpec([1, 2], tf.uint8)
     labels = np.array([0, 1, 1, 1], np.uint8)
-    found = find_mistakes([guess(logits[:3]), guess(logits[3:])], labels, (images, labels), 2, spec)
+    found = find_mistakes([guess(probabilities[:3]), guess(probabilities[3:])], labels, (images, labels), 2, spec)
     assert found["confusion"] == [[1, 0], [2, 1]]
     assert [(m["index"], m["label"], m["guess"], m["probability"]) for m in found["mistakes"]] == [
         (2, "1", "0", 0.8),
@@ -420,6 +420,13 @@ def test_what_comes_first_does_not_flatten_what_comes_later():
     later = [(step, 0.9 + step / 10000) for step in range(200, 1000, 100)]
     assert "0.94" in labels(charts.make_line_chart("t", "x", "y", {"test": [(0, 0.1), *later]}))
     assert "0.2" in labels(charts.make_line_chart("t", "x", "y", {"test": [(0, 0.1), (1000, 0.9)]}))
+
+
+def test_a_loss_below_0_is_drawn_whole():
+    points = [(step, 3 - step / 100) for step in range(0, 1000, 100)]
+    for line in (points, points[4:], [(0, -2), (9, -2)]):
+        chart = charts.make_line_chart("t", "x", "y", {"loss": line})
+        assert chart.count("<circle") == len(line)
 
 
 def test_a_run_that_goes_on_fills_the_width():

@@ -31,7 +31,7 @@ def main():
     os.kill(os.getpid(), signal.{number})
     time.sleep(60)
 
-program.start(main, KeyError)
+program.start(main, None)
 """
 
 

@@ -29,7 +29,7 @@ from runtime.updates.exchange import GradientExchangeBuilder, Work
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
-from runtime.updates.ps_shard import PsShard
+from runtime.updates.ps_shard import Gradient, PsShard
 from runtime.updates.schedule import Rate, Schedule
 from runtime.updates.synchronous import build_sync_updates
 from tests.models import make_batches
@@ -887,6 +887,17 @@ def test_an_optimizer_that_changes_what_nobody_calls_is_refused():
         UnusableError, match=r"this program does not call compute_gradients\(\) of the Clipped of build_optimizer"
     ):
         make_optimizer("sgd", Rate(lambda: LEARNING_RATE), Own(build_optimizer=Clipped))
+
+
+def test_the_variables_of_a_users_optimizer_have_the_names_that_checkpoints_have(graph):
+    tf.train.create_global_step()
+    packing = Packing({"w": tf.get_variable("w", [1])})
+    shard = PsShard(packing, "", lambda _: tf.train.AdamOptimizer(LEARNING_RATE))
+    gradient, num_steps = Gradient(tf.zeros([1]), []), tf.constant(1, tf.int64)
+    with tf.name_scope("exchange"):
+        tf.cond(num_steps > 0, lambda: shard.apply(gradient, num_steps), lambda: num_steps)
+    names = {variable.op.name for variable in tf.global_variables()}
+    assert names == {"global_step", "w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power"}
 
 
 def test_adam_on_a_ps_goes_on_from_a_checkpoint_of_tensorflows_own(tmp_path):

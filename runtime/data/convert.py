@@ -108,7 +108,7 @@ def main(reader: Any) -> None:
         parser.error("--output_dir is needed with --data_dir, into which nothing is written")
     data_dir = arguments.data_dir or download.default_data_dir()
     output_dir = arguments.output_dir or os.path.join(data_dir, "tfrecord")
-    UNUSABLE.extend([download.DownloadError, reader.DataError])
+    UNUSABLE.extend([download.DownloadError, getattr(reader, "DataError", UnusableError)])
     try:
         for name, folder in (("data_dir", data_dir), ("output_dir", output_dir)):
             if folder.startswith("~"):

@@ -69,7 +69,7 @@ finally:
     os.dup2(errors, 2)
 try:
     mnist_input.fetch(sys.argv[1])
-except (DownloadError, mnist_input.DataError) as error:
+except (DownloadError, getattr(mnist_input, 'DataError', DownloadError)) as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
 except KeyboardInterrupt:
@@ -232,7 +232,7 @@ def import_script() -> ModuleType:
 def run_script() -> None:
     """Do what the script does when Python runs it."""
     script = import_script()
-    script.program.start(script.main, script.mnist_input.DataError)
+    script.program.start(script.main, script.mnist_input)
 
 
 if __name__ == "__main__":

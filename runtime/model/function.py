@@ -183,12 +183,17 @@ class Model:
         return results
 
     def build_lookup_tables(self) -> None:
-        """Build what initialises the lookup tables of the user, as `tf.tables_initializer()` runs it."""
+        """Build what initialises the lookup tables of the user, as `tf.tables_initializer()` runs it.
+
+        An exported model has copies of the files that they are read from.
+        """
         for made in (self.training, self.test):
-            initializers = made.graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS)
-            if initializers:
-                for initializer in Template(made.graph, initializers, []).copy([], {}, "lookup_tables"):
-                    tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, initializer)
+            keys = (tf.GraphKeys.TABLE_INITIALIZERS, tf.GraphKeys.ASSET_FILEPATHS)
+            found = [(key, output) for key in keys for output in made.graph.get_collection(key)]
+            if found:
+                copies = Template(made.graph, [output for _, output in found], []).copy([], {}, "lookup_tables")
+                for (key, _), copied in zip(found, copies, strict=True):
+                    tf.add_to_collection(key, copied)
 
     def build_serving(self, parameters: Parameters) -> Serving:
         """Build what an exported model computes, from its inputs as `INPUT` says, such as uint8 [n, 28, 28].

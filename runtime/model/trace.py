@@ -41,6 +41,14 @@ class Trace(NamedTuple):
         return are_classes and logits.dtype.is_floating and labels.dtype.is_integer and labels.shape.rank == 1
 
 
+def build_probabilities(outputs: tf.Tensor) -> tf.Tensor:
+    """Build the probabilities of classes, float32 [b, classes], from logits, or from what is a softmax already."""
+    op = outputs.op
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    return outputs if op.type == "Softmax" else tf.nn.softmax(outputs)
+
+
 def trace(
     files: Files,
     signature: Any,
@@ -122,7 +130,7 @@ def _build_predictions(files: Files, made: Trace) -> dict[str, tf.Tensor]:
     if files.has("build_predictions"):
         return files.build_predictions(made.logits)
     if made.is_of_classes:
-        return {"classes": tf.argmax(made.logits, axis=1), "probabilities": tf.nn.softmax(made.logits)}
+        return {"classes": tf.argmax(made.logits, axis=1), "probabilities": build_probabilities(made.logits)}
     flat = tf.nest.flatten(made.logits)
     if isinstance(made.logits, Mapping):
         return dict(made.logits)

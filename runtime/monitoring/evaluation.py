@@ -18,6 +18,7 @@ from runtime.cluster.task import Task
 from runtime.data.reader import compute_checksum
 from runtime.model.function import Measured, Model
 from runtime.model.tables import Parameters, Rows
+from runtime.model.trace import build_probabilities
 from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.process.errors import UnusableError
@@ -37,6 +38,7 @@ class EvaluationGraph(NamedTuple):
     columns: Sequence[tf.Tensor]  # placeholders, [n, ...]
     ids: Sequence[tf.Tensor]  # of the rows that the columns need of each table
     measured: Measured
+    of_classes: Sequence[tf.Tensor]  # of a classifier, the probabilities of the classes, and the labels
     num_classes: int | None  # None: it is not a classifier
     batch_size: int
 
@@ -66,8 +68,9 @@ def build_evaluation(
     """
     measured = model.build_measures({**dense, **rows}, columns, samples)
     num_classes = model.test.logits.shape[-1] if model.test.is_of_classes else None
+    of_classes = [build_probabilities(measured.logits), measured.labels] if num_classes else []
     ids = [of_table.ids for of_table in rows.values() if isinstance(of_table, Rows)]
-    return EvaluationGraph(dense, columns, ids, measured, num_classes, batch_size)
+    return EvaluationGraph(dense, columns, ids, measured, of_classes, num_classes, batch_size)
 
 
 class ModelTest:
@@ -86,7 +89,7 @@ class ModelTest:
         """Try whether the model can be tested, before work can be lost: with the last batch, which may be short.
 
         Raises:
-          UnusableError: a label is of no class.
+          UnusableError: a label is of no class, or the accuracy is no fraction.
         """
         measured, ids, num_classes = self._graph.measured, self._graph.ids, self._graph.num_classes or 0
         raw = self._examples[-1]
@@ -99,7 +102,8 @@ class ModelTest:
                 raise UnusableError(f"the test examples under --data_dir cannot be used: {label}")
             first += len(batch[0])
         *_, last = self._batches()
-        session.run([measured.loss, measured.means], self._feed(last))
+        _, means = session.run([measured.loss, measured.means], self._feed(last))
+        _check_fraction(means)
 
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""
@@ -107,10 +111,9 @@ class ModelTest:
         fetches = [dict(graph.parameters), tf.train.get_global_step(session.graph), measured.reset]
         values, global_step, _ = session.run(fetches)
         feed_dict = {tensor: values[name] for name, tensor in graph.parameters.items()}
-        of_classes = [measured.logits, measured.labels] if graph.num_classes else []
         sums, guesses, labels = np.zeros(1 + len(measured.means)), [], []
         for batch in self._batches():
-            found = [measured.loss, measured.means, measured.updates, of_classes]
+            found = [measured.loss, measured.means, measured.updates, graph.of_classes]
             loss, means, _, of_batch = session.run(found, {**feed_dict, **self._feed(batch)})
             sums += len(batch[0]) * np.array([loss, *means.values()])
             if of_batch:
@@ -118,11 +121,14 @@ class ModelTest:
                 labels.append(of_batch[1])
         loss, *averages = sums / len(self._examples[0])
         metrics = dict(zip(measured.means, averages, strict=True)) | session.run(measured.values)
-        check_finite({"the test loss": loss, **values, **metrics})
-        if not 0 <= metrics.get("accuracy", 0) <= 1:
-            raise UnusableError(
-                f"model.py: build_metrics() must return a fraction, 0 to 1, as accuracy, found {metrics['accuracy']:g}"
-            )
+        check_finite({"the test loss": loss, **values})
+        _check_fraction(metrics)
+        for name, value in metrics.items():
+            if not np.isfinite(value):
+                raise UnusableError(
+                    f"model.py: build_metrics() returns {value:g} as {name} of the test examples, expected a number:"
+                    " correct it, as for a batch in which no example is of some class"
+                )
         mistakes: Callable[[Any], dict[str, Any]] = lambda spec: {}  # noqa: E731
         if graph.num_classes:
             mistakes = functools.partial(
@@ -138,6 +144,13 @@ class ModelTest:
 
     def _feed(self, batch: Sequence[npt.NDArray[Any]]) -> dict[tf.Tensor, Any]:
         return dict(zip(self._graph.columns, batch, strict=True))
+
+
+def _check_fraction(metrics: Mapping[str, Any]) -> None:
+    if not 0 <= metrics.get("accuracy", 0) <= 1:
+        raise UnusableError(
+            f"model.py: build_metrics() must return a fraction, 0 to 1, as accuracy, found {metrics['accuracy']:g}"
+        )
 
 
 class EvaluationLog:

@@ -17,17 +17,15 @@ NUM_PAIRS = 20  # of classes, where there are more
 
 
 class Guesses(NamedTuple):
-    """What a model takes some examples for; of their logits, which may be many, nothing else is kept."""
+    """What a model takes some examples for; of the probabilities, which may be many, no others are kept."""
 
     classes: npt.NDArray[np.int64]  # [n]
     probabilities: npt.NDArray[np.float32]  # [n], of these
 
 
-def guess(logits: npt.NDArray[np.float32]) -> Guesses:
+def guess(probabilities: npt.NDArray[np.float32]) -> Guesses:
     """Return the guesses of a batch, from float32 [n, classes]."""
-    with np.errstate(invalid="ignore", over="ignore"):  # of a model that diverged
-        softmax = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)  # of the guess alone
-    return Guesses(logits.argmax(axis=1), softmax)
+    return Guesses(probabilities.argmax(axis=1), probabilities.max(axis=1))
 
 
 def find_mistakes(

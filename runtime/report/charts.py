@@ -64,7 +64,7 @@ def make_table(caption: str, head: Sequence[object], rows: Sequence[Sequence[obj
 
 
 def make_line_chart(title: str, x_name: str, y_name: str, lines: Mapping[str, Points]) -> str:
-    """Return a figure of lines, by name, of numbers from 0 on; points that are not finite are left out.
+    """Return a figure of lines, by name; points that are not finite are left out.
 
     Two points make a line: if there is none, there is nothing to see. A line whose name ends with a number, such as
     that of a worker, looks the same in every chart.
@@ -124,8 +124,9 @@ def _choose_axes(points: Points) -> tuple[float, float, float, float]:
     late = [y for x, y in points if x >= x_low + EARLY * (x_high - x_low)]
     if len(late) > 2 and max(late) - min(late) < FLAT * (max(ys) - min(ys)):
         ys = late
-    margin = 0.05 * (max(ys) - min(ys)) or 0.02 * (max(ys) or 1.0)
-    return x_low, x_high, max(0.0, min(ys) - margin), max(ys) + margin
+    margin = 0.05 * (max(ys) - min(ys)) or 0.02 * (abs(max(ys)) or 1.0)
+    y_low = min(ys) - margin
+    return x_low, x_high, max(0.0, y_low) if min(ys) >= 0 else y_low, max(ys) + margin
 
 
 def _make_axes(x_name: str, x_ticks: Mapping[float, float], y_ticks: Mapping[float, float]) -> str:

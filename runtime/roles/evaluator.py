@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -24,11 +25,26 @@ class Checkpoint(NamedTuple):
     checkpoint_unix_secs: float  # when it was written
 
 
-def follow_checkpoints(task: Task, test: ModelTest, folder: RunFolder, goal: Goal, timeouts: Timeouts) -> None:
+def follow_checkpoints(
+    task: Task,
+    test: ModelTest,
+    folder: RunFolder,
+    goal: Goal,
+    timeouts: Timeouts,
+    names: Mapping[str, tf.Variable] | None = None,
+) -> None:
     """Evaluate each checkpoint of a run once, the oldest first, until the run has reached `goal`.
 
     An evaluator that is started again goes on where the last one was: `eval.jsonl` says which checkpoints it had. Those
     that the chief has deleted meanwhile are left out, and broken ones that are not the latest.
+
+    Args:
+      task: this one.
+      test: measures the variables of the graph.
+      folder: that of the run.
+      goal: of the run.
+      timeouts: how long to wait for the first checkpoint, and for the next one.
+      names: the variables by their names in a checkpoint; by default, their own.
 
     Raises:
       TimeoutError: no new checkpoint came in time.
@@ -39,7 +55,7 @@ def follow_checkpoints(task: Task, test: ModelTest, folder: RunFolder, goal: Goa
         raise UnusableError("the evaluator needs --train_dir, the folder of the run to evaluate")
     log = EvaluationLog(task, folder)
     evaluated = {Checkpoint(*(line.get(name, 0) for name in Checkpoint._fields)) for line in log.read()}
-    saver = tf.train.Saver()
+    saver = tf.train.Saver(names)
 
     def describe_missing() -> str:
         is_there = _new_checkpoints(folder, evaluated) or is_finished(folder, goal)
@@ -61,7 +77,7 @@ def follow_checkpoints(task: Task, test: ModelTest, folder: RunFolder, goal: Goa
                 _check_examples(folder, test)
                 evaluated.add(checkpoint)
                 try:
-                    check_checkpoint(path)
+                    check_checkpoint(path, names)
                     saver.restore(session, path)
                 except (tf.errors.OpError, UnusableError, ValueError) as error:
                     if checkpoint not in _new_checkpoints(folder, set()):

@@ -121,7 +121,12 @@ class Member:
         graph = build_evaluation(model, {}, parameters, columns, self.flags.batch_size)
         startup_secs, recovery_secs = self.timeouts
         timeouts = Timeouts(startup_secs, recovery_secs + self.flags.save_checkpoint_secs)
-        follow_checkpoints(self.task, ModelTest(graph, test_examples), self.folder, self.goal, timeouts)
+        names = {variable.op.name: variable for variable in tf.global_variables()}
+        if self.mode.ema_decay:  # as the chief does, it tests the averages of the parameters
+            averages = tf.train.ExponentialMovingAverage(self.mode.ema_decay)
+            for name in names.keys() & set(model.parameters):
+                names[averages.average_name(names[name])] = names.pop(name)
+        follow_checkpoints(self.task, ModelTest(graph, test_examples), self.folder, self.goal, timeouts, names)
 
     def share_of(self, source: Source) -> Source:
         """Return the examples of `source` that this worker trains on."""

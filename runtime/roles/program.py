@@ -5,7 +5,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
@@ -15,7 +15,7 @@ from runtime.cluster import membership, signals
 from runtime.data.download import DownloadError
 from runtime.process import output, threads
 from runtime.process.end import allow_many_files, end_process
-from runtime.process.errors import DIVERGED, UNUSABLE, UNUSABLE_STATUS, FinishedError
+from runtime.process.errors import DIVERGED, UNUSABLE, UNUSABLE_STATUS, FinishedError, UnusableError
 from runtime.process.phases import describe_failure, preparing
 
 
@@ -29,14 +29,14 @@ def importing() -> Iterator[None]:
         end_process(*describe_end(error))
 
 
-def start(main: Callable[[], None], data_error: type[Exception]) -> None:
+def start(main: Callable[[], None], reader: Any) -> None:
     """Parse the command line and run `main`; end the process with a status.
 
     Args:
       main: the program, once its flags are parsed.
-      data_error: one of the data set, which ends the process as an `UnusableError` does: with status 2.
+      reader: the user's `mnist_input.py`. Its `DataError`, if it has one, ends the process as an `UnusableError` does.
     """
-    UNUSABLE.extend([DownloadError, data_error])
+    UNUSABLE.extend([DownloadError, getattr(reader, "DataError", UnusableError)])
     tf.logging.set_verbosity(tf.logging.ERROR)  # its warnings mostly say that the API of TensorFlow 1 is deprecated
     tf.get_logger().handlers.clear()  # absl shows what is left
     flags.FLAGS.set_default("verbosity", logging.INFO)

@@ -103,7 +103,14 @@ class LocalStepsExchangeBuilder:
             name="local_steps",
         )
         with tf.control_dependencies([last_step]):
-            ends = self._work.packing.pack([copy.read_value() for copy in self._copies], selection.ids)
+            ends = [copy.read_value() for copy in self._copies]
+            if self._length.pace > 1:
+                # What workers send adds up: all of them together move an average as far as one would by itself.
+                ends = [
+                    start + (end - start) / self._length.pace if is_state else end
+                    for start, end, is_state in zip(values.values(), ends, are_state, strict=True)
+                ]
+            ends = self._work.packing.pack(ends, selection.ids)
             changes = [tf.cast(start - end, self._work.dtype) for start, end in zip(starts, ends, strict=True)]
         return Exchange(changes, self._num_steps, loss, selection)
 

@@ -79,7 +79,8 @@ class PsShard:
                 pairs.append((part, variable))
         pairs += zip(gradient.of_slices, self.table_slices, strict=True)
         if pairs:
-            changes.append(self._optimizer.apply_gradients(pairs))
+            with tf.variable_creator_scope(_make_outside):
+                changes.append(self._optimizer.apply_gradients(pairs))
         with tf.control_dependencies(changes):
             averagings = [self._average(variable, average, num_steps) for variable, average in self._averages]
         with tf.control_dependencies([gradient.vector, *changes, *averagings]):
@@ -91,6 +92,12 @@ class PsShard:
         """Move an average towards its variable, by as much as so many steps are worth."""
         weight = 1 - tf.constant(self._ema_decay) ** tf.cast(num_steps, tf.float32)
         return average.assign_sub(weight * (average.read_value() - variable.read_value()), read_value=False)
+
+
+def _make_outside(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    """Make a variable of an optimizer, such as `beta1_power`, with the name that it has in any other script."""
+    with tf.name_scope(None):
+        return next_creator(**kwargs)
 
 
 def make_updates(
