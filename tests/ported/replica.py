@@ -27,9 +27,5 @@ def build_metrics(y, labels):
     return {"accuracy": tf.reduce_mean(tf.cast(tf.equal(tf.argmax(y, 1, output_type=tf.int32), labels), tf.float32))}
 
 
-def build_predictions(y):
-    return {"probabilities": y}
-
-
 def build_optimizer(learning_rate):
     return tf.train.AdamOptimizer(0.003)
