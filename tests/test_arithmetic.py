@@ -29,12 +29,14 @@ EXAMPLES = Examples(RANDOM.normal(size=[96, SIZE]).astype(np.float32), RANDOM.in
 
 
 def build_logits(inputs, is_training):
-    """Logits with weight decays of four kinds, two of them in the loss, a frozen variable, and a moving average."""
+    """Logits with weight decays of four kinds, two of them in the loss, a frozen variable, an average and a count."""
     with tf.variable_scope("input"):
         mean = tf.get_variable("mean", [SIZE], initializer=tf.zeros_initializer(), trainable=False)
+        count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False)
         if is_training:
             change = assign_moving_average(mean, tf.reduce_mean(inputs, axis=0), 0.9, zero_debias=False)
-            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, change)
+            for update in (change, tf.assign_add(count, 1.0)):
+                tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
         fixed = tf.get_variable("fixed", [SIZE, 5], initializer=tf.constant_initializer(FIXED), trainable=False)
         scale = tf.get_variable("scale", [SIZE], initializer=tf.ones_initializer())
     tf.add_to_collection("decays", 0.3 * tf.nn.l2_loss(scale))

@@ -1,5 +1,6 @@
 """What evaluations leave behind, and when a run is finished."""
 
+import enum
 import functools
 import json
 import os
@@ -313,13 +314,16 @@ def test_an_accuracy_that_is_no_fraction_is_refused(graph):
                 measure(session)
 
 
-def test_a_metric_that_is_no_number_is_not_taken_for_a_model_that_has_diverged(graph):
-    test = make_evaluate([0, 1], lambda logits, labels: {"precision": tf.reduce_sum(logits) / 0.0})
+def test_a_metric_that_is_no_number_is_left_out(graph, caplog):
+    def build_metrics(logits, labels):
+        return {"precision": tf.reduce_sum(logits) / 0.0, **build_error_rate(logits, labels)}
+
+    test = make_evaluate([0, 1], build_metrics)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         test.check(session)  # an untrained model may find no positives
-        with pytest.raises(UnusableError, match=r"build_metrics\(\) returns nan as precision of the test examples"):
-            test(session)
+        assert list(test(session).metrics) == ["error_rate"]
+    assert "build_metrics() returns nan as precision of the test examples, which is left out" in caplog.text
 
 
 def test_a_metric_of_another_name_may_have_any_value_and_the_first_one_is_told(graph):
@@ -417,6 +421,8 @@ def test_what_show_and_name_return_is_recorded_as_text():
             return np.int64(label)
 
     batches = [guess(np.array([[0.7311, 0.2689]], np.float32))]
+    words = [np.array(["seven"], object), np.array([1])]
+    assert "seven" in find_mistakes(batches, words[1], words, 2, None)["mistakes"][0]["text"]
     examples = Examples(np.array([[7]]), np.array([1]))
     found = find_mistakes(batches, examples.labels, examples, 2, None)
     assert json.loads(json.dumps(found))["mistakes"] == [
@@ -558,6 +564,11 @@ def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(t
     ):
         result.write(RunFolder(tmp_path))
         assert json.loads((tmp_path / "result.json").read_text())["train_secs"] == expected
+
+
+def test_a_result_may_have_the_value_of_a_flag_that_is_of_an_enum(tmp_path):
+    RESULT._replace(settings={"activation": enum.Enum("Activation", ["RELU"]).RELU}).write(RunFolder(tmp_path))
+    assert json.loads((tmp_path / "result.json").read_text())["activation"] == "Activation.RELU"
 
 
 def test_a_chief_that_has_taken_no_step_says_nothing_of_speed():

@@ -111,6 +111,15 @@ def test_an_exported_model_has_the_files_of_its_lookup_tables(tmp_path):
     assert run_on_words(tmp_path / "export" / "1", ["b", "c", "a"]) == [10.0, 20.0, 0.0]
 
 
+def test_an_exported_model_computes_with_the_global_step_that_was_tested(tmp_path):
+    def build_logits(words, is_training):
+        step = tf.cast(tf.train.get_global_step(), tf.float32)
+        return tf.cast(tf.strings.length(words), tf.float32) * step * tf.get_variable("scale", [])
+
+    export(str(tmp_path), make_model_of_words(build_logits), lambda: {"scale": np.float32(10), "global_step": 3})
+    assert run_on_words(tmp_path / "1", ["b", "to"]) == [30.0, 60.0]
+
+
 def test_each_export_is_the_next_version_and_replaces_none(tmp_path, model, values):
     (tmp_path / "7").mkdir()
     (tmp_path / "notes").write_text("not a version")

@@ -251,6 +251,11 @@ def with_rnn(inputs, is_training):
     return dense("out", state.h, NUM_CLASSES)
 
 
+def with_regularized_rnn(inputs, is_training):
+    with tf.variable_scope("regularized", regularizer=lambda value: 0.1 * tf.nn.l2_loss(value)):
+        return with_rnn(inputs, is_training)
+
+
 def with_lookup_table(inputs, is_training):
     values = tf.lookup.KeyValueTensorInitializer(tf.constant([1, 2, 3], tf.int32), tf.constant([0.5, 2.0, 4.0]))
     found = tf.lookup.StaticHashTable(values, 1.0).lookup(inputs[1])
@@ -293,6 +298,12 @@ def looked_up_twice(inputs, is_training):
     first = tf.nn.embedding_lookup(table, inputs[1])
     second = tf.nn.embedding_lookup(table, tf.math.floormod(tf.cast(inputs[1], tf.int64) + 5, NUM_ROWS))
     return dense("out", tf.reduce_sum(first * second, axis=1), NUM_CLASSES)
+
+
+def looked_up_for_a_summary(inputs, is_training):
+    table = tf.get_variable("table", [NUM_ROWS, 4])
+    tf.summary.histogram("first", tf.nn.embedding_lookup(table, [0]))
+    return dense("out", tf.reduce_sum(tf.nn.embedding_lookup(table, inputs[1]), axis=1), NUM_CLASSES)
 
 
 def gathered_by_places(inputs, is_training):
@@ -384,6 +395,7 @@ CASES = {
     "while_loop": ([with_while_loop], [], [], []),
     "cond": ([with_cond], [], [], []),
     "dynamic_rnn": ([with_rnn], [], [], []),
+    "dynamic_rnn with a regularizer": ([with_regularized_rnn], [], [], []),
     "StaticHashTable": ([with_lookup_table], [], [], []),
     "global step": ([with_global_step], [], [], []),
     "device": ([on_a_device], [], [], []),
@@ -393,6 +405,7 @@ CASES = {
     "gather": ([gathered], ["table"], [], []),
     "gather_nd": ([gathered_by_places], [], [], []),
     "two lookups": ([looked_up_twice], ["table"], [], []),
+    "lookup for a summary": ([looked_up_for_a_summary], ["table"], [], []),
     "averaged table": ([averaged_table], [], ["mean"], []),
     "sparse lookup": ([looked_up_sparse], ["table"], [], []),
     "safe lookup": ([looked_up_safely], ["table"], [], []),

@@ -64,7 +64,7 @@ class Computation:
         if self._is_random and not samples:
             samples = self.build_lookups(columns, stream).samples
         values = {name: value for name, value in parameters.items() if not isinstance(value, Rows)}
-        if self._outputs.needs(GLOBAL_STEP):
+        if self._outputs.needs(GLOBAL_STEP) and GLOBAL_STEP not in values:
             values[GLOBAL_STEP] = build_global_step()
         lookups, rows = [], []
         if self._gathers:
@@ -79,7 +79,7 @@ class Computation:
 
 
 def build_global_step() -> tf.Tensor:
-    """Build the global step, int64 [], once in a run, as a model sees it; an exported one sees 0."""
+    """Build the global step, int64 [], once in a run, as a model sees it."""
     variable = tf.train.get_global_step()
     with tf.control_dependencies(None):  # it is not part of any loop
         if variable is None:

@@ -23,7 +23,7 @@ class Roles(NamedTuple):
 
     parameters: list[str]
     tables: list[str]
-    state: list[str]
+    state: dict[str, bool]  # with whether a change of it depends on what it is, as of an average
     frozen: list[str]
     outputs: list[tf.Tensor]  # the loss, the gradients of parameters, those of lookups in tables, changes of state
 
@@ -45,7 +45,10 @@ def find_roles(files: Files, training: Trace, test: Trace, may_have_tables: bool
     changes = _build_changes(files, training, total, {*gradients, *tables})
     frozen = [name for name in training.variables if name not in {*gradients, *tables, *changes}]
     outputs = [total, *gradients.values(), *of_rows, *changes.values()]
-    return Roles(list(gradients), tables, list(changes), frozen, outputs)
+    state = {
+        name: training.variables[name].handle.op in find_ancestors([change.op]) for name, change in changes.items()
+    }
+    return Roles(list(gradients), tables, state, frozen, outputs)
 
 
 def _is_table(name: str, training: Trace, test: Trace, total: tf.Tensor, is_stepwise: bool) -> bool:
@@ -80,7 +83,11 @@ def _build_gradients(
     with control_flow_v2(), made.graph.as_default():
         found = tf.gradients(total, [made.variables[name] for name in dense] + rows)
         found = [gradient if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
-        of_rows = [tf.zeros_like(r) if g is None else g for r, g in zip(rows, found[len(dense) :], strict=True)]
+        of_rows = [
+            # Or they would be a constant, of which the lookup is no part.
+            tf.zeros_like(r, optimize=False) if gradient is None else gradient
+            for r, gradient in zip(rows, found[len(dense) :], strict=True)
+        ]
     gradients = {name: gradient for name, gradient in zip(dense, found, strict=False) if gradient is not None}
     used = find_ancestors([tensor.op for tensor in [total, *flat(made.logits)]])
     for name in dense:

@@ -154,7 +154,8 @@ def traced_as_users_expect(initializers: dict[str, Any], reusable: Mapping[str, 
                 kwargs["shape"] = reusable[name].shape
         variable = getter(name, *args, **{**kwargs, "partitioner": None})
         losses = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
-        losses[:] = map(tf.convert_to_tensor, losses)  # what is lazy there would be another tensor for each who asks
+        with graph.as_default():  # this may be inside of a loop, as of an RNN
+            losses[:] = map(tf.convert_to_tensor, losses)  # what is lazy would be another tensor for each who asks
         if callable(kwargs.get("initializer")):
             initializers[variable.op.name] = kwargs["initializer"]
         return variable

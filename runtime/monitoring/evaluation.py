@@ -3,6 +3,7 @@
 import collections
 import functools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -123,18 +124,15 @@ class ModelTest:
         metrics = dict(zip(measured.means, averages, strict=True)) | session.run(measured.values)
         check_finite({"the test loss": loss, **values})
         _check_fraction(metrics)
-        for name, value in metrics.items():
-            if not np.isfinite(value):
-                raise UnusableError(
-                    f"model.py: build_metrics() returns {value:g} as {name} of the test examples, expected a number:"
-                    " correct it, as for a batch in which no example is of some class"
-                )
+        for name in [name for name, value in metrics.items() if not np.isfinite(value)]:
+            what = f"{metrics.pop(name):g} as {name} of the test examples, which is left out"
+            logging.warning("build_metrics() returns %s: see to batches in which no example is of some class", what)
         mistakes: Callable[[Any], dict[str, Any]] = lambda spec: {}  # noqa: E731
         if graph.num_classes:
             mistakes = functools.partial(
                 find_mistakes, guesses, np.concatenate(labels), self._examples, graph.num_classes
             )
-        in_order = {name: float(metrics[name]) for name in measured.names}
+        in_order = {name: float(metrics[name]) for name in measured.names if name in metrics}
         return Measures(float(loss), in_order, int(global_step), values, mistakes)
 
     def _batches(self) -> Iterator[list[npt.NDArray[Any]]]:
@@ -147,7 +145,7 @@ class ModelTest:
 
 
 def _check_fraction(metrics: Mapping[str, Any]) -> None:
-    if not 0 <= metrics.get("accuracy", 0) <= 1:
+    if metrics.get("accuracy", 0) < 0 or metrics.get("accuracy", 0) > 1:
         raise UnusableError(
             f"model.py: build_metrics() must return a fraction, 0 to 1, as accuracy, found {metrics['accuracy']:g}"
         )
@@ -247,7 +245,8 @@ class EvaluationHook(tf.train.SessionRunHook):
             self._evaluated_step = measures.global_step
             # The model may have been lost in the time that writing has taken.
             target = self._target
-            is_good = target is not None and target.is_reached(measures.scalars[f"test_{target.name}"])
+            value = measures.scalars.get(f"test_{target.name}", math.nan) if target else math.nan
+            is_good = target is not None and target.is_reached(value)
             self._has_reached = is_good and not coord.should_stop()
         return self._has_reached
 

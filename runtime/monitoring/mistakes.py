@@ -62,7 +62,8 @@ def find_mistakes(
         elif shape:
             mistake |= {"shape": shape, "pixels": base64.b64encode(inputs[0][index].tobytes()).decode()}
         else:
-            parts = (np.array2string(part[index], precision=3, threshold=8, edgeitems=3) for part in inputs)
+            arrays = (np.asarray(part[index]) for part in inputs)  # that of a text is none
+            parts = (np.array2string(array, precision=3, threshold=8, edgeitems=3) for array in arrays)
             mistake["text"] = ", ".join(parts)
         found["mistakes"].append(mistake)
     return found

@@ -65,7 +65,7 @@ def _make_curves(run: History) -> str:
     for axis, x_name, start in (("global_step", "global step", 0.0), ("secs", "seconds of training", run.trained_at)):
 
         def read(entries: list[Event], name: str, axis: str = axis, start: float = start) -> list[tuple[float, float]]:
-            return [(max(entry[axis] - start, 0.0), entry[name]) for entry in entries]
+            return [(max(entry[axis] - start, 0.0), entry[name]) for entry in entries if name in entry]
 
         metrics = [name for entry in run.evaluations[-1:] for name in entry if name.startswith("test_")]
         losses = {"test images": read(run.evaluations, "test_loss")}

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -16,6 +16,8 @@ from runtime.records.events import read_run
 from runtime.records.folder import RunFolder
 from runtime.saving.checkpoints import check_checkpoint, list_checkpoints
 from runtime.saving.result import Goal, is_finished
+
+AVERAGE = tf.train.ExponentialMovingAverage(0.0).name  # ends the name of an average
 
 
 class Checkpoint(NamedTuple):
@@ -31,7 +33,7 @@ def follow_checkpoints(
     folder: RunFolder,
     goal: Goal,
     timeouts: Timeouts,
-    names: Mapping[str, tf.Variable] | None = None,
+    names: Collection[str] = (),
 ) -> None:
     """Evaluate each checkpoint of a run once, the oldest first, until the run has reached `goal`.
 
@@ -44,7 +46,7 @@ def follow_checkpoints(
       folder: that of the run.
       goal: of the run.
       timeouts: how long to wait for the first checkpoint, and for the next one.
-      names: the variables by their names in a checkpoint; by default, their own.
+      names: of the variables of the user's model.
 
     Raises:
       TimeoutError: no new checkpoint came in time.
@@ -55,7 +57,7 @@ def follow_checkpoints(
         raise UnusableError("the evaluator needs --train_dir, the folder of the run to evaluate")
     log = EvaluationLog(task, folder)
     evaluated = {Checkpoint(*(line.get(name, 0) for name in Checkpoint._fields)) for line in log.read()}
-    saver = tf.train.Saver(names)
+    savers: dict[frozenset[str], tf.train.Saver] = {}  # by what they read of a checkpoint
 
     def describe_missing() -> str:
         is_there = _new_checkpoints(folder, evaluated) or is_finished(folder, goal)
@@ -77,8 +79,11 @@ def follow_checkpoints(
                 _check_examples(folder, test)
                 evaluated.add(checkpoint)
                 try:
-                    check_checkpoint(path, names)
-                    saver.restore(session, path)
+                    check_checkpoint(path)
+                    tested = _find_tested(path, names)
+                    if (key := frozenset(tested)) not in savers:
+                        savers[key] = tf.train.Saver(tested)
+                    savers[key].restore(session, path)
                 except (tf.errors.OpError, UnusableError, ValueError) as error:
                     if checkpoint not in _new_checkpoints(folder, set()):
                         logging.info("%s: %s was deleted before it could be evaluated", task, path)
@@ -92,6 +97,16 @@ def follow_checkpoints(
             if was_finished:
                 logging.info("%s: the run is finished, and its checkpoints are evaluated", task)
                 return
+
+
+def _find_tested(path: str, names: Collection[str]) -> dict[str, tf.Variable]:
+    """Return the variables by what a checkpoint has for them: the averages, where a chief has made these, as it tests."""
+    saved, tested = tf.train.load_checkpoint(path), {}
+    for variable in tf.global_variables():
+        average = f"{variable.op.name}/{AVERAGE}"
+        is_there = saved.has_tensor(average) and average not in names
+        tested[average if is_there else variable.op.name] = variable
+    return tested
 
 
 def _check_examples(folder: RunFolder, test: ModelTest) -> None:

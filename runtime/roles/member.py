@@ -121,12 +121,8 @@ class Member:
         graph = build_evaluation(model, {}, parameters, columns, self.flags.batch_size)
         startup_secs, recovery_secs = self.timeouts
         timeouts = Timeouts(startup_secs, recovery_secs + self.flags.save_checkpoint_secs)
-        names = {variable.op.name: variable for variable in tf.global_variables()}
-        if self.mode.ema_decay:  # as the chief does, it tests the averages of the parameters
-            averages = tf.train.ExponentialMovingAverage(self.mode.ema_decay)
-            for name in names.keys() & set(model.parameters):
-                names[averages.average_name(names[name])] = names.pop(name)
-        follow_checkpoints(self.task, ModelTest(graph, test_examples), self.folder, self.goal, timeouts, names)
+        test = ModelTest(graph, test_examples)
+        follow_checkpoints(self.task, test, self.folder, self.goal, timeouts, model.training.variables.keys())
 
     def share_of(self, source: Source) -> Source:
         """Return the examples of `source` that this worker trains on."""

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime import report
 from runtime.data.reader import Batches, Columns
+from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Model
 from runtime.model.tables import Lookups, Parameters, TableReader
 from runtime.monitoring import summaries
@@ -127,10 +128,11 @@ class Training:
         return self._graph.packing.of_tables.fetch(lookups) if lookups.ids else {}
 
     def _read_model(self, session: tf.Session, measures: Measures) -> dict[str, Any]:
-        """Return the values of all variables of the model, by name."""
+        """Return the values of all variables of the model, by name, and the global step."""
         tables = {name: reader.read(session) for name, reader in self._readers.items()}
         check_finite(tables)
-        return {**session.run(self._graph.model.constants), **measures.parameters, **tables}
+        values = {**session.run(self._graph.model.constants), **measures.parameters, **tables}
+        return values | {GLOBAL_STEP: measures.global_step}
 
     def finish(self) -> None:
         """Test the finished model, save what came of it, and let the ps tasks go, which keep it until then.

@@ -9,7 +9,6 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -97,12 +96,8 @@ def _widen_global_step(path: str, folder: RunFolder) -> str:
     return copy
 
 
-def check_checkpoint(path: str, names: Mapping[str, tf.Variable] | None = None) -> list[str]:
+def check_checkpoint(path: str) -> list[str]:
     """Check that every variable of the graph can be restored, since TensorFlow's message comes late and is long.
-
-    Args:
-      path: of the checkpoint.
-      names: the variables by their names in it; by default, those of the graph.
 
     Returns:
       The names of what is not needed.
@@ -123,8 +118,6 @@ def check_checkpoint(path: str, names: Mapping[str, tf.Variable] | None = None) 
             " another --train_dir"
         )
     problems, wanted = [], whole_variables()
-    if names:
-        wanted = {name: (variable.dtype, variable.shape.as_list()) for name, variable in names.items()}
     for name, (dtype, shape) in wanted.items():
         if name not in shapes:
             problems.append(f"no variable {name}, expected shape {shape}")

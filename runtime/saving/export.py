@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
+from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Model
 from runtime.model.variables import make_variables
 from runtime.process.errors import UnsavedError, UnusableError, check_folder, reason
@@ -50,7 +51,7 @@ def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str,
     Args:
       export_dir: the folder of all versions.
       model: what is served.
-      read_values: returns the values of its parameters, arrays by name.
+      read_values: returns the values of its parameters, arrays by name, and the global step.
 
     Raises:
       UnsavedError: it cannot be written, or another job has just taken its number.
@@ -97,7 +98,9 @@ def _save(folder: str, model: Model, values: Mapping[str, Any]) -> None:
     config = tf.ConfigProto(device_count={"GPU": 0})  # those of this process belong to its server
     with tf.Graph().as_default(), tf.Session(config=config) as session:
         variables = make_variables(model.test)
-        serving = model.build_serving({name: tf.convert_to_tensor(variable) for name, variable in variables.items()})
+        parameters = {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}
+        parameters[GLOBAL_STEP] = tf.constant(values.get(GLOBAL_STEP, 0), tf.int64)
+        serving = model.build_serving(parameters)
         for name, variable in variables.items():
             variable.load(values[name], session)
         tf.saved_model.simple_save(session, folder, serving.inputs, serving.outputs, tf.tables_initializer())

@@ -47,7 +47,7 @@ class Result(NamedTuple):
         if not folder.is_given or (is_same and self.train_secs is None):  # an earlier process has trained the model
             return
         speed = {"train_secs": self.train_secs, "examples_per_sec": self.examples_per_sec}
-        content = json.dumps({**self.figures, **speed, **self.settings}, indent=2)
+        content = json.dumps({**self.figures, **speed, **self.settings}, indent=2, default=str)  # of a flag of an enum
         try:
             replace_file(folder.result, f"{content}\n".encode())
         except OSError as error:

@@ -107,8 +107,8 @@ class LocalStepsExchangeBuilder:
             if self._length.pace > 1:
                 # What workers send adds up: all of them together move an average as far as one would by itself.
                 ends = [
-                    start + (end - start) / self._length.pace if is_state else end
-                    for start, end, is_state in zip(values.values(), ends, are_state, strict=True)
+                    start + (end - start) / self._length.pace if self._work.packing.state.get(name) else end
+                    for (name, start), end in zip(values.items(), ends, strict=True)
                 ]
             ends = self._work.packing.pack(ends, selection.ids)
             changes = [tf.cast(start - end, self._work.dtype) for start, end in zip(starts, ends, strict=True)]

@@ -5,7 +5,7 @@ place and its entry in the checkpoints. Of a table, the rows that an exchange ne
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -37,14 +37,14 @@ class Packing:
     one of its slices. Of the slice of a table it has the selected rows; these parts come last.
     """
 
-    def __init__(self, parameters: Mapping[str, Any], state: Collection[str] = ()):
+    def __init__(self, parameters: Mapping[str, Any], state: Mapping[str, bool] | None = None):
         """Pack `parameters`, float32, by their devices.
 
         Args:
           parameters: variables by name; a partitioned one is a list of slices, and a table a `TableVariable`.
-          state: the names of those that no optimizer changes: what arrives for them is subtracted.
+          state: those that no optimizer changes, by name: what arrives for them is subtracted. See `Roles`.
         """
-        self.state = frozenset(state)
+        self.state = dict(state or {})
         self._averages: dict[str, tf.Variable] = {}  # by the name of the variable
         self.tables = {name: table for name, table in parameters.items() if isinstance(table, TableVariable)}
         self._slices = {name: slices_of(parameter) for name, parameter in parameters.items()}
