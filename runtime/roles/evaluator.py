@@ -100,7 +100,7 @@ def follow_checkpoints(
 
 
 def _find_tested(path: str, names: Collection[str]) -> dict[str, tf.Variable]:
-    """Return the variables by what a checkpoint has for them: the averages, where a chief has made these, as it tests."""
+    """Return the variables by what a checkpoint has for each: where the chief keeps averages, it tests these, too."""
     saved, tested = tf.train.load_checkpoint(path), {}
     for variable in tf.global_variables():
         average = f"{variable.op.name}/{AVERAGE}"
