@@ -134,6 +134,17 @@ def test_what_went_wrong_and_was_mended_is_told(train_dir):
     }
 
 
+@pytest.mark.parametrize(("period_secs", "is_gone"), [(2, True), (60, False)])
+def test_a_worker_that_seldom_says_how_far_it_is_is_not_gone(tmp_path, period_secs, is_gone):
+    def train(at):
+        training = {"global_step": 0, "local_step": 0, "period_secs": period_secs}
+        return [(0, "starting", START), (2, "training", training), (at, "progress", progress(100, 60))]
+
+    write(tmp_path, {"worker-0": train(50), "worker-1": train(20)})
+    told = history.tell(history.read(RunFolder(tmp_path)), "worker 1")
+    assert ("gone" in [entry.kind for entry in told]) == is_gone
+
+
 def test_a_process_that_died_and_was_missed_by_nobody_ended_before_the_next(tmp_path):
     write(tmp_path, {"ps-0": EVENTS["ps-0"], "worker-1": EVENTS["worker-1"]})
     assert [entry[:3] for entry in history.tell(history.read(RunFolder(tmp_path)), "ps 0")] == [
@@ -176,7 +187,9 @@ def test_the_report_of_a_run_that_was_resumed_is_of_what_came_then(train_dir):
 
 
 def test_a_start_that_had_nothing_to_train_does_not_hide_the_run_before(train_dir):
-    nothing = {"worker-0": [(50, "starting", START), (55, "ended", {"status": 0, "message": ""})]}
+    finished = {"global_step": 300, "local_step": 0}
+    ended = (55, "ended", {"status": 0, "message": ""})
+    nothing = {"worker-0": [(50, "starting", START), (52, "finished", finished), (53, "tested", TESTED), ended]}
     write(train_dir, nothing, run=2)
     run = history.read(RunFolder(train_dir))
     assert (run.began_at, run.secs, run.result) == (1e9, 30, RESULT)

@@ -133,6 +133,14 @@ def test_only_the_last_run_in_a_folder_is_shown(train_dir):
     assert set(Trace.read(trace.write(RunFolder(train_dir))).tasks.values()) == {"ps 0", "ps 1", "worker 0"}
 
 
+def test_a_later_run_that_traced_nothing_leaves_the_trace(train_dir):
+    before = Trace.read(trace.write(RunFolder(train_dir)))
+    run = pathlib.Path(train_dir, "events", "7")
+    run.mkdir(parents=True)
+    (run / "worker-0.jsonl").write_text(f"{json.dumps({'unix_secs': time.time() + 1800, 'event': 'starting'})}\n")
+    assert Trace.read(trace.write(RunFolder(train_dir))).tasks == before.tasks
+
+
 def test_by_hand(train_dir):
     process = forked.run("-m", "runtime.trace", train_dir)
     assert (process.returncode, process.stdout) == (0, f"{train_dir}/trace.json\n"), process.stderr

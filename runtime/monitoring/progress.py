@@ -48,7 +48,11 @@ class ProgressHook(tf.train.SessionRunHook):
         # Count from here, not from where the last session was: a restored model may have lost steps.
         self._global_step = int(session.run(tf.train.get_global_step(session.graph)))
         self._note_logged(time.monotonic())
-        self._record("training", train_steps=self._train_steps, batch_size=self._batch_size)
+        if not coord.should_stop():  # else nothing is left to train, and the report stays that of the run before
+            period_secs = self._log_every_secs
+            self._record(
+                "training", train_steps=self._train_steps, batch_size=self._batch_size, period_secs=period_secs
+            )
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
         self._started_at = min(self._started_at, time.monotonic())

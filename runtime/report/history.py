@@ -10,7 +10,8 @@ from runtime.records.events import read_lines, read_run
 from runtime.records.files import read_json
 from runtime.records.folder import RunFolder
 
-SILENCE_SECS = 10.0  # a worker that trains says so more often
+SILENCE_SECS = 10.0  # a worker that trains says so more often, unless it was told to do so seldom
+NUM_MISSED = 3  # periods without a word of it
 
 STATES = {"restarting": "starting", "stopped": "gone"}  # of a task; the others stay as they are
 OTHERS = {"lost": "missed", "back": "found"}  # events about another task, as that one has them
@@ -122,6 +123,8 @@ def _find_events_about(run: History, task: str) -> list[Event]:
     about = [event for event in run.events if task in (event["by"], OTHERS.get(event["event"]) and event["task"])]
     about = [event if event["by"] == task else {**event, "event": OTHERS[event["event"]]} for event in about]
     last = [event for event in about if event["by"] == task][-1]
-    if last["event"] in ("training", "progress") and run.secs - last["secs"] > SILENCE_SECS:
+    (period_secs, *_) = [*(event.get("period_secs", 0.0) for event in run.of_kind("training", task)), 0.0]
+    silence_secs = max(SILENCE_SECS, NUM_MISSED * period_secs)
+    if last["event"] in ("training", "progress") and run.secs - last["secs"] > silence_secs:
         about.append({**about[-1], "event": "silent"})
     return about

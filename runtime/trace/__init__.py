@@ -22,7 +22,8 @@ def write(folder: RunFolder) -> str:
     try:
         clocks.align(trace)
         starts = [event["unix_secs"] for event in read_run(folder) if event["by"] == "worker 0"]
-        events = chrome.make_events(trace.since(starts[0] if starts else 0))
+        last = trace.since(starts[0] if starts else 0)
+        events = chrome.make_events(last if last.spans else trace)  # the last run may have traced nothing
         replace_file(folder.trace, json.dumps({"traceEvents": events}).encode())
     except (OSError, ValueError) as error:
         logging.error("the trace of all tasks could not be made (%s): free disk space or fix permissions", error)
