@@ -47,5 +47,10 @@ def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
 
         session.run(variable.assign(21))  # another worker's last step, after the time that was measured
         hook.end(session)
+        recorded, coord = [], tf.train.Coordinator()
+        monkeypatch.setattr(progress.events, "record", lambda event, **_: recorded.append(event))
+        coord.request_stop()
+        hook.after_create_session(session, coord)
+        assert not recorded, "it would hide the run that has trained"
     assert hook.num_examples == examples
     assert hook.train_secs == 5
