@@ -42,7 +42,7 @@ class Trace(NamedTuple):
 
 
 def build_probabilities(outputs: tf.Tensor) -> tf.Tensor:
-    """Build the probabilities of classes, float32 [b, classes], from logits, or from what is a softmax already."""
+    """Build the probabilities of classes, [b, classes], from logits, or from what is a softmax already."""
     op = outputs.op
     while op.type == "Identity":
         op = op.inputs[0].op

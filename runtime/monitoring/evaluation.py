@@ -29,6 +29,7 @@ from runtime.records import events
 from runtime.records.files import append_lines
 from runtime.records.folder import RunFolder
 
+MAX_WARNINGS = 10  # of metrics that are no numbers
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 
 
@@ -126,7 +127,8 @@ class ModelTest:
         _check_fraction(metrics)
         for name in [name for name, value in metrics.items() if not np.isfinite(value)]:
             what = f"{metrics.pop(name):g} as {name} of the test examples, which is left out"
-            logging.warning("build_metrics() returns %s: see to batches in which no example is of some class", what)
+            remedy = "see to batches in which no example is of some class"
+            logging.log_first_n(logging.WARNING, "build_metrics() returns %s: %s", MAX_WARNINGS, what, remedy)
         mistakes: Callable[[Any], dict[str, Any]] = lambda spec: {}  # noqa: E731
         if graph.num_classes:
             mistakes = functools.partial(
@@ -145,9 +147,10 @@ class ModelTest:
 
 
 def _check_fraction(metrics: Mapping[str, Any]) -> None:
-    if metrics.get("accuracy", 0) < 0 or metrics.get("accuracy", 0) > 1:
+    accuracy = metrics.get("accuracy", 0)
+    if accuracy < 0 or accuracy > 1:  # one that is no number is left out
         raise UnusableError(
-            f"model.py: build_metrics() must return a fraction, 0 to 1, as accuracy, found {metrics['accuracy']:g}"
+            f"model.py: build_metrics() must return a fraction, 0 to 1, as accuracy, found {accuracy:g}"
         )
 
 
@@ -245,8 +248,7 @@ class EvaluationHook(tf.train.SessionRunHook):
             self._evaluated_step = measures.global_step
             # The model may have been lost in the time that writing has taken.
             target = self._target
-            value = measures.scalars.get(f"test_{target.name}", math.nan) if target else math.nan
-            is_good = target is not None and target.is_reached(value)
+            is_good = target is not None and target.is_reached(measures.scalars.get(f"test_{target.name}", math.nan))
             self._has_reached = is_good and not coord.should_stop()
         return self._has_reached
 

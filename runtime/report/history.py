@@ -123,7 +123,7 @@ def _find_events_about(run: History, task: str) -> list[Event]:
     about = [event for event in run.events if task in (event["by"], OTHERS.get(event["event"]) and event["task"])]
     about = [event if event["by"] == task else {**event, "event": OTHERS[event["event"]]} for event in about]
     last = [event for event in about if event["by"] == task][-1]
-    (period_secs, *_) = [*(event.get("period_secs", 0.0) for event in run.of_kind("training", task)), 0.0]
+    period_secs = next((event.get("period_secs", 0.0) for event in run.of_kind("training", task)), 0.0)
     silence_secs = max(SILENCE_SECS, NUM_MISSED * period_secs)
     if last["event"] in ("training", "progress") and run.secs - last["secs"] > silence_secs:
         about.append({**about[-1], "event": "silent"})

@@ -252,7 +252,7 @@ def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_p
     with open(own / "model.py", "a") as file:
         file.write('\nimport further\n\nassert further.SAYS == "1,234,567"\n')
     for path in own.iterdir():
-        path.chmod(0o600)  # as of a user whose umask is 077
+        path.chmod(0o700 if path.is_dir() else 0o600)  # as of a user whose umask is 077
     try:
         execute(build, run)
         result = json.loads((tmp_path / "results" / "result.json").read_text())
