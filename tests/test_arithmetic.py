@@ -174,7 +174,7 @@ class Cluster:
     def read(self):
         """Return the variables by name; one that is split, whole."""
         slices = {}
-        for variable in self.clients[0].variables:
+        for variable in sorted(self.clients[0].variables, key=lambda variable: variable.op.name):
             slices.setdefault(re.sub(r"/part_\d+", "", variable.op.name), []).append(variable)
         found = self.clients[0].session.run(slices)
         return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in found.items()}

@@ -90,6 +90,7 @@ def test_an_exported_model_has_filled_its_lookup_tables(tmp_path):
 
 
 def test_an_exported_model_has_the_files_of_its_lookup_tables(tmp_path):
+    (tmp_path / "export").mkdir()
     vocabulary = tmp_path / "words.txt"
     vocabulary.write_text("a\nb\n")
 

@@ -46,7 +46,8 @@ def find_roles(files: Files, training: Trace, test: Trace, may_have_tables: bool
     frozen = [name for name in training.variables if name not in {*gradients, *tables, *changes}]
     outputs = [total, *gradients.values(), *of_rows, *changes.values()]
     state = {
-        name: training.variables[name].handle.op in find_ancestors([change.op]) for name, change in changes.items()
+        name: training.variables[name].handle.op in find_ancestors([change.op], by_values=True)
+        for name, change in changes.items()
     }
     return Roles(list(gradients), tables, state, frozen, outputs)
 

@@ -146,16 +146,21 @@ def traced_as_users_expect(initializers: dict[str, Any], reusable: Mapping[str, 
     says; else the variable itself would be an input of the loop. `reuse=not is_training` finds what training has made.
     """
     graph = tf.get_default_graph()
+    known: set[str] = set()  # the variables that there are
 
     def get(getter: Any, name: str, *args: Any, **kwargs: Any) -> tf.Variable:
         if kwargs.get("reuse") and name in reusable:
             kwargs["reuse"] = tf.AUTO_REUSE
             if kwargs.get("shape") is None and kwargs.get("initializer") is None:
                 kwargs["shape"] = reusable[name].shape
-        variable = getter(name, *args, **{**kwargs, "partitioner": None})
+        variable = getter(name, *args, **{**kwargs, "partitioner": None, "regularizer": None})
         losses = tf.get_collection_ref(tf.GraphKeys.REGULARIZATION_LOSSES)
         with graph.as_default():  # this may be inside of a loop, as of an RNN
+            if kwargs.get("regularizer") and variable.op.name not in known:
+                with tf.name_scope(f"{variable.op.name}/Regularizer/"):
+                    losses.extend(loss for loss in [kwargs["regularizer"](variable)] if loss is not None)
             losses[:] = map(tf.convert_to_tensor, losses)  # what is lazy would be another tensor for each who asks
+        known.add(variable.op.name)
         if callable(kwargs.get("initializer")):
             initializers[variable.op.name] = kwargs["initializer"]
         return variable
