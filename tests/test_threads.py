@@ -29,7 +29,7 @@ def main():
 """
 START = 'threads.start_guard("watch", act)'
 REPEAT = """threads.SessionThread("watch", lambda *_: act(), 0.01, "it failed")._repeat(None, tf.train.Coordinator())"""
-PROGRAM = "program.start(main, None)"
+PROGRAM = "class Reader:\n    DataError = KeyError\n\nprogram.start(main, Reader)"
 
 
 @pytest.mark.parametrize("start", [START, REPEAT])
