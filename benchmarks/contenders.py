@@ -16,22 +16,21 @@ from runtime.launch.ports import choose_ports
 NUM_PS, NUM_WORKERS = 1, 2
 TIMEOUT_SECS = 600.0
 ENDING_SECS = 60.0  # for tasks that end by themselves, after the result
+OUR_FLAGS = ("--lr_schedule=one_cycle", "--optimizer=nesterov")  # the peers have no others
 WATCHED = ("--train_steps", "--sync_replicas", "--model", "--ps_strategy")  # what a watcher has to know
 
 
 class Setting(NamedTuple):
-    """What tuning chooses."""
+    """What tuning chooses; all have Nesterov's momentum in one cycle of the learning rate."""
 
-    optimizer: str
-    learning_rate: float  # with one cycle the greatest
-    lr_schedule: str  # constant or one_cycle
+    learning_rate: float  # the greatest
     num_batches: int  # of all workers, until training ends
     variant: str = ""  # one of the contender's
 
     def __str__(self) -> str:
         """Return a cell of a table."""
-        cycle = f", one cycle of {self.num_batches} batches" if self.lr_schedule == "one_cycle" else ""
-        return f"{self.optimizer} {self.learning_rate:g}{cycle}{f', `{self.variant}`' if self.variant else ''}"
+        variant = f", `{self.variant}`" if self.variant else ""
+        return f"nesterov {self.learning_rate:g}, one cycle of {self.num_batches} batches{variant}"
 
 
 class Contender(NamedTuple):
@@ -77,13 +76,12 @@ class Role(NamedTuple):
 
 
 def make_flags(contender: Contender, setting: Setting, seed: int) -> list[str]:
-    """Return the flags of a run, which every contender understands, and its own."""
+    """Return the flags of a run: those that every contender understands, and its own."""
     variant = [setting.variant] if setting.variant else []
     return [
         *contender.flags,
         *variant,
-        f"--lr_schedule={setting.lr_schedule}",
-        f"--optimizer={setting.optimizer}",
+        *(OUR_FLAGS if contender.peer == "watch" else ()),
         f"--learning_rate={setting.learning_rate:g}",
         f"--train_steps={setting.num_batches // contender.batches_per_step}",
         f"--seed={seed}",

@@ -1,12 +1,6 @@
 """The best setting of each contender, in `settings.json`: all are tuned alike, from the same grid.
 
-All have Nesterov's momentum in one cycle of the learning rate. Until November 2026 the grid had Adam, plain SGD and
-constant rates as well, and none of these was the best of any contender. Each rate is tried, then the best of them with
-the other numbers of batches, and the best of these with the contender's other variants: each in one run.
-
-A setting that is hardly long enough reaches the target by luck. So from the soonest on, each is tried with more seeds,
-until two have ended above the target with at least seven of eight; the better of these has the lower median. The seeds
-are not those of the comparison, so that no contender is compared in the very runs that chose its setting.
+`README.md` has the grid and the rule, with their reasons.
 """
 
 import json
@@ -68,7 +62,7 @@ def best_setting(contender: Contender) -> Setting:
         return min(settings, key=lambda setting: statistics.median(secs[setting]))
 
     for rate in RATES:
-        run(Setting("nesterov", rate, "one_cycle", CYCLES[0], contender.variants[0]))
+        run(Setting(rate, CYCLES[0], contender.variants[0]))
     best = soonest(secs)
     for num_batches in CYCLES[1:]:
         run(best._replace(num_batches=num_batches))

@@ -124,7 +124,10 @@ def network(name, *options):
         run("podman", "network", "create", *options, name)
         yield name
     except BaseException:
-        for container in run("podman", "ps", "--all", "--format={{.Names}}", f"--filter=network={name}").split():
+        print(run("podman", "ps", "--all", "--pod"))
+        alone = run("podman", "ps", "--all", "--format={{.Names}}", f"--filter=network={name}")
+        in_pods = run("podman", "pod", "ps", "--format={{.ContainerNames}}", f"--filter=network={name}")
+        for container in [*alone.split(), *in_pods.replace(",", " ").split()]:
             print(f"--- {container}, at its end:", *logs(container).splitlines()[-40:], sep="\n")
         raise
     finally:

@@ -55,9 +55,10 @@ def train(cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
         probabilities = tf.nn.softmax(logits)
         loss = -tf.reduce_sum(labels * tf.log(tf.clip_by_value(probabilities, 1e-10, 1.0)))
         # The loss is a sum over the batch, and so are its gradients. Divided by the batch size, a learning rate means
-        # the same as for the peers, whose loss is a mean. Adam does not depend on the scale of the gradients.
-        scale = 1.0 if FLAGS.optimizer == "adam" else 1 / problem.BATCH_SIZE
-        train_op = tensorflow2.make_optimizer(global_step, scale).minimize(loss, global_step=global_step)
+        # the same as for the peers, whose loss is a mean.
+        train_op = tensorflow2.make_optimizer(global_step, 1 / problem.BATCH_SIZE).minimize(
+            loss, global_step=global_step
+        )
         init_op = tf.global_variables_initializer()
 
     logdir = tempfile.TemporaryDirectory()  # nobody reads its checkpoints

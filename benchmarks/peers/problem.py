@@ -16,13 +16,11 @@ from runtime.data.memory import MemorySource
 HIDDEN_UNITS = 100
 BATCH_SIZE = 100  # of each worker
 NUM_WORKERS = 2  # of a distributed peer
-MOMENTUM = 0.9
+MOMENTUM = 0.9  # Nesterov's
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("data_dir", download.default_data_dir(), "folder with the four MNIST files")
-flags.DEFINE_enum("optimizer", "adam", ["adam", "sgd", "momentum", "nesterov"], "its momentum is 0.9")
-flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer, or the greatest of one cycle")
-flags.DEFINE_enum("lr_schedule", "constant", ["constant", "one_cycle"], "what the rate does")
+flags.DEFINE_float("learning_rate", 0.3, "greatest learning rate of the one cycle")
 flags.DEFINE_integer(
     "train_steps", 3000, "global steps: batches, or rounds of batches where all workers update together"
 )
@@ -59,7 +57,7 @@ def initial_parameters() -> Parameters:
 
 def make_rates() -> npt.NDArray[np.float32]:
     """Return the learning rate of each step, and of all later ones: float32 [train_steps + 1]."""
-    return rates.make_rates(FLAGS.lr_schedule, FLAGS.learning_rate, FLAGS.train_steps)
+    return rates.make_rates(FLAGS.learning_rate, FLAGS.train_steps)
 
 
 def load_train(index: int = 0, num_workers: int = 1) -> mnist_input.Examples:

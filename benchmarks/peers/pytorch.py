@@ -73,12 +73,8 @@ def make_model() -> torch.nn.Sequential:
 
 
 def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of the flags; a fused one does not loop over the parameters in Python."""
-    if FLAGS.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), FLAGS.learning_rate, fused=True)
-    momentum = 0.0 if FLAGS.optimizer == "sgd" else problem.MOMENTUM
-    nesterov = FLAGS.optimizer == "nesterov"
-    return torch.optim.SGD(model.parameters(), FLAGS.learning_rate, momentum, nesterov=nesterov, fused=True)
+    """Return the optimizer; a fused one does not loop over the parameters in Python."""
+    return torch.optim.SGD(model.parameters(), FLAGS.learning_rate, problem.MOMENTUM, nesterov=True, fused=True)
 
 
 def make_step(model: torch.nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:

@@ -6,14 +6,11 @@ import numpy.typing as npt
 WARMUP_PART = 0.3  # of one cycle, as in `runtime/updates/schedule.py`
 
 
-def make_rates(lr_schedule: str, learning_rate: float, train_steps: int) -> npt.NDArray[np.float32]:
+def make_rates(learning_rate: float, train_steps: int) -> npt.NDArray[np.float32]:
     """Return the rate of each step, float32 [train_steps + 1]; the last one is that of all later steps.
 
-    In one cycle it rises in a line to `learning_rate`, and falls in a line to 0.
+    It rises in a line to `learning_rate`, and falls in a line to 0.
     """
     steps, num_warmup = np.arange(train_steps + 1), int(WARMUP_PART * train_steps)
-    factors = np.ones(len(steps))
-    if lr_schedule == "one_cycle":
-        down = (train_steps - steps) / (train_steps - num_warmup)
-        factors = np.minimum((steps + 1) / max(num_warmup, 1), np.minimum(down, 1))
-    return (learning_rate * factors).astype(np.float32)
+    down = (train_steps - steps) / (train_steps - num_warmup)
+    return (learning_rate * np.minimum((steps + 1) / max(num_warmup, 1), np.minimum(down, 1))).astype(np.float32)

@@ -10,7 +10,7 @@ joined once.
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -164,24 +164,17 @@ def gradients(variables: Sequence[tf.Variable], images: tf.Tensor, labels: tf.Te
 
 
 def make_optimizer(step: tf.Variable, scale: float = 1.0) -> tf.compat.v1.train.Optimizer:
-    """Return the optimizer of the flags; its rate, times `scale`, is that of `step` in one cycle.
+    """Return the optimizer; its rate, times `scale`, is that of `step` in one cycle.
 
-    `tf.distribute`'s guide asks for `tf.keras.optimizers.legacy`, which TensorFlow 2.21 no longer has. These are
-    the optimizers left that update each variable with one op.
+    `tf.distribute`'s guide asks for `tf.keras.optimizers.legacy`, which TensorFlow 2.21 no longer has. This is the
+    optimizer left that updates each variable with one op.
     """
-    train = tf.compat.v1.train
-    rate: float | Callable[[], tf.Tensor] = scale * FLAGS.learning_rate
-    if FLAGS.lr_schedule == "one_cycle":
 
-        def rate() -> tf.Tensor:
-            with tf.device(step.device):  # with the variables that it updates
-                return scale * tf.gather(problem.make_rates(), tf.minimum(step, FLAGS.train_steps))
+    def rate() -> tf.Tensor:
+        with tf.device(step.device):  # with the variables that it updates
+            return scale * tf.gather(problem.make_rates(), tf.minimum(step, FLAGS.train_steps))
 
-    if FLAGS.optimizer == "adam":
-        return train.AdamOptimizer(rate)
-    if FLAGS.optimizer == "sgd":
-        return train.GradientDescentOptimizer(rate)
-    return train.MomentumOptimizer(rate, problem.MOMENTUM, use_nesterov=FLAGS.optimizer == "nesterov")
+    return tf.compat.v1.train.MomentumOptimizer(rate, problem.MOMENTUM, use_nesterov=True)
 
 
 def make_batches(images: tf.Tensor, labels: tf.Tensor, stream: tf.Tensor) -> tf.data.Dataset:
