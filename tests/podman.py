@@ -12,7 +12,9 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import threading
 
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, poll_for
 
@@ -45,6 +47,8 @@ ENVIRONMENT = {
     "CONTAINERS_STORAGE_CONF": f"{STORE}/storage.conf",
     "DOCKER_HOST": f"unix://{SOCKET}",
 }
+NAME_SERVER = pathlib.Path("/run/containers/networks/aardvark-dns/aardvark.pid")
+REMINDER_SECS = 7  # not the 5 after which a resolver asks again
 BASE = "localhost/python:debian"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 # Prints an archive of Debian with a Python that pip may install into, and that trusts whom this machine trusts.
@@ -132,8 +136,33 @@ def network(name, *options):
         raise
     finally:
         run("podman", "network", "rm", "--force", "--time=0", name)
-        for volume in run("podman", "volume", "ls", "--quiet", f"--filter=name=^{name}").split():
+        for volume in run("podman", "volume", "ls", "--quiet", f"--filter=name=^{name}-").split():
             run("podman", "volume", "rm", volume)
+
+
+@contextlib.contextmanager
+def reminding_name_server():
+    """Let the server of names read its files every few seconds.
+
+    aardvark-dns before 1.11 misses a signal to do so while it still obeys the one before, and ends what it was asked
+    meanwhile. A container that is started in these moments has no name until another one starts or ends.
+    """
+    is_over = threading.Event()
+
+    def remind():
+        while not is_over.wait(REMINDER_SECS):
+            with contextlib.suppress(OSError, ValueError):  # none runs, or it has just been started
+                number = int(NAME_SERVER.read_text())
+                if pathlib.Path(f"/proc/{number}/comm").read_text() == "aardvark-dns\n":
+                    os.kill(number, signal.SIGHUP)
+
+    thread = threading.Thread(target=remind)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @contextlib.contextmanager

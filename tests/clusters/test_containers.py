@@ -25,6 +25,8 @@ def _image(testrun_uid):
         podman.get_ready(testrun_uid)
     except podman.CannotRunError as error:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no containers here: {error}")
+    with podman.reminding_name_server():
+        yield
 
 
 class Containers:
