@@ -28,13 +28,14 @@ LOW = '%%{init: {"flowchart": {"rankSpacing": 16, "padding": 6}}}%%'  # room for
 
 
 def make_flags():
-    """Return a table of all flags, in the groups and the order of `runtime/roles/flags.py`, and those of `model.py`."""
+    """Return a table of all flags, in the groups and the order of `runtime/roles/flags.py`, and of the user's files."""
     rows = []
     # The first flag of a group follows the docstring of the function that defines the group.
     pattern = r'^(?: +"""Define (.+)\."""\n)? +flags\.DEFINE_(\w+)\(\s*"(\w+)"'
     found = re.findall(pattern, (PROJECT / "runtime/roles/flags.py").read_text(), re.MULTILINE)
-    of_model = re.findall(r'^flags\.DEFINE_(\w+)\("(\w+)"', (PROJECT / "model.py").read_text(), re.MULTILINE)
-    found += [("" if number else "the model, in `model.py`", *flag) for number, flag in enumerate(of_model)]
+    for what, file in (("model", "model.py"), ("data", "mnist_input.py")):
+        of_file = re.findall(r'^flags\.DEFINE_(\w+)\("(\w+)"', (PROJECT / file).read_text(), re.MULTILINE)
+        found += [("" if number else f"the {what}, in `{file}`", *flag) for number, flag in enumerate(of_file)]
     for group, kind, name in found:
         if group:
             rows.append((f"**{group[0].upper()}{group[1:]}**", "", ""))

@@ -124,6 +124,13 @@ class Installed(NamedTuple):
         assert (PROJECT / command.split()[-1]).read_text().strip()
 
 
+class Provided(NamedTuple):
+    """A program of a package that is installed."""
+
+    def check(self, command, _):
+        assert (pathlib.Path(sys.executable).parent / pathlib.Path(command.split()[0]).name).exists()
+
+
 class Deployed(NamedTuple):
     """A command for what manages containers: the files and objects that it names are there."""
 
@@ -250,7 +257,10 @@ EXERCISED = {
     ".venv/bin/python tests/soak.py --seed 1 2 --minutes 20 --write": Offered(),
     "./run_local_cluster.sh --profile_steps=1000:1100 --train_dir=runs/traced": ParsedFlags(),
     ".venv/bin/python -m runtime.trace TRAIN_DIR": RunBy('"-m", "runtime.trace"'),
-    **{f"pkill {name}": RunBy("def kill(launcher, name):") for name in ("-9 ps-0", "-9 worker-1", "ps-", "worker-")},
+    **{f"pkill {name}": RunBy("def kill(launcher, name):") for name in ("-9 ps-0", "-9 worker-1", "'^(worker|ps)-'")},
+    "pkill -f runtime/launch": RunBy('"pgrep", "-f", "runtime/launch"'),
+    "pkill -f mnist_replica": RunBy("def test_the_classic_script_learns_"),
+    ".venv/bin/tf_upgrade_v2 --infile old.py --outfile new.py": Provided(),
     "ps -e": RunBy("def kill(launcher, name):"),
     "pkill -STOP worker-1; sleep 15; pkill -CONT worker-1": RunBy("def kill(launcher, name):"),
     **{f"./run_local_cluster.sh {flags}": ParsedFlags() for flags in LAB},
@@ -271,12 +281,13 @@ EXERCISED = {
     "./run_local_cluster.sh --data_dir=flights --learning_rate=0.05 --train_steps=6000": ParsedFlags(),
     "cp examples/languages/*.py .": RunBy("def test_a_table_tells_the_language_of_a_word_"),
     "./run_local_cluster.sh --data_dir=/usr/share/dict --optimizer=sgd --learning_rate=10 --lr_schedule=one_cycle"
-    " --local_steps=16 --train_steps=32000 --export_dir=exported": ParsedFlags(),
-    ".venv/bin/python predict.py --model exported Schmetterling papillon": RunBy('"exported", "Schmetterling"'),
+    " --local_steps=16 --train_steps=32000 --export_dir=languages": ParsedFlags(),
+    ".venv/bin/python predict.py --model languages Schmetterling papillon": RunBy('"languages", "Schmetterling"'),
     "./run_local_cluster.sh --workers=1 --train_steps=200": RunBy("def test_two_files_of_a_user_train_"),
     ".venv/bin/python -m runtime.report TRAIN_DIR": RunBy('"-m", "runtime.report"'),
     "./run_local_cluster.sh --tensorboard --eval_every_secs=2": RunBy("def test_tensorboard_shows_the_run_"),
     f".venv/bin/python -m pip install -r {BOARD}.txt": Installed(),
+    f".venv/bin/python -m pip download -d wheels -r requirements.txt -r {BOARD}.txt": Installed(),
     ".venv/bin/python -m tensorboard.main --logdir runs": Offered(),
     ".venv/bin/python tests/documents.py": Loaded(),
     ".venv/bin/python tests/record.py": Loaded(),

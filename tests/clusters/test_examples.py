@@ -159,7 +159,13 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
         words = (WORDS / name).read_text(encoding).split()
         (data_dir / name).write_text("\n".join(words[:: len(words) // WORDS_OF_TEST]), encoding)
     flags = ["--ps=2", f"--train_dir={train_dir}", f"--data_dir={data_dir}", "--save_checkpoint_secs=1"]
-    flags += ["--optimizer=sgd", "--learning_rate=10", "--local_steps=4", "--train_steps=2500", "--export_dir=exported"]
+    flags += [
+        "--optimizer=sgd",
+        "--learning_rate=10",
+        "--local_steps=4",
+        "--train_steps=2500",
+        "--export_dir=languages",
+    ]
     run = Process(["./run_local_cluster.sh", *flags], tmp_path / "output", cwd=tmp_path)
     poll_for(lambda: len(list(train_dir.glob("model.ckpt-*.index"))) > 1, "second checkpoint")
     (line,) = [line for line in running_with(str(train_dir), columns="pid,comm,command") if " ps-1 " in line]
@@ -170,7 +176,7 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
     assert accuracy > 0.4, "15 languages"
     assert "taken for" in (train_dir / "report.html").read_text()
 
-    command = [sys.executable, "predict.py", "--model", "exported", "Schmetterling", "przepraszam"]
+    command = [sys.executable, "predict.py", "--model", "languages", "Schmetterling", "przepraszam"]
     predicted = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert predicted.returncode == 0, predicted.stderr
     assert re.match(r"schmetterling: \w+ \(.*\nprzepraszam: Polish \(", predicted.stdout)

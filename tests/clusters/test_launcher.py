@@ -111,6 +111,8 @@ def test_a_terminal_that_closes_stops_the_run_in_order(launcher, black_and_white
     run = launcher.start("--train_steps=1000000", "--save_checkpoint_secs=600", f"--data_dir={black_and_white_dir}")
     run.wait_for_output("worker 0: global step")
     assert len(launcher.tasks()) == 3
+    found = subprocess.run(["pgrep", "-f", "runtime/launch"], stdout=subprocess.PIPE, text=True).stdout.split()
+    assert str(run.pid) in found, "a lecturer ends a forgotten cluster so"
     for pid in (*launcher.tasks().values(), run.pid):
         os.kill(pid, signal.SIGHUP)
     assert run.wait() == 128 + signal.SIGTERM
