@@ -15,8 +15,11 @@ class program:
     parse_flags = staticmethod(lambda arguments: None)
     start = staticmethod(lambda main, reader: main())
 
-class mnist_input:
-    PREDICTS = os.environ.get("PREDICTS", "PICTURE...")
+try:
+    import mnist_input
+except ImportError:
+    class mnist_input:
+        PREDICTS = os.environ.get("PREDICTS", "PICTURE...")
 
 def main():
     if "--job_name=worker" in sys.argv:

@@ -234,15 +234,14 @@ def wait_for_waiting(terminal):
     poll_for(lambda: any("◌ worker 0  waiting" in line for line in terminal.lines), "task that waits")
 
 
-def test_the_display_shows_lines_above_and_the_last_below(launch):
-    last_lines = ["test auc 1.0", "and more"]
-    terminal = launch(f"echo 'worker 0: begins'; {WAIT} echo '{last_lines[0]}'; echo '{last_lines[1]}'")
-    picture = re.compile("worker 0: begins\n\nglobal step 0 .*◌ worker 0  waiting", re.DOTALL)
+def test_the_display_shows_lines_above_and_the_result_below(launch):
+    terminal = launch(f"echo 'worker 0: begins'; echo 'test auc 1.0'; echo 'worker 0: saves'; {WAIT}")
+    picture = re.compile("worker 0: begins\nworker 0: saves\n\nglobal step 0 .*◌ worker 0  waiting", re.DOTALL)
     poll_for(lambda: picture.search("\n".join(terminal.lines)), "line above a task that waits")
     (launch.folder / "go-on").touch()
     assert terminal.wait(DEADLINE_SECS) == 0
-    assert terminal.lines[-3:] == [*last_lines, ""]
-    assert terminal.lines[-4].startswith("✓ worker 0")
+    assert terminal.lines[-2:] == ["test auc 1.0", ""]
+    assert terminal.lines[-3].startswith("✓ worker 0")
     assert "\n".join(terminal.lines).count("global step 0") == 1, "no old picture is left"
 
 

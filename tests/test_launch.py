@@ -120,7 +120,9 @@ def test_an_environment_that_somebody_else_has_made_is_not_removed(install):
         said, error = run.communicate()
     assert (run.returncode, said) == (2, "")
     remedy = "remove it, or set VENV_DIR=/a/new/folder"
-    assert error == f"error: {venv} lacks a Python that fits, and is not of this program's making: {remedy}\n"
+    assert (
+        error == f"error: {venv} lacks a Python 3.10 to 3.13 with pip, and is not of this program's making: {remedy}\n"
+    )
     assert (venv / "work.py").exists()
 
 

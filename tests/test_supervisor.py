@@ -203,18 +203,19 @@ def test_what_is_in_the_way_in_a_train_dir_is_named(launch, tmp_path):
 
 def test_a_machine_is_prepared_without_training(launch, tmp_path):
     (tmp_path / "mnist_input.py").write_text(
-        "class DataError(Exception): pass\ndef fetch(data_dir): open(f'{data_dir}/fetched', 'w')\n"
+        "import sys\ndef fetch(data_dir): open(f'{data_dir}/fetched', 'w').write(sys.argv[-1])\n"
     )
     (tmp_path / "data").mkdir()
-    run = launch("echo never", f"--data_dir={tmp_path}/data", "--prepare")
+    run = launch("echo never", f"--data_dir={tmp_path}/data", "--prepare", "--variant=small")
     assert run.wait(DEADLINE_SECS) == 0, run.output()
-    assert (tmp_path / "data" / "fetched").exists()
+    assert (tmp_path / "data" / "fetched").read_text() == "--variant=small"
     assert not (tmp_path / "train").exists()
 
 
 @NEEDS_PRIVATE_MOUNTS
 def test_a_system_that_forbids_a_private_network_is_told_with_the_remedy(launch):
-    forbid = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"'  # which counts inside of this namespace
+    # These count inside of this namespace.
+    forbid = 'for kind in net user; do echo 0 >/proc/sys/user/max_${kind}_namespaces; done; exec "$@"'
     before = ["unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh"]
     run = launch("", "--no_isolation=false", before=before)
     assert run.wait(DEADLINE_SECS) == 0
@@ -222,6 +223,16 @@ def test_a_system_that_forbids_a_private_network_is_told_with_the_remedy(launch)
     assert (
         "; sudo sysctl user.max_user_namespaces=10000 allows it): other accounts, and other machines that reach" in line
     )
+
+
+@NEEDS_PRIVATE_MOUNTS
+def test_in_a_private_network_a_read_only_folder_is_one(launch):
+    (launch.folder / "train").mkdir(mode=0o555)
+    nobody = ["unshare", "--user", "--map-user=54321", "--map-group=54321"]
+    run = launch("", "--no_isolation=false", before=nobody)
+    assert run.wait(DEADLINE_SECS) == 2
+    assert run.output().endswith("/train/logs cannot be written: Permission denied\n")
+    assert "no private network" not in run.output()
 
 
 def test_a_log_that_cannot_be_opened_is_told_in_one_line(launch):

@@ -46,7 +46,9 @@ def start_listening() -> None:
     _keep_from_forks(numbers)
 
     def wait_for_signals() -> None:
-        number = signal.Signals(os.read(reader, 1)[0])
+        while (byte := os.read(reader, 1)[0]) not in numbers:  # a signal that a user's file handles
+            pass
+        number = signal.Signals(byte)
         second = select.poll()  # select() takes no file number above 1023, and each connection is a file
         second.register(reader, select.POLLIN)
         stop, start = _on_signal(number) if _on_signal else Stop(), time.monotonic()
@@ -57,8 +59,9 @@ def start_listening() -> None:
                 os.read(reader, 1000)
         while (left := start + stop.secs - time.monotonic()) > 0:
             if second.poll(1000 * min(left, REMINDER_SECS)):
-                break
-            if unsaved := stop.describe_unsaved():
+                if not {*os.read(reader, 1000)}.isdisjoint(numbers):
+                    break
+            elif unsaved := stop.describe_unsaved():
                 logging.info("%s: it has %.0f s more", unsaved, max(0.0, start + stop.secs - time.monotonic()))
         logging.info("%s: stopping at once", number.name)
         unsaved = stop.describe_unsaved()

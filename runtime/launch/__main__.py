@@ -56,26 +56,34 @@ NAMESPACES = {
     "kernel/unprivileged_userns_clone": ("0", "1"),  # Debian
     "user/max_user_namespaces": ("0", "10000"),
 }
-# Fetches the examples of a user into the folder $1.
+# Fetches the examples of a user into the folder $1, with the flags that follow.
 FETCH = """
 import os, sys
+folder = sys.argv.pop(1)
+sys.path.insert(0, os.getcwd())
 errors = os.dup(2)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where TensorFlow's libraries write while they are loaded
 try:
-    from runtime.process import environment
-    import mnist_input
-    from runtime.data.download import DownloadError
+    from runtime.process import phases
 finally:
     os.dup2(errors, 2)
-try:
-    mnist_input.fetch(sys.argv[1])
-except (DownloadError, getattr(mnist_input, 'DataError', DownloadError)) as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
-except KeyboardInterrupt:
-    sys.exit(130)
+import distributed
+
+def fetch():
+    with phases.preparing():
+        distributed.mnist_input.fetch(folder)
+
+distributed.program.start(fetch, distributed.mnist_input)
 """
-UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
+# Ways to a private network: that of root; and that of any user, who becomes root of a namespace for it, and then gives
+# up the right to write into read-only folders.
+WAYS = (
+    (["unshare", "--net"], 'ip link set lo up && exec "$0" "$@"'),
+    (
+        ["unshare", "--user", "--map-root-user", "--net"],
+        'ip link set lo up && exec setpriv --bounding-set=-all "$0" "$@"',
+    ),
+)
 
 
 def main() -> None:
@@ -99,7 +107,8 @@ def get_ready(options: Options) -> NoReturn:
         subprocess.run([sys.executable, str(PROJECT / "distributed.py"), *asked])
         sys.exit()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    fetch(options.data_dir)
+    os.environ.setdefault("HOME", os.path.expanduser("~"))  # a private network has another user
+    fetch(options)
     if options.prepare:
         sys.exit()
     arguments, train_dir = sys.argv[1:], options.train_dir
@@ -115,18 +124,25 @@ def get_ready(options: Options) -> NoReturn:
     os.execvp(command[0], command)
 
 
-def fetch(data_dir: str) -> None:
-    """Fill a folder as the user's mnist_input.py does, in a process that imports TensorFlow, if it may be filled.
+def fetch(options: Options) -> None:
+    """Fill the folder of the examples as the user's mnist_input.py does, in a process of its own, if it may be filled.
 
     The tasks could not: a private network leads nowhere.
     """
     path = PROJECT / "mnist_input.py"
     can_fetch = path.is_file() and re.search(rb"^def fetch\(", path.read_bytes(), re.MULTILINE)
-    if can_fetch and download.may_fetch(data_dir):
-        logging.info("fetching the examples into %s", data_dir)
-        command = [sys.executable, "-c", FETCH, os.path.abspath(data_dir)]
-        if status := subprocess.run(command, cwd=PROJECT).returncode:
-            sys.exit(status)
+    if can_fetch and download.may_fetch(options.data_dir):
+        logging.info("fetching the examples into %s", options.data_dir)
+        command = [sys.executable, "-c", FETCH, os.path.abspath(options.data_dir), *options.task_flags]
+        if code := subprocess.run(command, cwd=PROJECT).returncode:
+            end_as(code, "fetching the examples")
+
+
+def end_as(code: int, what: str) -> NoReturn:
+    """End as a process has ended, by its exit code, that was busy with `what`."""
+    if code < 0:
+        print(f"error: {signal.Signals(-code).name} ended {what}", file=sys.stderr)
+    sys.exit(code if code > 0 else 128 - code)
 
 
 def start_tensorboard(train_dir: str, options: Options) -> None:
@@ -145,13 +161,14 @@ def isolate(command: list[str]) -> list[str]:
 
     A server of TensorFlow listens on every interface and runs whatever it is sent.
     """
-    os.environ["PATH"] += ":/usr/sbin:/sbin"  # where ip is, for users other than root
-    why = "it takes unshare and ip"
-    with contextlib.suppress(FileNotFoundError):
-        done = subprocess.run([*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
-        if not done.returncode:
-            return [*UNSHARE, "sh", "-c", 'ip link set lo up && exec "$0" "$@"', *command]
-        why = " ".join(done.stderr.split())
+    os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # where ip is, for others than root
+    why = "it takes unshare, ip and setpriv"
+    for unshare, script in WAYS[os.geteuid() != 0 :]:
+        with contextlib.suppress(FileNotFoundError):
+            done = subprocess.run([*unshare, "sh", "-c", script, "true"], capture_output=True, text=True)
+            if not done.returncode:
+                return [*unshare, "sh", "-c", script, *command]
+            why = " ".join(done.stderr.split())
     for name, (forbids, allows) in NAMESPACES.items():
         with contextlib.suppress(OSError), open(f"/proc/sys/{name}") as file:
             if file.read().strip() == forbids:
@@ -215,10 +232,8 @@ def try_script(arguments: Sequence[str]) -> str:
     process = fork.Process(target=try_it)
     process.start()
     process.join()
-    if code := process.exitcode:
-        if code < 0:
-            print(f"error: {signal.Signals(-code).name} ended the import of {SCRIPT}.py", file=sys.stderr)
-        sys.exit(code if code > 0 else 128 - code)
+    if process.exitcode:
+        end_as(process.exitcode, f"the import of {SCRIPT}.py")
     return str(reader.recv()) if reader.poll() else sys.exit()  # it has shown the version
 
 

@@ -28,7 +28,7 @@ class Console:
         # The result is shown though the disk of its log is full: the chief sends the lines that it cannot write.
         self._lost_lines, self.lost_lines_of_chief = multiprocessing.Pipe(duplex=False)
         self.lost_lines: collections.deque[str] = collections.deque(maxlen=NUM_LAST_LINES)
-        self._result: list[str] = []  # and what comes after it: this stands below the picture
+        self._result: list[str] = []  # this stands below the last picture
         self._screen = Screen(folder, names, run) if do_people_look() else None
 
     def say(self, line: str) -> None:
@@ -71,8 +71,6 @@ class Console:
         for line in lines:
             if RESULT.match(line):
                 self._result.append(f"\x1b[1;32m{line}\x1b[0m")
-            elif self._result:
-                self._result.append(line)
             else:
                 above.append(line)
         try:

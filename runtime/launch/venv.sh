@@ -89,10 +89,11 @@ if [[ -e "$venv/unfinished-by-venv.sh" ]] || ! is_suitable "$venv/bin/python" pi
   python="$(find_python)"
   if [[ ! -e "$venv/unfinished-by-venv.sh" && ! -e "$venv/made-by-venv.sh" ]] && ! rmdir "$venv" 2>/dev/null &&
     [[ -e "$venv" || -L "$venv" ]]; then
-    fail "$venv lacks a Python that fits, and is not of this program's making: remove it, or set VENV_DIR=/a/new/folder"
+    fail "$venv lacks a Python 3.10 to 3.13 with pip, and is not of this program's making: remove it, or set" \
+      "VENV_DIR=/a/new/folder"
   fi
   "$python" -c "import ensurepip, venv" 2>/dev/null ||
-    fail "$python lacks what makes an environment: apt install python3-venv (Debian, Ubuntu), or set PYTHON"
+    fail "$python lacks what makes an environment: apt install ${python##*/}-venv (Debian, Ubuntu), or set PYTHON"
   rm -rf "$venv"
   mkdir "$venv" || fail "$venv cannot be made: set VENV_DIR=/another/folder"
   touch "$venv/unfinished-by-venv.sh"
