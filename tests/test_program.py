@@ -144,6 +144,49 @@ time.sleep(600)
         assert task.wait(DEADLINE_SECS) == 128 + signal.SIGTERM
 
 
+def test_a_signal_that_a_users_file_handles_is_left_to_it():
+    body = """
+signal.signal(signal.SIGALRM, lambda *_: print("handled", flush=True))
+signal.raise_signal(signal.SIGALRM)
+signals.listen(lambda number: signals.Stop(3, lambda: ""))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1.5)
+signal.raise_signal(signal.SIGALRM)
+print("stopping in order", flush=True)
+time.sleep(600)
+"""
+    with start_task(body) as task:
+        assert task.wait(DEADLINE_SECS) == 128 + signal.SIGTERM
+        assert task.stdout.read().splitlines() == ["handled", "handled", "stopping in order"]
+
+
+def test_what_a_task_forks_while_it_asks_others_neither_hangs_nor_crashes():
+    """As a `multiprocessing.Pool` in load(), while a thread looks who is there."""
+    body = """
+import threading
+import tensorflow.compat.v1 as tf
+from runtime.cluster import status
+from runtime.launch.ports import choose_ports
+address = f"localhost:{choose_ports(1)[0]}"
+server = tf.train.Server({"ps": [address]}, "ps", 0)
+
+def ask():
+    while True:
+        status.ask(address)
+
+threading.Thread(target=ask, daemon=True).start()
+children = []
+for _ in range(100):
+    children.append(multiprocessing.Process(target=time.sleep, args=(0.05,)))
+    children[-1].start()
+for child in children:
+    child.join(60)
+print({child.exitcode for child in children}, flush=True)
+"""
+    with start_task(f"from runtime.process import environment\n{body}") as task:
+        assert task.stdout.readline() == "{0}\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_child_that_a_task_has_forked_ends_with_it_and_leaves_its_port(number):
     body = """
