@@ -314,6 +314,24 @@ def test_an_accuracy_that_is_no_fraction_is_refused(graph):
                 measure(session)
 
 
+def test_a_metric_that_needs_all_examples_is_tried_before_training(graph):
+    def build_metrics(logits, labels):
+        return {"auc": tf.metrics.auc(labels, 2 + logits[:, 0])}
+
+    test = make_evaluate([0, 1], build_metrics)
+    with (
+        tf.Session() as session,
+        pytest.raises(tf.errors.InvalidArgumentError, match=r"predictions must be in \[0, 1\]"),
+    ):
+        test.check(session)
+
+
+def test_a_small_figure_keeps_its_digits():
+    measures = Measures(4.25e-7, {"mse": 1.23456789e-5}, 7, {}, dict)
+    assert str(measures) == "test mse 1.23e-05 (test loss 4.25e-07)"
+    assert measures.figures == {"global_step": 7, "test_mse": 1.23457e-05, "test_loss": 4.25e-07}
+
+
 def test_a_metric_that_is_no_number_is_left_out(graph, caplog):
     def build_metrics(logits, labels):
         return {"precision": tf.reduce_sum(logits) / 0.0, **build_error_rate(logits, labels)}

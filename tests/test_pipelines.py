@@ -72,6 +72,9 @@ def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(dat
     apart = reader_of(lambda *_: build_dataset(data_dir, "train").shuffle(9).repeat().batch(8).unbatch())
     with pytest.raises(UnusableError, match=r"leave out repeat\(\), shuffle\(\) "):
         open_source(data_dir, "train", apart)
+    fused = tf.data.experimental.shuffle_and_repeat(9)
+    with pytest.raises(UnusableError, match=r"leave out shuffle_and_repeat\(\)\. "):
+        open_source(data_dir, "train", reader_of(lambda *_: build_dataset(data_dir, "train").apply(fused)))
 
 
 def test_each_worker_reads_each_example_of_its_own_once_in_each_epoch(data_dir):
@@ -93,6 +96,24 @@ def test_it_goes_on_where_it_was(data_dir):
     (_, whole), _ = draw(share, 12)
     (_, rest), _ = draw(share, 3, first_batch=9)
     assert rest.tolist() == whole[45:75].tolist()
+
+
+def test_no_more_is_counted_than_is_left_out(tmp_path):
+    def build_endless(data_dir, split):
+        return tf.data.Dataset.range(2**62).map(lambda n: (tf.cast([n, n], tf.float32), n))
+
+    source = open_source(str(tmp_path), "train", reader_of(build_endless))
+    (_, whole), _ = draw(source.share(0, 1), 4)
+    (_, rest), _ = draw(source.share(0, 1), 2, first_batch=4)
+    assert rest.tolist() == whole[20:].tolist()
+
+
+def test_what_one_of_two_functions_does_to_inputs_is_done_in_training_and_in_tests():
+    model, parts = types.SimpleNamespace(), [np.array([3.0]), np.array([1])]
+    files = Files(model, reader_of(build_dataset, to_inputs=lambda x: -x))
+    assert (files.decode(parts), files.to_inputs(parts)) == ((-3.0, 1), -3.0)
+    with pytest.raises(UnusableError, match=r"mnist_input\.py has decode\(\) and no to_inputs\(\): write it, too"):
+        Files(model, reader_of(build_dataset, decode=lambda x, y: (-x, y)))
 
 
 def test_what_cannot_be_shared_is_refused(data_dir):

@@ -1,5 +1,6 @@
 """What model.py and mnist_input.py must have, and return."""
 
+import collections
 import types
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from runtime.data.records import make_parse
 from runtime.model.files import Files
 from runtime.model.trace import trace
 from runtime.model.users_files import check_examples, inputs_of
@@ -145,6 +147,33 @@ def test_a_function_that_is_missing_is_told(name, file):
         vars(module).pop(name, None)
     with pytest.raises(UnusableError, match=rf"^{file} has no {name}\(\): docs/your-own\.md says what it must have"):
         trace(files, [INPUT], is_training=True, seed=0)
+
+
+def test_labels_that_are_drawn_are_refused_since_tests_have_them_too():
+    def decode(numbers):
+        drawn = tf.random.uniform(tf.shape(numbers))
+        return tf.cast(numbers, tf.float32) + drawn, drawn
+
+    with pytest.raises(
+        UnusableError, match=r"_files\.py, line \d+: decode\(\) draws labels at random, .*: draw in build"
+    ):
+        make_model(multiply, sum_up, INPUT, decode)
+
+
+def test_inputs_come_in_the_order_of_input():
+    spec = {"b": tf.TensorSpec([], tf.float32), "a": tf.TensorSpec([], tf.float32)}
+    of_names = collections.namedtuple("Of", ["a", "b", "label"])
+    columns = of_names(*np.zeros([3, 1], np.float32))
+    with pytest.raises(
+        UnusableError, match="expected the inputs in the order of INPUT, b, a, found a, b; correct mnist"
+    ):
+        check_examples(columns, spec, "the examples")
+    check_examples(columns, {"a": spec["a"], "b": spec["b"]}, "the examples")
+    reader = types.SimpleNamespace(INPUT=spec, FEATURES={name: tf.io.FixedLenFeature([], tf.float32) for name in "ab"})
+    with pytest.raises(
+        UnusableError, match=r"mnist_input\.py: FEATURES cannot be used: expected the inputs in the order"
+    ):
+        make_parse(reader)(tf.constant([b""]))
 
 
 @pytest.mark.parametrize("numbers", [np.zeros([1, 3], np.uint8), np.zeros([1, 2], np.float32)])

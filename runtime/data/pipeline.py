@@ -110,12 +110,12 @@ class PipelineSource:
     def _build_windows(self, open_pieces: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
         """Build windows without end, but for `first` examples, int64 [], which are left out.
 
-        If there are any, the examples of an epoch are counted, so that whole epochs need not be read.
+        If there are any, as many examples are counted, or all of an epoch: then whole epochs need not be read.
         """
         numbers, zero = tf.constant(self._numbers, tf.int64), tf.zeros([], tf.int64)
         add = untouched(lambda count, *of: count + tf.shape(tf.nest.flatten(of)[0], out_type=tf.int64)[0])
-        count = lambda: tf.maximum(self._to_windows(open_pieces(numbers)).reduce(zero, add), 1)  # noqa: E731
-        size = tf.cond(first > 0, count, lambda: zero + 1)
+        enough = self._to_windows(open_pieces(numbers)).take(first // self._window_size + 1)
+        size = tf.cond(first > 0, lambda: tf.maximum(enough.reduce(zero, add), 1), lambda: zero + 1)
         first_epoch, num_left_out = first // size, first % size
 
         @untouched
@@ -156,7 +156,7 @@ class PipelineSource:
 
     @contextlib.contextmanager
     def _starting(self, session: tf.Session) -> Iterator[None]:
-        """Note which session draws. When a run goes on, all examples of this share are counted before the first."""
+        """Note which session draws. When a run goes on, examples of this share are counted before the first."""
         self._session = session
         with reminding("still counting the examples of this share", self._where):
             try:

@@ -12,7 +12,7 @@ from runtime.data.files import Parse, find_fault, look_at
 from runtime.data.order import build_numbers, build_seed
 from runtime.data.pipeline import ALL, NUM_THREADS, Open, PipelineSource, untouched
 from runtime.data.reader import build_next_number, signature_of
-from runtime.model.users_files import check_signature, inputs_of
+from runtime.model.users_files import check_order, check_signature, inputs_of
 from runtime.process.errors import UnusableError
 
 BLOCK_SIZE = 128  # neighbours in a file that are read at once
@@ -129,6 +129,7 @@ def make_parse(reader: Any) -> Any:
     def parse(serialized: Any) -> Any:
         if hasattr(reader, "parse"):
             return tf.nest.map_structure(to_dense, reader.parse(serialized))
+        check_order(list(reader.FEATURES), inputs_of(reader.INPUT), "mnist_input.py: FEATURES")
         parsed = tf.io.parse_example(serialized, reader.FEATURES)
         return tuple(to_dense(parsed[name]) for name in reader.FEATURES)
 

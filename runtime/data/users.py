@@ -14,6 +14,7 @@ from runtime.process.errors import UnusableError
 NUM_SAMPLED = 64  # examples that tell this data set from others, and how much memory one takes
 # What a user's pipeline must leave to the program: what the op begins with, and the call that makes it.
 REFUSED = {"Repeat": "repeat()", "Batch": "batch()", "ParallelBatch": "batch()", "PaddedBatch": "padded_batch()"}
+REFUSED |= {"ShuffleAndRepeat": "shuffle_and_repeat()", "MapAndBatch": "map_and_batch()"}
 REFUSED["Shuffle"] = "shuffle() (list_files(), too, must have shuffle=False)"
 
 

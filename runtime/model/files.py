@@ -18,13 +18,18 @@ class Files:
         """Take the modules.
 
         Raises:
-          UnusableError: `model` is one of version 1.
+          UnusableError: `model` is one of version 1, or only training would change the inputs.
         """
         self._model, self._input = model, mnist_input
         self.inputs = inputs_of(mnist_input.INPUT)
         self._has_pipeline = hasattr(mnist_input, "build_dataset")
         if self._has_pipeline and isinstance(mnist_input.INPUT, Mapping):
             self.inputs = dict(sorted(self.inputs.items()))  # as the columns of a dict are
+        if self._has_pipeline and hasattr(mnist_input, "decode") and not hasattr(mnist_input, "to_inputs"):
+            raise UnusableError(
+                "mnist_input.py has decode() and no to_inputs(): write it, too, for tests and the exported model; it"
+                " returns what it gets if only training changes the inputs"
+            )
         if hasattr(model, "build_parameters"):
             raise UnusableError(
                 "model.py has build_parameters(), as in version 1: let build_logits() make its variables where it uses"
@@ -38,8 +43,8 @@ class Files:
     def decode(self, parts: Sequence[Any]) -> tuple[Any, Any]:
         """Build the inputs and the labels of a batch for training, from its parts: columns, or structures of them."""
         if self._has_pipeline and not hasattr(self._input, "decode"):
-            inputs, *labels = parts
-            return inputs, labels[0] if len(labels) == 1 else tuple(labels) or None
+            labels = parts[1:]
+            return self.to_inputs(parts), labels[0] if len(labels) == 1 else tuple(labels) or None
         found = self._call(self._input, "decode", *parts)
         if not (isinstance(found, tuple | list) and len(found) == 2):
             raise _expected("mnist_input.py: decode()", "the inputs and the labels", found)

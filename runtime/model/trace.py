@@ -81,6 +81,12 @@ def trace(
         inputs, labels = files.decode(parts)
         if not is_training:
             inputs = files.to_inputs(parts)
+            made_of = find_ancestors([part.op for part in tf.nest.flatten(labels) if isinstance(part, tf.Tensor)])
+            if drawn := [op for op in made_of if "seed2" in op.node_def.attr]:
+                raise UnusableError(
+                    f"{files.place_of(drawn[0])}: decode() draws labels at random, which would be those of tests, too:"
+                    " draw in build_dataset(), for train alone"
+                )
         logits = files.build_logits(inputs, is_training)
         loss = files.build_loss(logits, labels)
         metrics = files.build_metrics(logits, labels) if not is_training else {}

@@ -46,6 +46,18 @@ def inputs_of(spec: Any) -> dict[str, tf.TensorSpec]:
 INPUT_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 
+def check_order(names: Sequence[str], inputs: Mapping[str, Any], where: str) -> None:
+    """Check that columns called like the inputs come in the order of `INPUT`: an exported model takes them by name.
+
+    Raises:
+      UnusableError: they do not; `where` says which columns.
+    """
+    first = list(names[: len(inputs)])
+    if set(first) == inputs.keys() and first != list(inputs):
+        found = f"expected the inputs in the order of INPUT, {', '.join(inputs)}, found {', '.join(first)}"
+        raise UnusableError(f"{where} cannot be used: {found}; correct mnist_input.py")
+
+
 def check_examples(examples: Any, spec: Any, where: str) -> None:
     """Check examples: their first columns are as `INPUT`, `spec`, says, and all have the same length.
 
@@ -61,6 +73,7 @@ def check_examples(examples: Any, spec: Any, where: str) -> None:
     inputs = inputs_of(spec)
     are_columns = hasattr(examples, "_fields") and all(isinstance(part, np.ndarray) for part in examples)
     require(are_columns, "a named tuple of arrays", type(examples).__name__)
+    check_order(examples._fields, inputs, where)
     expected = f"a named tuple of {len(inputs)} or more arrays, one for each input and those that labels are made of"
     require(len(examples) >= len(inputs), expected, f"{len(examples)}")
     shapes = [list(column.shape) for column in examples]

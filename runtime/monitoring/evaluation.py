@@ -104,8 +104,9 @@ class ModelTest:
                 raise UnusableError(f"the test examples under --data_dir cannot be used: {label}")
             first += len(batch[0])
         *_, last = self._batches()
-        _, means = session.run([measured.loss, measured.means], self._feed(last))
-        _check_fraction(means)
+        session.run(measured.reset)
+        _, means, _ = session.run([measured.loss, measured.means, measured.updates], self._feed(last))
+        _check_fraction({**means, **session.run(measured.values)})
 
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""
@@ -171,7 +172,7 @@ class EvaluationLog:
         logging.info("%s: %s at global step %d", self._task, measures, measures.global_step)
         if not self._folder.is_given:
             return
-        entry: dict[str, Any] = {name: round(value, 6) for name, value in measures.figures.items()}
+        entry: dict[str, Any] = measures.figures
         entry |= {"unix_secs": round(time.time(), 3), "task": str(self._task), **more}
         self._unwritten.append(f"{json.dumps(entry)}\n".encode())
         try:

@@ -25,8 +25,8 @@ class Measures(NamedTuple):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What files tell of them."""
-        return {"global_step": self.global_step, **self.scalars}
+        """What files tell of them, with six significant digits."""
+        return {"global_step": self.global_step, **{name: float(f"{v:.6g}") for name, v in self.scalars.items()}}
 
     def write_summary(self, folder: str) -> None:
         """Write them into a folder for TensorBoard."""
@@ -40,7 +40,12 @@ def describe(scalars: Mapping[str, float]) -> str:
     """Return `Measures.scalars` in words: the first metric and the loss."""
     (first, value), *others = scalars.items()
     name = first.removeprefix("test_").replace("_", " ")
-    return f"test {name} {value:.4f}" + (f" (test loss {scalars['test_loss']:.4f})" if others else "")
+    return f"test {name} {in_words(value)}" + (f" (test loss {in_words(scalars['test_loss'])})" if others else "")
+
+
+def in_words(value: float) -> str:
+    """Return a figure with four decimals or, if it is small, three significant digits."""
+    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
 
 
 class Target(NamedTuple):

@@ -8,6 +8,7 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.monitoring import event_files
+from runtime.monitoring.measures import in_words
 from runtime.process import phases
 from runtime.records import events
 from runtime.records.folder import RunFolder
@@ -89,12 +90,12 @@ class ProgressHook(tf.train.SessionRunHook):
         examples_per_sec = (self.num_examples - self._examples_logged) / secs
         own_examples_per_sec = (self._local_step - self._local_step_logged) * self._batch_size / secs
         logging.info(
-            "%s: global step %d/%d, local step %d, loss %.4f, %.0f examples/s",
+            "%s: global step %d/%d, local step %d, loss %s, %.0f examples/s",
             self._task,
             self._global_step,
             self._train_steps,
             self._local_step,
-            loss,
+            in_words(loss),
             examples_per_sec,
         )
         values = {"loss": loss, "worker/examples_per_sec": own_examples_per_sec}

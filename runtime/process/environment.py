@@ -24,8 +24,8 @@ _GRPC_OPTIONS = {
 _DEFAULTS = {
     # A call to a lost ps fails at once. By default, closing a session would wait until that ps is back.
     "GRPC_FAIL_FAST": "true",
-    # What a user's file forks uses no connection of ours. By default gRPC makes its threads anew in it, and often hangs or
-    # crashes there.
+    # What a user's file forks uses no connection of ours. By default gRPC makes its threads anew in it, and often hangs
+    # or crashes there.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     # Hide what the C++ code logs below an error: our own log lines say it better. No setting hides the few lines that
     # its libraries log while they are loaded, about oneDNN and CUDA: that is before they read this one.

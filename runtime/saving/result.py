@@ -112,7 +112,7 @@ def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progre
     settings["reached"] = flags["stop_at"] if measures.global_step < flags["train_steps"] else None
     settings |= {"num_ps": len(task.ps_hosts), "num_workers": len(task.worker_hosts)}
     return Result(
-        {name: round(value, 6) for name, value in measures.figures.items()},
+        measures.figures,
         round(progress.train_secs, 3) or None,
         round(progress.num_examples / progress.train_secs, 1) if progress.train_secs else None,
         {**settings, "tensorflow_version": tf.__version__},
