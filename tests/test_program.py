@@ -148,7 +148,7 @@ def test_a_signal_that_a_users_file_handles_is_left_to_it():
     body = """
 signal.signal(signal.SIGALRM, lambda *_: print("handled", flush=True))
 signal.raise_signal(signal.SIGALRM)
-signals.listen(lambda number: signals.Stop(3, lambda: ""))
+signals.listen(lambda number: signals.Stop(60, lambda: ""))
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(1.5)
 signal.raise_signal(signal.SIGALRM)
@@ -156,8 +156,9 @@ print("stopping in order", flush=True)
 time.sleep(600)
 """
     with start_task(body) as task:
+        assert [task.stdout.readline() for _ in range(3)] == ["handled\n", "handled\n", "stopping in order\n"]
+        task.send_signal(signal.SIGTERM)
         assert task.wait(DEADLINE_SECS) == 128 + signal.SIGTERM
-        assert task.stdout.read().splitlines() == ["handled", "handled", "stopping in order"]
 
 
 def test_what_a_task_forks_while_it_asks_others_neither_hangs_nor_crashes():

@@ -94,7 +94,7 @@ def main() -> None:
         del sys.argv[1]
         run_cluster(parse(sys.argv[1:]))
     if is_interruptible:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # what is fetched is cleared away
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it waits for who fetches
     try:
         get_ready(parse(sys.argv[1:]))
     except KeyboardInterrupt:
