@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.testbed.processes import Cluster, poll_for
 
-EVALUATION = r"test accuracy (\d\.\d{4}) \(test loss \d+\.\d{4}\) at global step (\d+)"
+EVALUATION = r"test accuracy (\d\.\d{4}) \(test loss \S+\) at global step (\d+)"
 
 
 def entries(folder, task):

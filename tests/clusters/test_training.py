@@ -24,10 +24,11 @@ from tests.test_predict import draw, photograph
 from tests.test_trace import Trace
 
 FINISHED = r"finished at global step (\d+), after (\d+) local steps"
+LOSS = r"\d\S*"  # such as 0.0312, 12.3456, or 5.96e-08
 LAST_LINE = (
-    r"test accuracy (\d\.\d{4}) \(test loss (\d+\.\d{4})\) after (\d+) global steps in (\d+\.\d) s, (\d+) examples/s\n$"
+    rf"test accuracy (\d\.\d{{4}}) \(test loss ({LOSS})\) after (\d+) global steps in (\d+\.\d) s, (\d+) examples/s\n$"
 )
-PROGRESS = r"global step (\d+)/\d+, local step \d+, loss \d+\.\d{4}, \d+ examples/s"
+PROGRESS = rf"global step (\d+)/\d+, local step \d+, loss {LOSS}, \d+ examples/s"
 
 
 def local_steps(cluster):
