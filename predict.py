@@ -9,6 +9,7 @@ in the middle of 28 x 28.
 
 import argparse
 import functools
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -143,8 +144,8 @@ def load_model(folder: str) -> Callable[..., dict[str, tf.Tensor]]:
     Raises:
       UnusableError: there is none, or it cannot be loaded.
     """
-    versions = [name for name in os.listdir(folder) if name.isdigit()] if os.path.isdir(folder) else []
     try:
+        versions = [name for name in os.listdir(folder) if name.isdigit()]
         loaded = tf.saved_model.load(os.path.join(folder, max(versions, key=int, default="")))
         model = loaded.signatures["serving_default"]
     except (OSError, KeyError, tf.errors.OpError) as error:
@@ -168,6 +169,8 @@ def main() -> None:
     parser.add_argument("--model", metavar="DIR", required=True, help="the --export_dir of distributed.py")
     parser.add_argument("pictures", metavar="picture", nargs="+", help="a picture of one digit")
     arguments = parser.parse_args()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # the name of a picture need not be text
     status = 0
     try:
         model = load_model(arguments.model)

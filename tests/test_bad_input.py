@@ -1,5 +1,6 @@
 """Whatever is wrong with flags, files or ports ends a task with status 2 and one line, and touches no file."""
 
+import json
 import socket
 import sys
 
@@ -158,6 +159,17 @@ def test_an_unusable_flag_is_refused(assert_refused, flags, message):
 
 def test_an_unusable_tf_config_is_refused(assert_refused):
     assert_refused([], "TF_CONFIG is not of the form", {"TF_CONFIG": "not json"})
+
+
+def test_an_unusable_model_dir_is_refused(assert_refused):
+    cluster = {"cluster": {"ps": ["a:1"], "chief": ["b:1"]}, "task": {"type": "ps", "index": 0}, "model_dir": "~/run"}
+    message = "model_dir in TF_CONFIG: flag --train_dir=~/run: ~ is only understood by a shell"
+    assert_refused([], message, {"TF_CONFIG": json.dumps(cluster)})
+
+
+def test_a_file_of_flags_that_is_no_text_is_refused(assert_refused):
+    (assert_refused.folder / "cluster.flags").write_bytes(b"# f\xfcr alle\n--seed=1\n")
+    assert_refused([*WORKER, "--flagfile=cluster.flags"], "'utf-8' codec can't decode byte 0xfc")
 
 
 def test_an_unusable_data_file_is_refused(assert_refused):

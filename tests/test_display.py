@@ -108,6 +108,11 @@ def test_the_metric_is_the_first_of_the_last_test():
     assert run.test == ("test auc", 0.75)
 
 
+def test_a_small_loss_is_shown_as_the_log_says_it():
+    run = make_run(*TRAINED, ("worker-0", 16, "progress", steps(250, 90, loss=4e-5, examples_per_sec=500.0)))
+    assert "loss 4e-05" in "\n".join(draw(run, 100))
+
+
 def draw(run, columns, *rows, bar=None):
     console = Console(width=columns, color_system=None)
     with console.capture() as capture:

@@ -1,5 +1,6 @@
 """What evaluations leave behind, and when a run is finished."""
 
+import copy
 import enum
 import functools
 import json
@@ -23,7 +24,6 @@ from runtime.monitoring.evaluation import (
     EvaluationHook,
     EvaluationLog,
     ModelTest,
-    build_evaluation,
     build_placeholders,
 )
 from runtime.monitoring.measures import Measures, Target
@@ -97,7 +97,13 @@ GOAL = Target("accuracy", 0.9)
 
 @pytest.mark.parametrize(
     ("text", "value", "is_reached"),
-    [("accuracy:0.9", 0.9, True), ("accuracy:0.9", 0.8, False), ("loss:<0.1", 0.1, True), ("loss:<0.1", 0.2, False)],
+    [
+        ("accuracy:0.9", 0.9, True),
+        ("accuracy:0.9712344", 0.9712344, True),  # with all its digits, as a result has it
+        ("accuracy:0.9", 0.8, False),
+        ("loss:<0.1", 0.1, True),
+        ("loss:<0.1", 0.2, False),
+    ],
 )
 def test_a_target_is_a_floor_or_a_ceiling(text, value, is_reached):
     target = Target.parse(text)
@@ -291,12 +297,13 @@ def make_evaluate(labels, build_metrics=build_error_rate, num_logits=2, batch_si
         lambda images, is_training: images, build_loss, spec, decode, of_labels, build_metrics=build_metrics
     )
     tf.train.create_global_step()
-    return ModelTest(build_evaluation(model, {}, {}, build_placeholders(examples), batch_size), examples)
+    return ModelTest(model, {}, {}, build_placeholders(examples), examples, batch_size)
 
 
 def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_run, graph):
     chief = make_evaluate([0, 1])
-    evaluator = ModelTest(chief._graph, (np.zeros([2, 2], np.float32), np.array([1, 1])))
+    evaluator = copy.copy(chief)
+    evaluator._examples = (np.zeros([2, 2], np.float32), np.array([1, 1]))
     (finished_run.folder / "events" / "1").mkdir(parents=True)
     entry = {"unix_secs": 1.0, "event": EXAMPLES, "checksum": chief.checksum}
     (finished_run.folder / "events" / "1" / "worker-0.jsonl").write_text(json.dumps(entry))
@@ -384,16 +391,12 @@ def test_a_model_that_is_no_classifier_is_measured_and_makes_no_mistakes(graph):
     spec, of_labels = tf.TensorSpec([1], tf.float32, "images"), [tf.TensorSpec([], tf.int64)]
     model = make_model(lambda images, is_training: images, build_loss, spec, lambda *columns: columns, of_labels)
     tf.train.create_global_step()
-    test = ModelTest(build_evaluation(model, {}, {}, build_placeholders(examples), 100), examples)
+    test = ModelTest(model, {}, {}, build_placeholders(examples), examples, batch_size=100)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         measures = test(session)
     assert (measures.loss, measures.metrics, measures.find_mistakes(spec)) == (5, {}, {})
     assert str(measures) == "test loss 5.0000"
-
-
-def test_workers_other_than_the_chief_have_no_test_examples(graph):
-    ModelTest(make_evaluate([0, 1])._graph, ())
 
 
 def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(tmp_path, caplog, monkeypatch):
@@ -441,6 +444,8 @@ def test_what_show_and_name_return_is_recorded_as_text():
     batches = [guess(np.array([[0.7311, 0.2689]], np.float32))]
     words = [np.array(["seven"], object), np.array([1])]
     assert "seven" in find_mistakes(batches, words[1], words, 2, None)["mistakes"][0]["text"]
+    words = [np.array([10000 * b"\xff"], object), np.array([1])]  # as of an encoded picture
+    assert len(find_mistakes(batches, words[1], words, 2, None)["mistakes"][0]["text"]) == 200
     examples = Examples(np.array([[7]]), np.array([1]))
     found = find_mistakes(batches, examples.labels, examples, 2, None)
     assert json.loads(json.dumps(found))["mistakes"] == [
@@ -467,7 +472,7 @@ class TableTest:
         self.variables = make_variables(model.training, model.tables, num_slices=3)
         packing = Packing(self.variables)
         rows = packing.fetch(model.build_test_lookups(columns))
-        self.test = ModelTest(build_evaluation(model, {}, rows, columns, batch_size=1), examples)
+        self.test = ModelTest(model, {}, rows, columns, examples, batch_size=1)
 
     def initialize(self, session):
         session.run(tf.global_variables_initializer())

@@ -92,7 +92,6 @@ def test_an_exported_model_has_filled_its_lookup_tables(tmp_path):
 def test_an_exported_model_has_the_files_of_its_lookup_tables(tmp_path):
     (tmp_path / "export").mkdir()
     vocabulary = tmp_path / "words.txt"
-    vocabulary.write_text("a\nb\n")
 
     def build_logits(words, is_training):
         table = tf.lookup.StaticVocabularyTable(
@@ -107,9 +106,13 @@ def test_an_exported_model_has_the_files_of_its_lookup_tables(tmp_path):
         )
         return tf.cast(table.lookup(words), tf.float32) * tf.get_variable("scale", [])
 
-    export(str(tmp_path / "export"), make_model_of_words(build_logits), lambda: {"scale": np.float32(10)})
+    for words in ("a\nb\n", "b\na\n", "b\na\n"):
+        vocabulary.write_text(words)
+        export(str(tmp_path / "export"), make_model_of_words(build_logits), lambda: {"scale": np.float32(10)})
     vocabulary.unlink()  # as on the machine that serves the model
     assert run_on_words(tmp_path / "export" / "1", ["b", "c", "a"]) == [10.0, 20.0, 0.0]
+    assert run_on_words(tmp_path / "export" / "2", ["b", "c", "a"]) == [0.0, 20.0, 10.0], "another model"
+    assert sorted(os.listdir(tmp_path / "export")) == ["1", "2"]
 
 
 def test_an_exported_model_computes_with_the_global_step_that_was_tested(tmp_path):

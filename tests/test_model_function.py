@@ -147,6 +147,12 @@ def losses_of_tensorflow(logits, labels):
     return tf.losses.get_total_loss()
 
 
+def monitored_losses(logits, labels):
+    error = tf.losses.mean_squared_error(tf.one_hot(labels, NUM_CLASSES), logits)
+    tf.summary.scalar("error", error)
+    return build_loss(logits, labels) + tf.losses.get_regularization_loss()
+
+
 def with_frozen(inputs, is_training):
     fixed = tf.get_variable("fixed", [4], trainable=False)
     stopped = tf.get_variable("stopped", [4])
@@ -376,6 +382,7 @@ CASES = {
     "decay of all": ([two_layers, decay_of_all], [], [], []),
     "a user's losses": ([with_users_losses, sum_of_users_losses], [], [], []),
     "regularizer": ([with_regularizer], [], [], []),
+    "monitored losses": ([with_regularizer, monitored_losses], [], [], []),
     "total loss": ([with_regularizer, losses_of_tensorflow], [], [], []),
     "total loss of layers": ([batch_norm_of_layers, losses_of_tensorflow], [], OF_LAYERS, []),
     "frozen": ([with_frozen], [], [], ["fixed", "stopped"]),
@@ -752,6 +759,12 @@ REFUSED = [
         r"model.py, line 6: TensorFlow's op If .* assign outside, where `if is_training:` is a branch",
     ),
     (
+        "v = tf.get_variable('v', [4], trainable=False)\n"
+        "    update = tf.cond(x[0, 0] > 0, lambda: tf.identity(tf.assign(v, x[0])), lambda: v + 0.0)\n"
+        "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)",
+        r"model.py, line 6: TensorFlow's op If .* assigns to it",
+    ),
+    (
         "v = tf.Variable(tf.zeros(tf.shape(x)), validate_shape=False)\n    x = x + v",
         "model.py, line 5: variable Variable has",
     ),
@@ -798,6 +811,7 @@ def test_what_cannot_be_trained_is_refused_with_its_place(text, told):
             "build_metrics.* must return names .* other than loss",
         ),
         ({"build_metrics": lambda logits, labels: {"auc": labels}}, "build_metrics.*, auc must return float32"),
+        ({"build_metrics": lambda logits, labels: {"précision": 1.0}}, "build_metrics.* must return names"),
         ({"build_predictions": lambda logits: logits}, "build_predictions.* must return a dict of tensors by name"),
         ({"build_parameters": lambda: {}}, "model.py has build_parameters.*, as in version 1"),
     ],

@@ -1,10 +1,12 @@
 """An error before the first step is one of the user's files, told with its line; after that, it may pass."""
 
+import errno
 import os
 import re
 import shutil
 import subprocess
 import sys
+import urllib.error
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -41,6 +43,8 @@ def prepare(text):
     [
         ("x = 0\n1 / x", 2, "ZeroDivisionError: division by zero"),
         ("open('/no/such/file')", 1, "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'"),
+        ("import gzip\ngzip.decompress(b'text')", 2, "BadGzipFile: Not a gzipped file (b'te')"),
+        ("open('/')", 1, "IsADirectoryError: [Errno 21] Is a directory: '/'"),
         ("raise SystemExit(3)", 1, "SystemExit: 3"),
         ("raise ValueError('two\\nlines')", 1, "ValueError: two lines"),
         ("\ntf.zeros([2, 3]) @ tf.zeros([2, 3])", 2, "ValueError: Dimensions must be equal, but are 3 and 2 for"),
@@ -66,7 +70,8 @@ def test_a_mistake_without_a_line_of_its_own_is_told_with_what_was_called(capsys
 @pytest.mark.parametrize(
     "error",
     [
-        OSError("the server is away"),
+        OSError(errno.EIO, "the server is away"),
+        urllib.error.URLError("no such host"),
         MemoryError(),
         TimeoutError("nobody came"),
         UnusableError("a bad flag"),

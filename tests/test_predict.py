@@ -1,5 +1,6 @@
 """What predict.py makes of pictures."""
 
+import os
 import sys
 import types
 
@@ -85,7 +86,7 @@ def test_two_digits_in_a_picture_are_told(tmp_path):
 
 
 @pytest.fixture
-def predict_with(tmp_path, monkeypatch, capsys):
+def predict_with(tmp_path, monkeypatch, capsysbinary):
     """Run predict.py, with a model that is so sure of a 1, and return its status and what it has said."""
 
     def run(probability, *names):
@@ -96,17 +97,18 @@ def predict_with(tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(SystemExit) as ended:
             predict.main()
-        return (ended.value.code, *capsys.readouterr())
+        return (ended.value.code, *map(os.fsdecode, capsysbinary.readouterr()))
 
     return run
 
 
 def test_a_bad_file_among_good_ones_does_not_take_their_answers(tmp_path, predict_with):
-    for name in ("a.png", "b.png"):
+    not_text = os.fsdecode(b"a\xe9.png")
+    for name in (not_text, "b.png"):
         draw(1).save(tmp_path / name)
     (tmp_path / "text.png").write_text("no picture")
-    status, said, errors = predict_with(0.99, "a.png", "text.png", "b.png")
-    assert (status, said) == (2, "a.png: 1 (99.0 %)\nb.png: 1 (99.0 %)\n")
+    status, said, errors = predict_with(0.99, not_text, "text.png", "b.png")
+    assert (status, said) == (2, f"{not_text}: 1 (99.0 %)\nb.png: 1 (99.0 %)\n")
     assert errors.startswith("error: text.png cannot be read as a picture")
 
 

@@ -19,7 +19,7 @@ CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-
 RUN = """
 from runtime.process import environment
 from runtime.roles import program
-from runtime.process.errors import FinishedError, UnsavedError, UnusableError
+from runtime.process.errors import AwayError, FinishedError, UnsavedError, UnusableError
 
 def main():
     {statement}
@@ -38,7 +38,8 @@ program.start(main, Reader)
         ("raise FinishedError('nothing is left')", 0, ""),
         ("raise UnusableError('a bad flag')", 2, "error: a bad flag\n"),
         ("raise KeyError('a bad file')", 2, "error: 'a bad file'\n"),
-        ("raise TimeoutError('waited')", 1, "error: waited\n"),
+        ("raise AwayError('waited')", 1, "error: waited\n"),
+        ("raise TimeoutError('timed out')", 1, "error: TimeoutError: timed out; start this task again\n"),
         ("raise UnsavedError('a full disk')", 2, "error: a full disk\n"),
         ("1 / 0", 1, "error: ZeroDivisionError: division by zero; start this task again\n"),
         ("raise SystemExit", 1, "error: SystemExit; start this task again\n"),

@@ -236,6 +236,28 @@ def test_where_the_file_system_knows_no_locks_all_runs_share_a_folder(tmp_path, 
     assert [events.join_run(RunFolder(tmp_path)) for _ in range(2)] == 2 * [f"{tmp_path}/events/1"]
 
 
+def test_a_flag_that_begins_like_a_metric_and_a_command_that_is_no_text_have_a_report(train_dir):
+    (train_dir / "result.json").write_text(json.dumps({**RESULT, "test_dir": None, "test_set": "a", "test_part": 7}))
+    write(train_dir, {"worker-2": [(1, "starting", {**START, "command": "distributed.py --flagfile=jos\udce9"})]})
+    assert report.write(RunFolder(train_dir))
+    page = (train_dir / "report.html").read_text()
+    assert "<dt>test accuracy</dt><dd>75.00%</dd>" in page
+    assert "test part" not in page
+    assert "test_set: a, test_part: 7" in page
+
+
+def test_a_worker_whose_steps_take_long_is_not_taken_for_dead(tmp_path):
+    def is_silent(*at):
+        folder = tmp_path / f"{len(at)}"
+        worker = [(0, "starting", START), *((secs, "progress", progress(secs, secs)) for secs in at)]
+        write(folder, {"worker-0": worker, "worker-1": [(100, "progress", progress(100, 100))]})
+        entries = history.tell(history.read(RunFolder(folder)), "worker 0")
+        return any("killed, it seems" in entry.text for entry in entries)
+
+    assert not is_silent(25, 50, 75)
+    assert is_silent(70, 75)
+
+
 def test_events_without_the_beginning_of_a_run_have_a_report(tmp_path):
     write(tmp_path, {"worker-0": EVENTS["worker-0"][-3:]})
     assert report.write(RunFolder(tmp_path))

@@ -8,7 +8,7 @@ from tests import forked
 
 # The chief's process, told to stop while it tests or exports the model: its session is closed by then.
 RUN = """
-import os, signal, time
+import os, signal, time, types
 from runtime.process import environment
 from runtime.roles import program
 import tensorflow.compat.v1 as tf
@@ -25,7 +25,8 @@ def main():
     checkpoint_hook = CheckpointHook(task, RunFolder("{train_dir}"), tf.train.Scaffold(), save_secs=60)
     checkpoint_hook.saved_step, checkpoint_hook.failure = 7, "{failure}"
     step = tf.constant(0)
-    hook = StopOnSignalHook(Membership(task, Timeouts(60, 60)), checkpoint_hook, 25)
+    scaffold = types.SimpleNamespace(found_session=None)
+    hook = StopOnSignalHook(Membership(task, Timeouts(60, 60)), scaffold, checkpoint_hook, 25)
     with tf.train.SingularMonitoredSession([hook]) as session:
         session.run(step)
     os.kill(os.getpid(), signal.{number})
@@ -47,6 +48,7 @@ program.start(main, None)
             ", and could not save the last steps (no space): free disk space or fix permissions",
         ),
         ("", "", signal.SIGINT, "stopped", ""),
+        ("", "a ps is away", signal.SIGINT, "stopped", ""),  # it would save nothing
     ],
 )
 def test_a_signal_after_training_says_whether_the_last_checkpoint_is_saved(train_dir, failure, number, how, lost):

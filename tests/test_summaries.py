@@ -137,6 +137,13 @@ def test_the_chief_writes_what_all_share(local_servers, set_flags, tmp_path, fla
     assert (histogram.num, histogram.min) == (weights.size, pytest.approx(weights.min(), rel=1e-3))
 
 
+def test_a_learning_rate_of_the_users_has_the_same_tag(local_servers, set_flags, tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed.model, "build_learning_rate", lambda step: RATE / 2, raising=False)
+    set_flags("--optimizer=sgd", f"--batch_size={BATCH_SIZE}")
+    train(local_servers(1, 1), 0, str(tmp_path))
+    assert [value for _, value in read(tmp_path)["learning_rate"]] == pytest.approx([RATE / 2] * NUM_RUNS)
+
+
 @pytest.mark.parametrize(
     ("flags", "of_mode"), [([], {"worker/staleness"}), (["--sync_replicas", "--replicas_to_aggregate=1"], set())]
 )

@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import distributed
 from benchmarks.testbed.messages import tensors_sent
+from runtime.cluster.task import Task
 from runtime.machine.session_config import Connection, make_session_config
 from runtime.model.tables import Lookups, TableVariable, check_size
 from runtime.model.variables import make_variables
 from runtime.process import phases
 from runtime.process.errors import UnusableError
+from runtime.records.folder import RunFolder
+from runtime.roles.member import Member
 from runtime.updates.mode import Mode, build_updates
 from runtime.updates.packing import Packing
 from runtime.updates.placement import make_strategy
-from tests.models import make_batches, make_model
+from tests.models import make_batches, make_files, make_model
 
 ROWS, DIM = 11, 2
 RATE, MOMENTUM, BETA_1, BETA_2 = 0.1, 0.9, 0.9, 0.999
@@ -478,8 +482,33 @@ def test_tests_and_summaries_use_the_random_rows_that_were_fetched_for_them_and_
             assert tf.Summary.FromString(shown_error).value[0].simple_value == 0
 
 
-def test_local_steps_take_no_random_rows_in_advance():
-    assert make_model(build_sampled_logits, sum_up, IDS, is_stepwise=False).tables == []
+@pytest.mark.parametrize(
+    ("replication", "local_steps", "tables"),
+    [("between_graph", 1, ["table"]), ("between_graph", 4, []), ("in_graph", 1, [])],
+)
+def test_random_rows_are_chosen_in_advance_for_one_batch_alone(set_flags, replication, local_steps, tables):
+    """Not for the batches of several local steps, or of the workers that one graph has."""
+    set_flags("--optimizer=sgd", f"--local_steps={local_steps}")
+    chief = Task("worker", 0, ("a:1",), ("b:1", "b:2"), replication)
+    me = Member(distributed.FLAGS, chief, RunFolder(""), make_session_config(chief, "none"))
+    files = make_files(build_sampled_logits, sum_up, IDS)
+    assert me.trace(files, [tf.TensorSpec([3], tf.int32)]).tables == tables
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda ids: tf.map_fn(lambda _: tf.random_uniform([], 0, ROWS, tf.int32), ids[:, 0]),
+        lambda ids: tf.py_func(lambda ids: ids, [ids], tf.int32),
+    ],
+    ids=["in a loop", "by Python"],
+)
+def test_what_may_draw_ids_that_nobody_sees_gets_all_rows(draw):
+    def build_logits(ids, is_training):
+        return tf.nn.embedding_lookup(tf.get_variable("table", [ROWS, ROWS]), draw(ids))
+
+    model = make_model(build_logits, sum_up, IDS)
+    assert (model.tables, model.parameters) == ([], ["table"])
 
 
 def get_table(rows=ROWS, dim=DIM, **options):

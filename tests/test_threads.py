@@ -14,7 +14,7 @@ from tests import forked
 RUN = """
 from runtime.process import environment, threads
 from runtime.roles import program
-from runtime.process.errors import FinishedError, UnusableError
+from runtime.process.errors import AwayError, FinishedError, UnusableError
 import tensorflow.compat.v1 as tf
 import time
 
@@ -38,7 +38,7 @@ PROGRAM = "class Reader:\n    DataError = KeyError\n\nprogram.start(main, Reader
     [
         ("raise UnusableError('an accuracy of 2')", 2, "error: an accuracy of 2\n"),
         ("raise KeyError('a bad file')", 2, "error: 'a bad file'\n"),
-        ("raise TimeoutError('waited')", 1, "error: waited\n"),
+        ("raise AwayError('waited')", 1, "error: waited\n"),
         ("raise FinishedError('nothing is left')", 0, ""),
         ("raise ValueError('no', 'way')", 1, "error: ValueError: ('no', 'way'); start this task again\n"),
         (

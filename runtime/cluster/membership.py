@@ -172,8 +172,7 @@ class Membership:
         """Dismiss every server, as the chief, and stop looking at them: each leaves when it hears that.
 
         Raises:
-          OpError: a server was lost.
-          TimeoutError: a server has not heard it within the recovery timeout.
+          AwayError: a server has not heard it within the recovery timeout.
         """
         self._is_over.set()  # the thread would take those that leave for lost
         told: set[Peer] = set()  # they may have heard it, or will once they go on
@@ -182,11 +181,10 @@ class Membership:
             try:
                 self._tables[server].write({self.task.index: json.dumps(Record(EVALUATED))})
             except tf.errors.UnavailableError:
-                if ask(server.address).reason != REFUSED:
-                    told.add(server)
-                    return False
-                if server not in told:
-                    raise
+                if ask(server.address).reason == REFUSED:
+                    return server in told  # else it was lost before that, and waits for the chief once it is back
+                told.add(server)
+                return False
             return True
 
         deaf = self.task.servers

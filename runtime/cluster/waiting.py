@@ -8,6 +8,7 @@ from typing import NamedTuple
 from absl import logging
 
 from runtime.cluster.task import Task
+from runtime.process.errors import AwayError
 from runtime.process.threads import REMINDER_SECS
 from runtime.records import events
 
@@ -35,14 +36,14 @@ def wait_until_nothing_is_missing(
     timeout_secs: float = math.inf,
     remedy: str = "",
     poll_secs: float = POLL_SECS,
-    error: type[Exception] = TimeoutError,
+    error: type[Exception] = AwayError,
 ) -> None:
     """Poll until `describe_missing()` returns an empty text, and log what it returns whenever that changes.
 
     Most waits are over soon. So the pauses grow to `POLL_SECS` at once, and then with the wait, to `poll_secs` at most.
 
     Raises:
-      TimeoutError, or another `error`: something was still missing after `timeout_secs`. It ends with `remedy`.
+      AwayError, or another `error`: something was still missing after `timeout_secs`. It ends with `remedy`.
     """
     start = time.monotonic()
     last_logged, logged_at = "", start

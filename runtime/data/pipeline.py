@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from runtime.data.files import CPU
 from runtime.data.order import build_seed, shuffle
 from runtime.data.reader import Batches, Columns, make_iterator
+from runtime.model.template import PYTHON
 from runtime.process.errors import UnusableError, reason
 from runtime.process.threads import PASSING, reminding
 
@@ -17,7 +18,6 @@ WINDOW_BYTES, MIN_WINDOW, MAX_WINDOW = 1 << 25, 16, 1 << 14  # of the examples t
 ALL = tf.int64.max
 NUM_THREADS = 4  # that read
 MAX_LOADED = 1 << 24  # examples to test with
-PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # the ops that call a Python function
 untouched = tf.autograph.experimental.do_not_convert  # no control flow is to convert, and looking for it takes time
 
 # From the numbers of pieces, int64 [n], which are files or parts of files, to a `tf.data.Dataset` of what is in them.

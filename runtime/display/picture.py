@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from runtime.display.status import HAS_TRAINED, RunStatus, TaskStatus
+from runtime.process.output import in_words
 
 # Of each state, in how it looks; it is also said in words.
 GLYPHS = {
@@ -43,7 +44,9 @@ def make_picture(run: RunStatus, bar: Progress, num_rows: int = 1000) -> Rendera
 
     speed = run.examples_per_sec or None
     name, value = run.test or ("", None)
-    figures = _tell_known(", ", ("{:.0f} examples/s", speed), ("loss {:.4f}", run.loss), (f"{name} {{:.4f}}", value))
+    figures = _tell_known(
+        ", ", ("{:.0f} examples/s", speed), ("loss {}", _figure(run.loss)), (f"{name} {{}}", _figure(value))
+    )
 
     ellipsis = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     tasks = Table.grid(Column(no_wrap=True), Column(no_wrap=True), ellipsis, padding=(0, 2, 0, 0), expand=True)
@@ -74,8 +77,12 @@ def _describe(task: TaskStatus) -> str:
         return task.note
     speed = task.examples_per_sec or None
     step = ("local step {:>7}", task.local_step)
-    return _tell_known("  ", step, ("{:>7.0f} examples/s", speed), ("loss {:.4f}", task.loss))
+    return _tell_known("  ", step, ("{:>7.0f} examples/s", speed), ("loss {}", _figure(task.loss)))
 
 
-def _tell_known(separator: str, *figures: tuple[str, float | None]) -> str:
+def _figure(value: float | None) -> str | None:
+    return None if value is None else in_words(value)
+
+
+def _tell_known(separator: str, *figures: tuple[str, float | str | None]) -> str:
     return separator.join(text.format(value) for text, value in figures if value is not None)

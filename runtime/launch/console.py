@@ -14,7 +14,7 @@ from runtime.process import output
 from runtime.records.files import Tail
 from runtime.records.folder import RunFolder
 
-RESULT = re.compile(r"test [a-z][\w ]* -?\d")  # begins the last line of the chief, whatever the first metric
+RESULT = re.compile(r"test [A-Za-z][\w ]* -?\d")  # begins the last line of the chief, whatever the first metric
 BOARD = re.compile(r"TensorBoard \S+ at (\S+) ")
 
 

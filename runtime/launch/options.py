@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str]) -> Options:
     flags.register_validator("data_dir", bool, "it must name a folder", own)
     try:
         _, *others = own([PROGRAM, *arguments], known_only=True)
-    except flags.Error as error:
+    except (flags.Error, UnicodeError) as error:  # a UnicodeError: of a --flagfile
         mistakes = str(error).replace("\n", "; ")
         refuse(f"{mistakes} (see --help)")
     for chosen in filter(None, map(CHOSEN.match, others)):

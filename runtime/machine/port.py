@@ -60,7 +60,7 @@ def wait_until_address_leads_here(task: Task, timeout_secs: float) -> None:
     """Wait until the address of `task` leads to its server in this process, since the others reach it there.
 
     Raises:
-      TimeoutError: it led to another process, or nowhere, for `timeout_secs`.
+      AwayError: it led to another process, or nowhere, for `timeout_secs`.
     """
     here = f"127.0.0.1:{port_of(task.address)}"
 

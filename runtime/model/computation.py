@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from runtime.model.tables import Lookups, Parameters, Rows, find_places
-from runtime.model.template import Template, find_ancestors
+from runtime.model.template import PYTHON, Template, find_ancestors
 from runtime.model.trace import Trace
 
 GLOBAL_STEP = tf.GraphKeys.GLOBAL_STEP  # "global_step", the name of the variable
@@ -36,7 +36,7 @@ class Computation:
     @property
     def calls_python(self) -> bool:
         """Whether there is a Python function in it."""
-        return self._outputs.has(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
+        return self._outputs.has(PYTHON)
 
     def build_lookups(self, columns: Sequence[tf.Tensor], stream: object = None) -> Lookups:
         """Build which rows of each table some examples need."""

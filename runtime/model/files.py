@@ -111,7 +111,7 @@ class Files:
             return getattr(module, name)(*arguments)
 
 
-METRIC_NAME = re.compile(r"[A-Za-z]\w*")
+METRIC_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 
 def _expected(where: str, what: str, found: Any) -> UnusableError:

@@ -102,7 +102,7 @@ class Model:
             steps = tf.placeholder(tf.int64, [], "global_step")
             rate = tf.cast(tf.convert_to_tensor(build(steps)), tf.float32)
         template = Template(graph, [rate], [steps])
-        return lambda steps: template.copy([steps], {}, "learning_rate")[0]
+        return lambda steps: template.copy([steps], {}, "rate")[0]
 
     # What a worker builds
 

@@ -13,7 +13,7 @@ from absl import logging
 
 from runtime.model.computation import gathers_of, is_random
 from runtime.model.files import Files
-from runtime.model.template import control_flow_v2, find_ancestors
+from runtime.model.template import PYTHON, control_flow_v2, find_ancestors, refuse_functions
 from runtime.model.trace import CHANGES, Trace, build_total_loss
 from runtime.process.errors import UnusableError
 
@@ -68,7 +68,8 @@ def _is_table(name: str, training: Trace, test: Trace, total: tf.Tensor, is_step
         if any(op.type != "ResourceGather" or op.get_attr("batch_dims") for op in uses):
             return False
         ancestors = find_ancestors([op.inputs[1].op for op in uses])
-        if any(op.type in ("ReadVariableOp", "ResourceGather") for op in ancestors):
+        # Values of variables, and what may draw random numbers that nobody sees.
+        if any(op.type in ("ReadVariableOp", "ResourceGather", "While", "If", *PYTHON) for op in ancestors):
             return False
         if not is_stepwise and any(map(is_random, ancestors)):
             return False
@@ -113,6 +114,8 @@ def _build_changes(files: Files, made: Trace, total: tf.Tensor, trained: set[str
                 if op.type.startswith(("ResourceApply", "ResourceSparseApply")):
                     place = files.place_of(op)
                     raise UnusableError(f"{place}: an optimizer changes {name}: return it from build_optimizer()")
+                if op in steps:
+                    refuse_functions(op)
                 if op not in steps or not op.type.startswith(("Assign", "ResourceScatter")):
                     continue
                 place = files.place_of(op)

@@ -17,6 +17,7 @@ from runtime.process.phases import find_place_of, note_copy
 
 LOOKUP_TABLES = ("HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2")
 NEW_VALUES = {"AssignVariableOp": "Identity", "AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
+PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # call a Python function
 OF_ONE_RUN = ("TensorArrayV3", "StackV2")  # each copy has its own
 _numbers = itertools.count(1)
 
@@ -206,6 +207,12 @@ def _refusal(op: tf.Operation) -> str:
             " assign outside, where `if is_training:` is a branch"
         )
     return text
+
+
+def refuse_functions(op: tf.Operation) -> None:
+    """Raise an UnusableError if an op on the handle of a variable is a loop or a branch: what is inside has no copy."""
+    if _functions_of(op.node_def):
+        raise UnusableError(f"{find_place_of(op) or 'model.py'}: {_refusal(op)}")
 
 
 def _holds_state(op: tf.Operation) -> bool:

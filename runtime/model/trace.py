@@ -24,6 +24,7 @@ class Trace(NamedTuple):
     columns: list[tf.Tensor]  # placeholders, [b, ...]
     labels: Any  # as `build_loss()` takes them
     logits: Any
+    losses: list[tf.Tensor]  # of `tf.losses`, that the outputs come with
     loss: tf.Tensor  # float32 []
     metrics: dict[str, Metric]
     predictions: dict[str, tf.Tensor]  # of the exported model
@@ -88,9 +89,10 @@ def trace(
                     " draw in build_dataset(), for train alone"
                 )
         logits = files.build_logits(inputs, is_training)
+        losses = graph.get_collection(tf.GraphKeys.LOSSES)
         loss = files.build_loss(logits, labels)
         metrics = files.build_metrics(logits, labels) if not is_training else {}
-        made = Trace(graph, columns, labels, logits, loss, metrics, {}, {}, initializers)
+        made = Trace(graph, columns, labels, logits, losses, loss, metrics, {}, {}, initializers)
         if not is_training:
             made = made._replace(predictions=_build_predictions(files, made))
     global_step = tf.train.get_global_step(graph)
@@ -194,8 +196,9 @@ def traced_as_users_expect(initializers: dict[str, Any], reusable: Mapping[str, 
 
 
 def build_total_loss(made: Trace) -> tf.Tensor:
-    """Build the loss with what regularizers, and losses of `tf.losses`, add to it, unless it has these already."""
-    keys, known = (tf.GraphKeys.REGULARIZATION_LOSSES, tf.GraphKeys.LOSSES), find_ancestors([made.loss.op])
-    more = {loss.name: loss for key in keys for loss in made.graph.get_collection(key) if loss.op not in known}
+    """Build the loss with what regularizers, and losses that outputs come with, add to it, unless it has these."""
+    added = [*made.graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES), *made.losses]
+    known = find_ancestors([made.loss.op])
+    more = {loss.name: loss for loss in added if loss.op not in known}
     with made.graph.as_default():
         return tf.add_n([made.loss, *more.values()])

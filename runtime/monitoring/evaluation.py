@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from runtime.cluster.membership import Membership
 from runtime.cluster.table import REACHED, TRAINED
 from runtime.cluster.task import Task
 from runtime.data.reader import compute_checksum
-from runtime.model.function import Measured, Model
+from runtime.model.function import Model
 from runtime.model.tables import Parameters, Rows
 from runtime.model.trace import build_probabilities
 from runtime.monitoring.measures import Measures, Target, check_finite
@@ -33,54 +33,40 @@ MAX_WARNINGS = 10  # of metrics that are no numbers
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 
 
-class EvaluationGraph(NamedTuple):
-    """The part of the graph that measures the model on the examples that it is fed."""
-
-    parameters: Mapping[str, tf.Tensor]  # on this task: read once, then fed, so that all batches meet the same
-    columns: Sequence[tf.Tensor]  # placeholders, [n, ...]
-    ids: Sequence[tf.Tensor]  # of the rows that the columns need of each table
-    measured: Measured
-    of_classes: Sequence[tf.Tensor]  # of a classifier, the probabilities of the classes, and the labels
-    num_classes: int | None  # None: it is not a classifier
-    batch_size: int
-
-
 def build_placeholders(examples: Sequence[Any]) -> list[tf.Tensor]:
     """Build what is fed with a batch of such examples."""
     return [tf.placeholder(column.dtype, [None, *column.shape[1:]], "test_examples") for column in examples]
 
 
-def build_evaluation(
-    model: Model,
-    dense: Parameters,
-    rows: Parameters,
-    columns: Sequence[tf.Tensor],
-    batch_size: int,
-    samples: Sequence[tf.Tensor] = (),
-) -> EvaluationGraph:
-    """Build what measures `model`.
-
-    Args:
-      model: traced.
-      dense: its parameters, without tables.
-      rows: those of its tables that the examples need.
-      columns: placeholders of examples.
-      batch_size: how many are measured at once, since a model may take no other number.
-      samples: the random numbers that chose some of `rows`.
-    """
-    measured = model.build_measures({**dense, **rows}, columns, samples)
-    num_classes = model.test.logits.shape[-1] if model.test.is_of_classes else None
-    of_classes = [build_probabilities(measured.logits), measured.labels] if num_classes else []
-    ids = [of_table.ids for of_table in rows.values() if isinstance(of_table, Rows)]
-    return EvaluationGraph(dense, columns, ids, measured, of_classes, num_classes, batch_size)
-
-
 class ModelTest:
     """Measures the parameters as they are now on all test examples."""
 
-    def __init__(self, graph: EvaluationGraph, examples: Sequence[Any]):
-        """Measure with `graph`; only the chief and the evaluator have `examples`, columns of them."""
-        self._graph, self._examples = graph, examples
+    def __init__(
+        self,
+        model: Model,
+        dense: Mapping[str, tf.Tensor],
+        rows: Parameters,
+        columns: Sequence[tf.Tensor],
+        examples: Sequence[Any],
+        batch_size: int,
+        samples: Sequence[tf.Tensor] = (),
+    ):
+        """Build what measures `model`.
+
+        Args:
+          model: traced.
+          dense: its parameters, without tables: read once, then fed, so that all batches meet the same.
+          rows: those of its tables that the examples need.
+          columns: placeholders of examples.
+          examples: columns of them; only the chief and the evaluator have them.
+          batch_size: how many are measured at once, since a model may take no other number.
+          samples: the random numbers that chose some of `rows`.
+        """
+        self._dense, self._columns, self._examples, self._batch_size = dense, columns, examples, batch_size
+        self._measured = measured = model.build_measures({**dense, **rows}, columns, samples)
+        self._num_classes = model.test.logits.shape[-1] if model.test.is_of_classes else 0
+        self._of_classes = [build_probabilities(measured.logits), measured.labels] if self._num_classes else []
+        self._ids = [of_table.ids for of_table in rows.values() if isinstance(of_table, Rows)]
 
     @functools.cached_property
     def checksum(self) -> int:
@@ -93,7 +79,7 @@ class ModelTest:
         Raises:
           UnusableError: a label is of no class, or the accuracy is no fraction.
         """
-        measured, ids, num_classes = self._graph.measured, self._graph.ids, self._graph.num_classes or 0
+        measured, ids, num_classes = self._measured, self._ids, self._num_classes
         raw = self._examples[-1]
         is_doubtful = num_classes and not (raw.dtype.kind in "iu" and 0 <= raw.min() <= raw.max() < num_classes)
         first = 0
@@ -110,13 +96,13 @@ class ModelTest:
 
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""
-        graph, measured = self._graph, self._graph.measured
-        fetches = [dict(graph.parameters), tf.train.get_global_step(session.graph), measured.reset]
+        measured = self._measured
+        fetches = [dict(self._dense), tf.train.get_global_step(session.graph), measured.reset]
         values, global_step, _ = session.run(fetches)
-        feed_dict = {tensor: values[name] for name, tensor in graph.parameters.items()}
+        feed_dict = {tensor: values[name] for name, tensor in self._dense.items()}
         sums, guesses, labels = np.zeros(1 + len(measured.means)), [], []
         for batch in self._batches():
-            found = [measured.loss, measured.means, measured.updates, graph.of_classes]
+            found = [measured.loss, measured.means, measured.updates, self._of_classes]
             loss, means, _, of_batch = session.run(found, {**feed_dict, **self._feed(batch)})
             sums += len(batch[0]) * np.array([loss, *means.values()])
             if of_batch:
@@ -131,20 +117,20 @@ class ModelTest:
             remedy = "see to batches in which no example is of some class"
             logging.log_first_n(logging.WARNING, "build_metrics() returns %s: %s", MAX_WARNINGS, what, remedy)
         mistakes: Callable[[Any], dict[str, Any]] = lambda spec: {}  # noqa: E731
-        if graph.num_classes:
+        if self._num_classes:
             mistakes = functools.partial(
-                find_mistakes, guesses, np.concatenate(labels), self._examples, graph.num_classes
+                find_mistakes, guesses, np.concatenate(labels), self._examples, self._num_classes
             )
         in_order = {name: float(metrics[name]) for name in measured.names if name in metrics}
         return Measures(float(loss), in_order, int(global_step), values, mistakes)
 
     def _batches(self) -> Iterator[list[npt.NDArray[Any]]]:
-        size = self._graph.batch_size
+        size = self._batch_size
         for start in range(0, len(self._examples[0]), size):
             yield [part[start : start + size] for part in self._examples]
 
     def _feed(self, batch: Sequence[npt.NDArray[Any]]) -> dict[tf.Tensor, Any]:
-        return dict(zip(self._graph.columns, batch, strict=True))
+        return dict(zip(self._columns, batch, strict=True))
 
 
 def _check_fraction(metrics: Mapping[str, Any]) -> None:

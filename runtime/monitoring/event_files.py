@@ -9,15 +9,18 @@ from collections.abc import Mapping
 
 import tensorflow.compat.v1 as tf
 
+from runtime.process.threads import reminding
+
 
 def write(folder: str, event: tf.Event) -> None:
     """Write an event at once, unless `folder` is empty, or lies in one that this task does not see.
 
     On a full disk only the event is lost. Checkpoints fail, too, and log that.
     """
-    if folder and os.path.isdir(os.path.dirname(folder)):
-        with _writing:
-            _files.setdefault(folder, EventFile(folder)).write(event)
+    if folder:
+        with reminding("still writing a summary", folder), _writing:
+            if os.path.isdir(os.path.dirname(folder)):
+                _files.setdefault(folder, EventFile(folder)).write(event)
 
 
 def write_scalars(folder: str, global_step: int, values: Mapping[str, float]) -> None:

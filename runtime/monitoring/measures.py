@@ -7,6 +7,7 @@ import numpy as np
 
 from runtime.monitoring import event_files
 from runtime.process.errors import DIVERGED, UnusableError
+from runtime.process.output import in_words
 
 
 class Measures(NamedTuple):
@@ -43,11 +44,6 @@ def describe(scalars: Mapping[str, float]) -> str:
     return f"test {name} {in_words(value)}" + (f" (test loss {in_words(scalars['test_loss'])})" if others else "")
 
 
-def in_words(value: float) -> str:
-    """Return a figure with four decimals or, if it is small, three significant digits."""
-    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
-
-
 class Target(NamedTuple):
     """What is good enough: a metric, or the loss, that is as high as this; or as low."""
 
@@ -72,7 +68,7 @@ class Target(NamedTuple):
         return value <= self.value if self.is_ceiling else value >= self.value
 
     def __str__(self) -> str:
-        return f"{self.name}:{'<' * self.is_ceiling}{self.value:g}"
+        return f"{self.name}:{'<' * self.is_ceiling}{self.value}"
 
 
 def check_finite(values: Mapping[str, Any]) -> None:

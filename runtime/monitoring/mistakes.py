@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from runtime.data.reader import Columns
 
 NUM_MISTAKES = 24
+MAX_TEXT = 200  # characters of one that is no picture
 MAX_CLASSES = 50  # of a confusion matrix that somebody can read
 NUM_PAIRS = 20  # of classes, where there are more
 
@@ -58,13 +59,13 @@ def find_mistakes(
         mistake = {"index": int(index), "label": name(int(labels[index])), "guess": name(int(guesses[index]))}
         mistake["probability"] = round(float(probabilities[index]), 4)
         if hasattr(examples, "show"):
-            mistake["text"] = str(examples.show(index))
+            mistake["text"] = str(examples.show(index))[:MAX_TEXT]
         elif shape:
             mistake |= {"shape": shape, "pixels": base64.b64encode(inputs[0][index].tobytes()).decode()}
         else:
             arrays = (np.asarray(part[index]) for part in inputs)  # that of a text is none
             parts = (np.array2string(array, precision=3, threshold=8, edgeitems=3) for array in arrays)
-            mistake["text"] = ", ".join(parts)
+            mistake["text"] = ", ".join(parts)[:MAX_TEXT]
         found["mistakes"].append(mistake)
     return found
 

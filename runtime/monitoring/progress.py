@@ -8,8 +8,8 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.monitoring import event_files
-from runtime.monitoring.measures import in_words
 from runtime.process import phases
+from runtime.process.output import in_words
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.updates.exchange import Updates

@@ -29,6 +29,10 @@ class UnsavedError(Exception):
 UNUSABLE: list[type[Exception]] = [UnusableError, UnsavedError]
 
 
+class AwayError(TimeoutError):
+    """What this task waited for did not come in time; the message says what to do."""
+
+
 class FinishedError(Exception):
     """Nothing is left to do for this task: the job has finished without it."""
 

@@ -140,3 +140,8 @@ class _Lines(io.FileIO):
         else:
             super().write(data)
         return len(data)
+
+
+def in_words(value: float) -> str:
+    """Return a figure with four decimals or, if it is small, three significant digits."""
+    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"

@@ -1,10 +1,12 @@
 """Whose mistake an error is: the phase decides. What fails before the first step would fail at every attempt."""
 
 import contextlib
+import errno
 import os
 import re
 import sys
 import traceback
+import urllib.error
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -26,6 +28,9 @@ OTHERS = (
     os.path.dirname(os.path.dirname(sys.modules["tensorflow"].__file__ or "")) + os.sep,
     "<",
 )
+PASSING_OS_ERRORS = (ConnectionError, TimeoutError, urllib.error.URLError)
+# Of the others, those that come again: a file of another kind has no number, as of gzip or Pillow.
+LASTING = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 REPEATED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # the same values cause them again
 # What a message of TensorFlow does not say: a part of it, and the remedy.
 HINTS = {
@@ -100,7 +105,9 @@ def describe_mistake(error: BaseException, where: str = "") -> str:
 
 def _is_of_system(error: BaseException) -> bool:
     """Return whether the system refused something at this moment, such as memory, or a file on a distant server."""
-    return isinstance(error, MemoryError | OSError) and not isinstance(error, FileNotFoundError | PermissionError)
+    if isinstance(error, OSError) and not isinstance(error, PASSING_OS_ERRORS):
+        return error.errno not in LASTING
+    return isinstance(error, MemoryError | OSError)
 
 
 def find_place_of(op: tf.Operation) -> str:

@@ -15,7 +15,7 @@ def write(folder: RunFolder) -> str:
     if not folder.is_given:
         return ""
     try:
-        replace_file(folder.report, page.make_page(history.read(folder)).encode())
+        replace_file(folder.report, page.make_page(history.read(folder)).encode(errors="backslashreplace"))
     except Exception as error:  # whatever it is
         logging.warning("%s could not be made: %r", folder.report, error)
         return ""

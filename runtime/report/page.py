@@ -45,7 +45,8 @@ def _make_figures(run: History) -> str:
         return f"<p>The run has no result: it goes on, or was ended. It came to global step {step}.</p>"
     result = run.result
     steps = f"global steps, from {run.first_step} on" if run.first_step else "global steps"
-    scalars = {name: value for name, value in result.items() if name.startswith("test_")}
+    measured = run.tested or result  # a flag of the user's, too, may begin with "test_"
+    scalars = {name: value for name, value in result.items() if name.startswith("test_") and name in measured}
     figures = {
         name.replace("_", " "): f"{value:.2%}" if name == "test_accuracy" else charts.format_number(value)
         for name, value in scalars.items()
@@ -68,7 +69,7 @@ def _make_curves(run: History) -> str:
             return [(max(entry[axis] - start, 0.0), entry[name]) for entry in entries if name in entry]
 
         metrics = [name for entry in run.evaluations[-1:] for name in entry if name.startswith("test_")]
-        losses = {"test images": read(run.evaluations, "test_loss")}
+        losses = {"test examples": read(run.evaluations, "test_loss")}
         losses |= {task: read(run.of_kind("progress", task), "loss") for task in run.tasks}
         for name in metrics:
             words = name.replace("_", " ")
@@ -92,7 +93,7 @@ def _make_timeline(run: History) -> str:
     told = charts.make_table("Faults and recoveries", ("task", "at (s)", "what"), troubles, "words")
     head = ("task", "from (s)", "to (s)", "what")
     table = charts.make_table("What each task did", head, [row[:-1] for row in rows], "words")
-    ticks = "".join(f"<span>{run.secs * share:.3g} s</span>" for share in (0, 0.25, 0.5, 0.75, 1))
+    ticks = "".join(f"<span>{charts.format_number(run.secs * share)} s</span>" for share in (0, 0.25, 0.5, 0.75, 1))
     legend = "".join(f'<li><span class="key {state}"></span>{state}</li>' for state in STATES)
     return lanes and (
         f'{lanes}<div class="axis" aria-hidden="true">{ticks}</div>'

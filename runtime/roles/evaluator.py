@@ -49,7 +49,7 @@ def follow_checkpoints(
       names: of the variables of the user's model.
 
     Raises:
-      TimeoutError: no new checkpoint came in time.
+      AwayError: no new checkpoint came in time.
       UnusableError: there is no folder, or its last checkpoint is broken or not of this model, or the chief tests
         on other examples.
     """

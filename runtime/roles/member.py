@@ -22,7 +22,7 @@ from runtime.model.function import Model
 from runtime.model.tables import check_size
 from runtime.model.users_files import users_flags
 from runtime.model.variables import make_constants, make_variables
-from runtime.monitoring.evaluation import ModelTest, build_evaluation, build_placeholders
+from runtime.monitoring.evaluation import ModelTest, build_placeholders
 from runtime.monitoring.measures import Target
 from runtime.process.errors import UnusableError
 from runtime.process.phases import preparing
@@ -85,6 +85,8 @@ class Member:
         check_address(task)
         folder = open_train_dir(task, values.train_dir)
         check_export_dir(task, values.export_dir)
+        if values.export_dir:
+            values.export_dir = os.path.abspath(values.export_dir)  # a user's file may go to another folder
         events.start_recording(task, folder)
         return cls(values, task, folder, make_session_config(task, values.gpus))
 
@@ -92,7 +94,7 @@ class Member:
         """Watch over the server of this process: its address, the host lists of the others, and whom it needs.
 
         Raises:
-          TimeoutError: the address of this task does not lead here.
+          AwayError: the address of this task does not lead here.
         """
         wait_until_address_leads_here(self.task, self.timeouts.startup_secs)
         self.connection = Connection(server.target, self.session_config)
@@ -118,10 +120,9 @@ class Member:
         model.build_lookup_tables()
         columns = build_placeholders(test_examples)
         parameters = {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}
-        graph = build_evaluation(model, {}, parameters, columns, self.flags.batch_size)
         startup_secs, recovery_secs = self.timeouts
         timeouts = Timeouts(startup_secs, recovery_secs + self.flags.save_checkpoint_secs)
-        test = ModelTest(graph, test_examples)
+        test = ModelTest(model, {}, parameters, columns, test_examples, self.flags.batch_size)
         follow_checkpoints(self.task, test, self.folder, self.goal, timeouts, model.training.variables.keys())
 
     def share_of(self, source: Source) -> Source:
@@ -137,9 +138,8 @@ class Member:
         """
         # A run that goes on draws other random numbers than it did before.
         mode, stream = self.mode, f"{self.task.index} {find_last_step(self.folder)}"
-        model = Model(
-            files, signature, self.flags.seed, stream, mode.may_have_tables, is_stepwise=mode.local_steps == 1
-        )
+        is_stepwise = mode.local_steps == self.task.batches_per_step == 1
+        model = Model(files, signature, self.flags.seed, stream, mode.may_have_tables, is_stepwise)
         if self.target and self.target.name not in (*model.test.metrics, "loss"):
             found = ", ".join([*model.test.metrics, "loss"])
             raise UnusableError(
@@ -185,7 +185,10 @@ def choose_task(values: flags.FlagValues) -> Task:
     """
     if not any(values[name].present for name in ("job_name", "task_index", "ps_hosts", "worker_hosts")):
         if discovery := discover(os.environ):
-            values.set_default("train_dir", discovery.model_dir)
+            try:
+                values.set_default("train_dir", discovery.model_dir)
+            except flags.Error as error:
+                raise UnusableError(f"model_dir in TF_CONFIG: {error}") from error
             return discovery.task
     elif "TF_CONFIG" in os.environ:
         logging.info("TF_CONFIG is ignored, since flags describe the cluster")

@@ -15,7 +15,7 @@ from runtime.cluster import membership, signals
 from runtime.data.download import DownloadError
 from runtime.process import output, threads
 from runtime.process.end import allow_many_files, end_process
-from runtime.process.errors import DIVERGED, UNUSABLE, UNUSABLE_STATUS, FinishedError, UnusableError
+from runtime.process.errors import DIVERGED, UNUSABLE, UNUSABLE_STATUS, AwayError, FinishedError, UnusableError
 from runtime.process.phases import describe_failure, preparing
 
 
@@ -49,7 +49,7 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
         program, *others = flags.FLAGS(arguments)
         if others:
             raise flags.Error(f"unexpected argument {others[0]!r}: flags are written --name=value")
-    except flags.Error as error:
+    except (flags.Error, UnicodeError) as error:  # a UnicodeError: of a --flagfile
         output.write_in_background()
         message = re.sub(r"\('Non-boolean argument.*?', (.*)\)", r"\1 is neither true nor false", str(error))
         message = message.replace("\n", "; ")  # of several flags
@@ -83,7 +83,7 @@ def describe_end(error: BaseException) -> tuple[int, str]:
     if isinstance(error, FinishedError):
         logging.info("%s", error)
         return 0, ""
-    if isinstance(error, TimeoutError):
+    if isinstance(error, AwayError):
         return 1, str(error)
     if isinstance(error, tf.train.NanLossDuringTrainingError):
         return UNUSABLE_STATUS, f"the loss is not a number: {DIVERGED}"

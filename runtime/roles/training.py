@@ -12,7 +12,7 @@ from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Model
 from runtime.model.tables import Lookups, Parameters, TableReader
 from runtime.monitoring import summaries
-from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_evaluation, build_placeholders, record_test
+from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_placeholders, record_test
 from runtime.monitoring.measures import Measures, check_finite
 from runtime.monitoring.profiling import ProfileHook
 from runtime.monitoring.progress import ProgressHook
@@ -94,7 +94,7 @@ class Training:
             # What may stop the worker, once the others have seen its step.
             StopWithChiefHook(me.membership, me.target is not None),
             AbandonSessionHook(me.membership, self.scaffold),
-            StopOnSignalHook(me.membership, self._checkpoints, flags.stop_timeout_secs),
+            StopOnSignalHook(me.membership, self.scaffold, self._checkpoints, flags.stop_timeout_secs),
             # Last: it waits for the other workers before the first step, and says that this one has taken its last.
             AttendanceHook(me.membership, flags.sync_replicas),
         ]
@@ -107,10 +107,8 @@ class Training:
         dense = packing.evaluated.fetch(Lookups({}, []))
         lookups = model.build_test_lookups(columns)
         self._readers = {name: TableReader(table) for name, table in packing.tables.items()}
-        batch_size, samples = self._me.batch_size, lookups.samples
-        return ModelTest(
-            build_evaluation(model, dense, self._fetch_rows(lookups), columns, batch_size, samples), examples
-        )
+        rows, batch_size = self._fetch_rows(lookups), self._me.batch_size
+        return ModelTest(model, dense, rows, columns, examples, batch_size, lookups.samples)
 
     def _build_summaries(self) -> None:
         """Build the chief's summaries, of one batch of each run in which they are written."""

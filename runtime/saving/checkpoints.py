@@ -228,12 +228,12 @@ class CheckpointHook(tf.train.SessionRunHook):
             self._due_at = time.monotonic() + self._save_secs
             global_step = int(session.run(tf.train.get_global_step(session.graph)))
             try:
-                if not self.has_saved(global_step):
-                    started_at = time.time()
-                    saving = f"{self._task}: still saving global step {global_step}"
-                    with reminding(saving, self._folder.path, ON_EACH):
+                start, saving = time.monotonic(), f"{self._task}: still saving global step {global_step}"
+                with reminding(saving, self._folder.path, ON_EACH):
+                    if not self.has_saved(global_step):
                         self._write(session, global_step)
-                    events.record("checkpoint", global_step=global_step, secs_taken=round(time.time() - started_at, 3))
+                        secs = round(time.monotonic() - start, 3)
+                        events.record("checkpoint", global_step=global_step, secs_taken=secs)
                 self.saved_step, self.failure = global_step, ""
             except (tf.errors.AbortedError, tf.errors.UnavailableError):
                 raise

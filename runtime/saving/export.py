@@ -2,6 +2,7 @@
 
 import errno
 import filecmp
+import glob
 import os
 import re
 import tempfile
@@ -66,7 +67,9 @@ def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str,
             _save(folder, model, values)
             newest = max((int(name) for name in os.listdir(export_dir) if name.isascii() and name.isdigit()), default=0)
             path = os.path.join(export_dir, str(newest))
-            if len(filecmp.cmpfiles(folder, path, FILES, shallow=False)[0]) == len(FILES):
+            assets = glob.glob(os.path.join(glob.escape(folder), "assets", "*"))  # such as the words of a lookup table
+            files = [*FILES, *(os.path.relpath(path, folder) for path in assets)]
+            if len(filecmp.cmpfiles(folder, path, files, shallow=False)[0]) == len(files):
                 logging.info("%s has this model already", path)
             else:
                 os.rename(folder, os.path.join(export_dir, str(newest + 1)))

@@ -14,6 +14,7 @@ from runtime.monitoring.evaluation import ModelTest
 from runtime.monitoring.measures import Measures, Target, describe
 from runtime.monitoring.progress import ProgressHook
 from runtime.process.errors import UnsavedError, UnusableError
+from runtime.process.threads import reminding
 from runtime.records.files import read_json, replace_file
 from runtime.records.folder import RunFolder
 from runtime.saving.checkpoints import CheckpointHook, is_saved
@@ -47,7 +48,8 @@ class Result(NamedTuple):
         if not folder.is_given or (is_same and self.train_secs is None):  # an earlier process has trained the model
             return
         speed = {"train_secs": self.train_secs, "examples_per_sec": self.examples_per_sec}
-        content = json.dumps({**self.figures, **speed, **self.settings}, indent=2, default=str)  # of a flag of an enum
+        figures = {**self.figures, **speed}
+        content = json.dumps({**figures, **self.settings, **figures}, indent=2, default=str)  # of a flag of an enum
         try:
             replace_file(folder.result, f"{content}\n".encode())
         except OSError as error:
@@ -87,7 +89,10 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
         failures = []
         for step in left.copy():
             try:
-                step()
+                with reminding(
+                    f"{task}: still saving what came of training", "the disk of --train_dir or --export_dir"
+                ):
+                    step()
                 left.remove(step)
             except UnusableError as error:
                 left.remove(step)

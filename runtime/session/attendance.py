@@ -10,7 +10,7 @@ from runtime.cluster.membership import Membership
 from runtime.cluster.status import statuses_of, unreachable
 from runtime.cluster.table import TRAINED, TRAINING, Record
 from runtime.cluster.waiting import wait_until_nothing_is_missing
-from runtime.process.errors import reason
+from runtime.process.errors import AwayError, reason
 
 GRACE_SECS = 20.0  # how long to wait for a worker that took part before, and may come back
 
@@ -45,7 +45,7 @@ class AttendanceHook(tf.train.SessionRunHook):
         try:
             wait_until_nothing_is_missing(self._task, self._describe_absent, timeout_secs, remedy)
             self._was_complete = True  # some may have trained and left, when a model begins again
-        except TimeoutError as error:
+        except AwayError as error:
             if is_new:
                 raise
             logging.warning("%s", error)
@@ -96,7 +96,7 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
             awaited = [worker for worker in training if now < answered_at[worker] + GRACE_SECS]
             return ", ".join(f"worker {worker.index} to take its last step" for worker in awaited)
 
-        with contextlib.suppress(TimeoutError):  # what is missing then is named below
+        with contextlib.suppress(AwayError):  # what is missing then is named below
             wait_until_nothing_is_missing(self._task, describe_training, self._membership.timeouts.recovery_secs)
         records = self._membership.repeat_until_answered(self._membership.records)
         for worker, record in zip(answered_at, records[1:], strict=True):

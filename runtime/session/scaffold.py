@@ -15,7 +15,7 @@ from runtime.cluster.status import describe
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.machine.session_config import Connection
-from runtime.process.errors import FinishedError, UnusableError
+from runtime.process.errors import AwayError, FinishedError, UnusableError
 from runtime.process.threads import reminding
 from runtime.records import events
 from runtime.records.folder import RunFolder
@@ -65,7 +65,8 @@ class TrainingScaffold(tf.train.Scaffold):
         task = membership.task
         if task.is_chief:
             checkpoints.check_last_checkpoint(job.folder)
-        self.found_step = 0  # the global step at which the chief found the model, for its last session
+        self.found_session: tf.Session | None = None  # the last one in which the chief found the model
+        self.found_step = 0  # the global step that it had there
         super().__init__(
             init_op=tf.no_op(),  # init_fn decides
             init_fn=lambda _, session: self._keep_restore_or_initialize(session),
@@ -91,7 +92,7 @@ class TrainingScaffold(tf.train.Scaffold):
 
         Raises:
           FinishedError: a ps does not answer, and the job has finished.
-          TimeoutError: the chief did not initialise or restore the model in time, or the host lists differ.
+          AwayError: the chief did not initialise or restore the model in time, or the host lists differ.
           UnusableError: this task and the chief do not agree.
         """
         with tf.name_scope("session"):
@@ -123,7 +124,7 @@ class TrainingScaffold(tf.train.Scaffold):
         during which a ps drops the session fails with a `CancelledError`; only the next one is aborted.
 
         Raises:
-          TimeoutError: all steps within the recovery timeout were cancelled.
+          AwayError: all steps within the recovery timeout were cancelled.
         """
         try:
             yield
@@ -132,7 +133,7 @@ class TrainingScaffold(tf.train.Scaffold):
             now = time.monotonic()
             self._cancelled_since = min(self._cancelled_since, now)
             if now - self._cancelled_since > self._timeouts.recovery_secs:
-                raise TimeoutError(
+                raise AwayError(
                     f"{self._task}: a ps has cancelled every step for {self._timeouts.recovery_secs:g} s, as it does"
                     f" when two processes are {self._task}: end the other one"
                 ) from error
@@ -192,7 +193,7 @@ class TrainingScaffold(tf.train.Scaffold):
                     )
             session.run(self._initialize_unsaved)  # of the model; last: the other workers then train at once
         self._has_trained, self._pause_secs = True, POLL_SECS
-        self.found_step = int(session.run(self._global_step))
+        self.found_step, self.found_session = int(session.run(self._global_step)), session
         logging.info("%s: %s, at global step %d", self._task, origin, self.found_step)
         events.record("model", origin=origin, global_step=self.found_step)
 

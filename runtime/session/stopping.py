@@ -18,7 +18,7 @@ from runtime.cluster.table import REACHED, STOPPED, TRAINED, TRAINING
 from runtime.cluster.task import Peer
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.end import end_process
-from runtime.process.errors import UnusableError, reason
+from runtime.process.errors import AwayError, UnusableError, reason
 from runtime.process.threads import make_guard, start_guard
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
@@ -82,8 +82,11 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     A second signal ends the process at once. So does the first if there is no session yet.
     """
 
-    def __init__(self, membership: Membership, checkpoint_hook: CheckpointHook, save_secs: float):
+    def __init__(
+        self, membership: Membership, scaffold: TrainingScaffold, checkpoint_hook: CheckpointHook, save_secs: float
+    ):
         """Prepare to stop this task; the `checkpoint_hook` saves, within `save_secs`."""
+        self._scaffold = scaffold
         self._task, self._membership, self._checkpoint_hook = membership.task, membership, checkpoint_hook
         saves = checkpoint_hook.is_needed
         self._stop = signals.Stop(save_secs, self._describe_unsaved) if saves else signals.Stop(STOP_SECS)
@@ -96,11 +99,12 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         signals.listen(self._note_signal)
 
     def _note_signal(self, number: signal.Signals) -> signals.Stop:
-        if not self._session:
+        session = self._scaffold.found_session or self._session  # other hooks may still prepare the one that was found
+        if not session:
             return signals.Stop()
         logging.info("%s: %s: stopping in order, or at once at a second signal", self._task, number.name)
         self._received = number
-        start_guard("stop", self._end, self._session, number, STEP_SECS)
+        start_guard("stop", self._end, session, number, STEP_SECS)
         return self._stop
 
     def _describe_unsaved(self) -> str:
@@ -133,14 +137,12 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                 failure = reason(error)
             except UnusableError as error:
                 failure = str(error)
-            failure = failure or self._checkpoint_hook.failure
+            unwritten = self._checkpoint_hook.failure
+            failure = (failure or unwritten) if saves else ""  # a worker that saves nothing loses nothing
             saved = f"and saved global step {self._checkpoint_hook.saved_step} " if saves and not failure else ""
-            lost = (
-                f", and could not save the last steps ({failure}): free disk space or fix permissions"
-                if failure
-                else ""
-            )
-            message = f"{self._task} stopped {saved}because of {number.name}{lost}; start it again to go on"
+            lost = f", and could not save the last steps ({failure})" if failure else ""
+            remedy = ": free disk space or fix permissions" if failure and failure == unwritten else ""
+            message = f"{self._task} stopped {saved}because of {number.name}{lost}{remedy}; start it again to go on"
             end_process(128 + number, message, is_error=bool(failure))
 
     def _wait_for_others(self) -> None:
@@ -150,7 +152,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             records = self._membership.repeat_until_answered(self._membership.records)
             return ", ".join(f"{peer} to stop" for peer in self._task.clients if records[peer.index].state == TRAINING)
 
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(AwayError):
             wait_until_nothing_is_missing(self._task, describe_training, OTHERS_SECS)
 
 

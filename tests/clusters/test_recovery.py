@@ -60,6 +60,20 @@ def test_an_asynchronous_worker_does_not_wait_for_a_dead_one(start, dead, other)
             cluster[name].kill()
 
 
+def test_a_chief_that_has_just_found_a_living_model_saves_it_before_it_stops(start):
+    with start("--train_steps=1000000", "--save_checkpoint_secs=600") as (cluster, _):
+        chief = cluster["worker 0"]
+        chief.kill()
+        chief = cluster.start("worker 0")
+        found = chief.wait_for_output(r"the ps tasks hold a living model: keeping it, at global step ([1-9]\d*)")
+        chief.send(signal.SIGTERM)
+        assert chief.wait() == 128 + signal.SIGTERM
+        saved = re.search(r"worker 0 stopped and saved global step (\d+) because of SIGTERM", chief.output())
+        assert int(saved[1]) >= int(found[1])
+        for name in ("worker 1", "ps 0", "ps 1"):
+            cluster[name].kill()
+
+
 def test_a_restore_says_how_many_steps_are_lost_and_so_does_the_report(start, tmp_path):
     with start("--train_steps=1000000", "--save_checkpoint_secs=600") as (cluster, disturbed):
         disturbed.kill("ps 0")
@@ -125,22 +139,27 @@ def test_a_ps_that_is_stopped_while_the_chief_ends_ends_the_chief(start, tmp_pat
             cluster[name].kill()
 
 
-def test_a_ps_that_is_stopped_when_it_shall_leave_is_waited_for_and_leaves_when_it_goes_on(tmp_path, caplog):
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+def test_a_ps_that_cannot_hear_that_it_shall_leave_is_waited_for_and_leaves_once_it_can(tmp_path, caplog, is_killed):
     caplog.set_level("INFO")
     with Cluster(tmp_path, 2, 1) as cluster:
         cluster.start("ps 0", "ps 1")
         for name in ("ps 0", "ps 1"):
             cluster[name].wait_for_output("serving")
-        cluster["ps 1"].send(signal.SIGSTOP)
+        cluster["ps 1"].send(signal.SIGKILL if is_killed else signal.SIGSTOP)
         chief = Task("worker", 0, tuple(cluster.ps_hosts.split(",")), (cluster.worker_hosts,))
         membership = Membership(chief, Timeouts(startup_secs=300, recovery_secs=300))
         dismissal = threading.Thread(target=membership.dismiss_servers, daemon=True)
         dismissal.start()
         deaf = f"waiting for ps 1 at {cluster.address['ps 1']} to hear that the run has ended"
-        poll_for(lambda: deaf in caplog.text, "news of the ps that is stopped")
+        poll_for(lambda: deaf in caplog.text, "news of the ps that cannot hear")
         assert cluster["ps 0"].wait() == 0
         assert dismissal.is_alive()
-        cluster["ps 1"].send(signal.SIGCONT)
+        if is_killed:
+            cluster["ps 1"].wait()
+            cluster.start("ps 1")
+        else:
+            cluster["ps 1"].send(signal.SIGCONT)
         assert cluster["ps 1"].wait() == 0
         dismissal.join(60)
         assert not dismissal.is_alive()
