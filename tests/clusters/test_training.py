@@ -23,7 +23,7 @@ from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 from tests.test_predict import draw, photograph
 from tests.test_trace import Trace
 
-FINISHED = r"finished at global step (\d+), after (\d+) local steps"
+FINISHED = r"finished at global step (\d+), after (\d+) local steps?"
 LOSS = r"\d\S*"  # such as 0.0312, 12.3456, or 5.96e-08
 LAST_LINE = (
     rf"test accuracy (\d\.\d{{4}}) \(test loss ({LOSS})\) after (\d+) global steps in (\d+\.\d) s, (\d+) examples/s\n$"
