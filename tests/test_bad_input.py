@@ -169,7 +169,7 @@ def test_an_unusable_model_dir_is_refused(assert_refused):
 
 def test_a_file_of_flags_that_is_no_text_is_refused(assert_refused):
     (assert_refused.folder / "cluster.flags").write_bytes(b"# f\xfcr alle\n--seed=1\n")
-    assert_refused([*WORKER, "--flagfile=cluster.flags"], "'utf-8' codec can't decode byte 0xfc")
+    assert_refused([*WORKER, "--flagfile=cluster.flags"], "--flagfile: 'utf-8' codec can't decode byte 0xfc")
 
 
 def test_an_unusable_data_file_is_refused(assert_refused):

@@ -4,11 +4,13 @@ import errno
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import urllib.error
 
 import pytest
+import requests  # which TensorFlow needs
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import PROJECT
@@ -72,6 +74,8 @@ def test_a_mistake_without_a_line_of_its_own_is_told_with_what_was_called(capsys
     [
         OSError(errno.EIO, "the server is away"),
         urllib.error.URLError("no such host"),
+        ssl.SSLError(1, "the server hung up"),
+        requests.ConnectionError("the server is away"),
         MemoryError(),
         TimeoutError("nobody came"),
         UnusableError("a bad flag"),

@@ -395,7 +395,7 @@ def test_a_table_may_be_looked_up_twice(servers_of, sync_replicas, num_ps):
     expected.assert_equals(workers[0].read())
 
 
-def train_alone(servers, model, mode):
+def train_alone(servers, model, mode, num_devices=1):
     """Let a worker take a run, and return by how much that has lowered each row of a table that began with zeros."""
     task = servers.task("worker", 0)
     with tf.Graph().as_default() as graph:
@@ -411,7 +411,7 @@ def train_alone(servers, model, mode):
                 make_batches(tf.zeros([mode.num_batches, 4, 3], tf.int32)),
                 mode,
                 task,
-                tf.ConfigProto(),
+                tf.ConfigProto(device_count={"CPU": num_devices}),
             )
         initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]
     with servers.worker_session(0, graph) as session:
@@ -446,6 +446,12 @@ def test_the_loss_uses_the_random_rows_that_were_fetched_for_it(local_servers, s
     np.testing.assert_array_equal(lowered, np.diag(counts))
     assert counts.sum() == SAMPLES * mode.num_batches
     assert not (counts % mode.num_batches == 0).all(), "each exchange draws its own"
+
+
+def test_random_rows_are_refused_where_a_worker_divides_a_batch(local_servers):
+    model, mode = make_model(build_sampled_logits, sum_up, IDS), make_mode(optimizer="sgd", learning_rate=1.0)
+    with pytest.raises(UnusableError, match=r"table: rows are chosen at random, .*: give each GPU a worker of its own"):
+        train_alone(local_servers(1, 1), model, mode, num_devices=2)
 
 
 def check_sampled(ids, is_training):

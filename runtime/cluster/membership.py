@@ -4,13 +4,13 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.agreement import Agreement
-from runtime.cluster.status import REFUSED, Answer, Status, ask, ask_all, describe, statuses_of
+from runtime.cluster.status import NO_ANSWER, REFUSED, Answer, Status, ask, ask_all, describe, statuses_of
 from runtime.cluster.table import EVALUATED, Record, Table, parse_record
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, look_secs, wait_until_nothing_is_missing
@@ -177,24 +177,27 @@ class Membership:
         self._is_over.set()  # the thread would take those that leave for lost
         told: set[Peer] = set()  # they may have heard it, or will once they go on
 
-        def has_heard(server: Peer) -> bool:
+        def tell(server: Peer) -> str:
             try:
                 self._tables[server].write({self.task.index: json.dumps(Record(EVALUATED))})
             except tf.errors.UnavailableError:
-                if ask(server.address).reason == REFUSED:
-                    return server in told  # else it was lost before that, and waits for the chief once it is back
-                told.add(server)
-                return False
-            return True
+                reason = ask(server.address).reason
+                if reason == REFUSED and server in told:
+                    return ""
+                if reason in ("", NO_ANSWER):  # else it is lost, and waits for the chief once it is back
+                    told.add(server)
+                return reason or "it is busy"
+            return ""
 
-        deaf = self.task.servers
+        deaf: Collection[Peer] = self.task.servers
 
         def describe_deaf() -> str:
             nonlocal deaf
-            deaf = [server for server, has in ask_all(deaf, has_heard).items() if not has]
-            return f"{', '.join(map(str, deaf))} to hear that the run has ended" if deaf else ""
+            reasons = {server: reason for server, reason in ask_all(deaf, tell).items() if reason}
+            deaf = reasons.keys()
+            return f"{describe(reasons)} to hear that the run has ended" if reasons else ""
 
-        remedy = "the result is saved; let go on or end what does not answer, and start this task again"
+        remedy = "the result is saved; let what does not answer go on, or end or restart it, and start this task again"
         wait_until_nothing_is_missing(self.task, describe_deaf, self.timeouts.recovery_secs, remedy)
 
 

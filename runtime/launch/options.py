@@ -70,8 +70,8 @@ def parse(arguments: Sequence[str]) -> Options:
     flags.register_validator("data_dir", bool, "it must name a folder", own)
     try:
         _, *others = own([PROGRAM, *arguments], known_only=True)
-    except (flags.Error, UnicodeError) as error:  # a UnicodeError: of a --flagfile
-        mistakes = str(error).replace("\n", "; ")
+    except (flags.Error, UnicodeError) as error:
+        mistakes = "--flagfile: " * isinstance(error, UnicodeError) + str(error).replace("\n", "; ")
         refuse(f"{mistakes} (see --help)")
     for chosen in filter(None, map(CHOSEN.match, others)):
         refuse(f"--{chosen[1]} cannot be given here: say with --ps=N and --workers=N how many tasks there are")

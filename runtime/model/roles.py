@@ -13,7 +13,7 @@ from absl import logging
 
 from runtime.model.computation import gathers_of, is_random
 from runtime.model.files import Files
-from runtime.model.template import PYTHON, control_flow_v2, find_ancestors, refuse_functions
+from runtime.model.template import STATEFUL, control_flow_v2, find_ancestors, refuse_functions
 from runtime.model.trace import CHANGES, Trace, build_total_loss
 from runtime.process.errors import UnusableError
 
@@ -68,8 +68,10 @@ def _is_table(name: str, training: Trace, test: Trace, total: tf.Tensor, is_step
         if any(op.type != "ResourceGather" or op.get_attr("batch_dims") for op in uses):
             return False
         ancestors = find_ancestors([op.inputs[1].op for op in uses])
-        # Values of variables, and what may draw random numbers that nobody sees.
-        if any(op.type in ("ReadVariableOp", "ResourceGather", "While", "If", *PYTHON) for op in ancestors):
+        if any(op.type in ("ReadVariableOp", "ResourceGather") for op in ancestors):
+            return False
+        if any(op.type in STATEFUL for op in ancestors):
+            logging.warning("%s: sent as a whole, since a loop, a branch or Python may draw its ids at random", name)
             return False
         if not is_stepwise and any(map(is_random, ancestors)):
             return False

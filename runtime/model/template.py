@@ -18,6 +18,7 @@ from runtime.process.phases import find_place_of, note_copy
 LOOKUP_TABLES = ("HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2")
 NEW_VALUES = {"AssignVariableOp": "Identity", "AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # call a Python function
+STATEFUL = ("While", "If", "Case", "StatefulPartitionedCall", "PyFunc", "EagerPyFunc")  # may draw random numbers inside
 OF_ONE_RUN = ("TensorArrayV3", "StackV2")  # each copy has its own
 _numbers = itertools.count(1)
 

@@ -24,7 +24,7 @@ class Trace(NamedTuple):
     columns: list[tf.Tensor]  # placeholders, [b, ...]
     labels: Any  # as `build_loss()` takes them
     logits: Any
-    losses: list[tf.Tensor]  # of `tf.losses`, that the outputs come with
+    losses: list[tf.Tensor]  # that `decode()` and `build_logits()` have added with `tf.losses`
     loss: tf.Tensor  # float32 []
     metrics: dict[str, Metric]
     predictions: dict[str, tf.Tensor]  # of the exported model
@@ -196,7 +196,7 @@ def traced_as_users_expect(initializers: dict[str, Any], reusable: Mapping[str, 
 
 
 def build_total_loss(made: Trace) -> tf.Tensor:
-    """Build the loss with what regularizers, and losses that outputs come with, add to it, unless it has these."""
+    """Build the loss with what regularizers and `Trace.losses` add to it, unless it has these already."""
     added = [*made.graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES), *made.losses]
     known = find_ancestors([made.loss.op])
     more = {loss.name: loss for loss in added if loss.op not in known}

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import ssl
 import sys
 import traceback
 import urllib.error
@@ -28,9 +29,9 @@ OTHERS = (
     os.path.dirname(os.path.dirname(sys.modules["tensorflow"].__file__ or "")) + os.sep,
     "<",
 )
-PASSING_OS_ERRORS = (ConnectionError, TimeoutError, urllib.error.URLError)
-# Of the others, those that come again: a file of another kind has no number, as of gzip or Pillow.
-LASTING = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+NETWORK_ERRORS = (ConnectionError, TimeoutError, ssl.SSLError, urllib.error.URLError)
+LASTING = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+FORMATS = ("builtins", "gzip", "PIL")  # packages whose OSError without a number tells of a file of the wrong format
 REPEATED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # the same values cause them again
 # What a message of TensorFlow does not say: a part of it, and the remedy.
 HINTS = {
@@ -105,8 +106,8 @@ def describe_mistake(error: BaseException, where: str = "") -> str:
 
 def _is_of_system(error: BaseException) -> bool:
     """Return whether the system refused something at this moment, such as memory, or a file on a distant server."""
-    if isinstance(error, OSError) and not isinstance(error, PASSING_OS_ERRORS):
-        return error.errno not in LASTING
+    if isinstance(error, OSError) and not isinstance(error, NETWORK_ERRORS):
+        return error.errno not in LASTING if error.errno else type(error).__module__.partition(".")[0] not in FORMATS
     return isinstance(error, MemoryError | OSError)
 
 

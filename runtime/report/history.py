@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import statistics
 from typing import NamedTuple
 
 from runtime.display.status import Event, TaskStatus
@@ -124,9 +125,9 @@ def _find_events_about(run: History, task: str) -> list[Event]:
     about = [event if event["by"] == task else {**event, "event": OTHERS[event["event"]]} for event in about]
     last = [event for event in about if event["by"] == task][-1]
     at = [event["secs"] for event in run.of_kind("progress", task)]
-    longest_secs = max((after - before for before, after in itertools.pairwise(at)), default=0.0)  # as of slow steps
+    gaps = [after - before for before, after in itertools.pairwise(at)] or [0.0]  # long ones where a step takes long
     period_secs = next((event.get("period_secs", 0.0) for event in run.of_kind("training", task)), 0.0)
-    silence_secs = max(SILENCE_SECS, NUM_MISSED * max(period_secs, longest_secs))
+    silence_secs = max(SILENCE_SECS, NUM_MISSED * max(period_secs, statistics.median(gaps)))
     if last["event"] in ("training", "progress") and run.secs - last["secs"] > silence_secs:
         about.append({**about[-1], "event": "silent"})
     return about

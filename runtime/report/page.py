@@ -46,7 +46,8 @@ def _make_figures(run: History) -> str:
     result = run.result
     steps = f"global steps, from {run.first_step} on" if run.first_step else "global steps"
     measured = run.tested or result  # a flag of the user's, too, may begin with "test_"
-    scalars = {name: value for name, value in result.items() if name.startswith("test_") and name in measured}
+    names = [name for name, value in result.items() if name.startswith("test_") and isinstance(value, float)]
+    scalars = {name: result[name] for name in names if name in measured}
     figures = {
         name.replace("_", " "): f"{value:.2%}" if name == "test_accuracy" else charts.format_number(value)
         for name, value in scalars.items()

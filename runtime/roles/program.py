@@ -49,10 +49,10 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
         program, *others = flags.FLAGS(arguments)
         if others:
             raise flags.Error(f"unexpected argument {others[0]!r}: flags are written --name=value")
-    except (flags.Error, UnicodeError) as error:  # a UnicodeError: of a --flagfile
+    except (flags.Error, UnicodeError) as error:
         output.write_in_background()
         message = re.sub(r"\('Non-boolean argument.*?', (.*)\)", r"\1 is neither true nor false", str(error))
-        message = message.replace("\n", "; ")  # of several flags
+        message = "--flagfile: " * isinstance(error, UnicodeError) + message.replace("\n", "; ")  # of several flags
         end_process(UNUSABLE_STATUS, f"{message} (see --help)")
     if "version" in flags.FLAGS and flags.FLAGS["version"].value:
         print(f"distributed-mnist {VERSION}, TensorFlow {tf.__version__}, Python {platform.python_version()}")

@@ -197,7 +197,8 @@ class CheckpointHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         if self.is_needed:
-            remove_unfinished(self._folder)  # of a process that was ended while it saved
+            with self._saving:
+                remove_unfinished(self._folder)  # of a process that was ended while it saved
         is_new = session.run(tf.train.get_global_step(session.graph)) == 0
         self._save_or_log(session)
         if is_new and self.failure:

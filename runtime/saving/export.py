@@ -2,7 +2,6 @@
 
 import errno
 import filecmp
-import glob
 import os
 import re
 import tempfile
@@ -17,6 +16,7 @@ from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Model
 from runtime.model.variables import make_variables
 from runtime.process.errors import UnsavedError, UnusableError, check_folder, reason
+from runtime.process.threads import reminding
 
 TEMPORARY = "tmp-"  # begins the name of a folder that is being written
 FILES = ("saved_model.pb", os.path.join("variables", "variables.data-00000-of-00001"))  # of the graph, of the values
@@ -62,13 +62,17 @@ def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str,
         return
     values = read_values()
     try:
-        with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=export_dir) as temporary:
+        with (
+            reminding("still exporting the model", export_dir),
+            tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=export_dir) as temporary,
+        ):
             folder = os.path.join(temporary, "model")
             _save(folder, model, values)
             newest = max((int(name) for name in os.listdir(export_dir) if name.isascii() and name.isdigit()), default=0)
             path = os.path.join(export_dir, str(newest))
-            assets = glob.glob(os.path.join(glob.escape(folder), "assets", "*"))  # such as the words of a lookup table
-            files = [*FILES, *(os.path.relpath(path, folder) for path in assets)]
+            assets = os.path.join(folder, "assets")  # such as the words of a lookup table
+            names = os.listdir(assets) if os.path.isdir(assets) else []
+            files = [*FILES, *(os.path.join("assets", name) for name in names)]
             if len(filecmp.cmpfiles(folder, path, files, shallow=False)[0]) == len(files):
                 logging.info("%s has this model already", path)
             else:

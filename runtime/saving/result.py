@@ -51,7 +51,8 @@ class Result(NamedTuple):
         figures = {**self.figures, **speed}
         content = json.dumps({**figures, **self.settings, **figures}, indent=2, default=str)  # of a flag of an enum
         try:
-            replace_file(folder.result, f"{content}\n".encode())
+            with reminding("still writing the result", folder.path):
+                replace_file(folder.result, f"{content}\n".encode())
         except OSError as error:
             raise UnsavedError(f"{folder.result} could not be written: {error.strerror}") from error
 
@@ -89,10 +90,7 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
         failures = []
         for step in left.copy():
             try:
-                with reminding(
-                    f"{task}: still saving what came of training", "the disk of --train_dir or --export_dir"
-                ):
-                    step()
+                step()
                 left.remove(step)
             except UnusableError as error:
                 left.remove(step)

@@ -167,6 +167,11 @@ def build_updates(
             wanted = [build_lookups(batches.columns(of_exchange)) for of_exchange in tf.unstack(of_exchanges)]
         selections = packing.select(wanted)
         dtype, devices = tf.as_dtype(mode.exchange_dtype), choose_devices(task, config)
+        if len(devices) > 1 and any(lookups.samples for lookups in wanted):
+            raise UnusableError(
+                f"{', '.join(packing.tables)}: rows are chosen at random, for a whole batch, which the GPUs of a worker"
+                " would divide: give each GPU a worker of its own, with --gpus"
+            )
         work = Work(packing, build_gradients, batches, dtype, devices, mode.clip_norm)
         if mode.local_steps == 1:
             build_exchange = GradientExchangeBuilder(work).build_exchange

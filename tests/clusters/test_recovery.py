@@ -146,17 +146,20 @@ def test_a_ps_that_cannot_hear_that_it_shall_leave_is_waited_for_and_leaves_once
         cluster.start("ps 0", "ps 1")
         for name in ("ps 0", "ps 1"):
             cluster[name].wait_for_output("serving")
-        cluster["ps 1"].send(signal.SIGKILL if is_killed else signal.SIGSTOP)
+        if is_killed:
+            cluster["ps 1"].kill()
+        else:
+            cluster["ps 1"].send(signal.SIGSTOP)
         chief = Task("worker", 0, tuple(cluster.ps_hosts.split(",")), (cluster.worker_hosts,))
         membership = Membership(chief, Timeouts(startup_secs=300, recovery_secs=300))
         dismissal = threading.Thread(target=membership.dismiss_servers, daemon=True)
         dismissal.start()
-        deaf = f"waiting for ps 1 at {cluster.address['ps 1']} to hear that the run has ended"
+        why = "connection refused" if is_killed else "no answer"
+        deaf = f"waiting for ps 1 at {cluster.address['ps 1']} ({why}) to hear that the run has ended"
         poll_for(lambda: deaf in caplog.text, "news of the ps that cannot hear")
         assert cluster["ps 0"].wait() == 0
         assert dismissal.is_alive()
         if is_killed:
-            cluster["ps 1"].wait()
             cluster.start("ps 1")
         else:
             cluster["ps 1"].send(signal.SIGCONT)
