@@ -68,7 +68,7 @@ def main() -> None:
 def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Source) -> TrainingGraph:
     """Build the graph of this worker. Each worker builds its own, and all share the variables on the ps tasks."""
     tf.set_random_seed(FLAGS.seed)
-    with tf.device(me.task.device), tf.name_scope("examples_drawn"):
+    with tf.device(me.task.device), tf.name_scope("examples_drawn"):  # leaves "input" to the model
         batches = source.draw(me.mode.num_batches, me.batch_size, FLAGS.seed)
 
     # The model: the functions of model.py and mnist_input.py are called here, and never again. From then on they are a

@@ -4,6 +4,7 @@
 
 FROM mnist:1
 
+ARG PIP_INDEX_URL
 USER root
 # model.py, mnist_input.py and what they import; perhaps requirements.txt with further packages, and data.
 COPY . ./

@@ -24,9 +24,9 @@ def read(path):
     return list(yaml.safe_load_all(path.read_text()))
 
 
-def image():
-    """Return the instructions of the Dockerfile, each with its arguments."""
-    text = re.sub(r"^#.*\n", "", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE)
+def image(name="Dockerfile"):
+    """Return the instructions of a Dockerfile, each with its arguments."""
+    text = re.sub(r"^#.*\n", "", (DEPLOY / name).read_text(), flags=re.MULTILINE).replace("\\\n", "")
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line]
 
 

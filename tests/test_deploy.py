@@ -120,17 +120,26 @@ def test_compose_reads_its_file(tmp_path):
         assert (done.returncode == 0) == valid, done.stderr
 
 
+def test_one_service_of_compose_builds_the_image_that_all_use():
+    (file,) = deployed.read(deployed.COMPOSE)
+    assert {service["image"] for service in file["services"].values()} == {"mnist:1"}
+    assert ["build" in service for service in file["services"].values()].count(True) == 1
+
+
 def test_the_image_is_pinned_and_not_of_root():
-    instructions = dict(deployed.image())
-    assert re.fullmatch(r"BASE=python:3\.1[0-3]\.\d+-slim-\w+", instructions["ARG"])
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", instructions["USER"])
-    assert instructions["RUN"]
+    (kind, base), *instructions = deployed.image()
+    assert (kind, bool(re.fullmatch(r"BASE=python:3\.1[0-3]\.\d+-slim-\w+", base))) == ("ARG", True)
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", dict(instructions)["USER"])
+
+
+def test_the_images_take_packages_from_a_mirror_that_the_builder_names():
+    for instructions in (deployed.image(), deployed.image("own.Dockerfile")):
+        (first, *_) = [number for number, (kind, what) in enumerate(instructions) if kind == "RUN" and "pip" in what]
+        assert ("ARG", "PIP_INDEX_URL") in instructions[:first]
 
 
 def test_the_context_of_the_image_has_what_it_copies():
-    kept = {
-        line[1:] for line in (deployed.DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line[0] == "!"
-    }
+    kept = {line[1:] for line in (PROJECT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
     copied = [source for kind, arguments in deployed.image() if kind == "COPY" for source in arguments.split()[:-1]]
     assert {source.partition("/")[0] for source in copied} == kept
 
@@ -157,9 +166,9 @@ def test_under_slurm_a_task_that_always_fails_is_started_again_five_times(tmp_pa
 
 # Starts twelve tasks with labels as older versions of Slurm write them, of which 08 and 09 are no octal numbers.
 SRUN = f"""#!{sys.executable}
-import os, subprocess, sys
+import itertools, os, subprocess, sys
 pipes = {{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}}
-command = sys.argv[5:]
+command = list(itertools.dropwhile(lambda argument: argument.startswith("--"), sys.argv[1:]))
 tasks = [subprocess.Popen(command, env={{**os.environ, "SLURM_PROCID": str(i)}}, **pipes) for i in range(12)]
 print("00: what the node says: 1")
 for index in reversed(range(12)):

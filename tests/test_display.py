@@ -324,9 +324,10 @@ def test_tensorboard_says_its_address_above(launch):
     assert "noise" not in "\n".join(terminal.lines)
 
 
-def test_a_display_that_fails_hurts_nobody(launch):
+@pytest.mark.parametrize("pause", ["sleep 0.5", "true"], ids=["while_it_runs", "at_its_end"])
+def test_a_display_that_fails_hurts_nobody(launch, pause):
     strange = 'echo "{\\"unix_secs\\": 2, \\"event\\": \\"model\\"}" >>train/events/1/worker-0.jsonl'
-    terminal = launch(f"{WAIT} {strange}; sleep 0.5; echo 'worker 0: goes on'; echo 'test accuracy 1.0'")
+    terminal = launch(f"{WAIT} {strange}; {pause}; echo 'worker 0: goes on'; echo 'test accuracy 1.0'")
     wait_for_waiting(terminal)
     (launch.folder / "go-on").touch()
     assert terminal.wait(DEADLINE_SECS) == 0

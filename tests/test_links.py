@@ -39,6 +39,7 @@ COMMAND_WORDS = (
     "python ",
     ".venv/",
     "iptables ",
+    "ip6tables ",
     "ps -",
     "pkill ",
 )  # inline code that begins like this is a command
@@ -173,6 +174,7 @@ CHAOS = "tests/chaos.py --mode asynchronous synchronous backup_workers local_ste
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
 COMPOSE = "docker compose --file deploy/compose.yaml"
 BOARD = "runtime/launch/tensorboard"
+FIREWALL = ("iptables -I INPUT -p tcp --dport 2222 ! -s 10.0.0.0/24", "ip6tables -I INPUT -p tcp --dport 2222")
 SGD = "--optimizer=sgd --learning_rate=0.5 --train_steps=10000"
 LAB = (
     "--train_steps=20000 --save_checkpoint_secs=5 --train_dir=runs/lab",
@@ -245,14 +247,14 @@ EXERCISED = {
     "kubectl apply --filename deploy/kubernetes/jobs.yaml": RunBy("def test_the_pods_of_jobs_are_deleted_"),
     "kubectl apply --filename deploy/kubernetes/train-dir.yaml": Deployed(),
     "kubectl apply --filename deploy/kubernetes/results.yaml": Deployed(),
-    "kubectl wait --for=condition=Ready pod/mnist-results": Deployed(),
+    "kubectl wait --for=condition=Ready --timeout=10m pod/mnist-results": Deployed(),
     "kubectl cp mnist-results:/mnt/train results": Deployed(),
     "kubectl delete pod mnist-results": Deployed(),
     "kubectl delete --cascade=foreground job mnist-ps mnist-worker": Deployed(),
     "(umask 077 && wg genkey | tee /etc/wireguard/mnist.key) | wg pubkey": ENCRYPTED,
     "install --mode=600 deploy/wireguard.conf /etc/wireguard/mnist.conf": ENCRYPTED,
     "wg-quick up mnist": ENCRYPTED,
-    "iptables -I INPUT -p tcp --dport 2222 ! -s 10.0.0.0/24 -j DROP": RunBy("def test_the_firewall_rule_"),
+    **{f"{rule} -j DROP": RunBy("def test_the_firewall_rule_") for rule in FIREWALL},
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),
     ".venv/bin/python tests/soak.py --seed 1 2 --minutes 20 --write": Offered(),
     "./run_local_cluster.sh --profile_steps=1000:1100 --train_dir=runs/traced": ParsedFlags(),

@@ -54,7 +54,7 @@ def serve(tmp_path):
 def test_each_process_has_an_incarnation_and_what_is_away_a_reason(serve):
     (port,) = choose_ports(1)
     address = f"localhost:{port}"
-    assert status.ask(address) == Status(reason="connection refused")
+    poll_for(lambda: status.ask(address) == Status(reason="connection refused"), "refusal")
     process = serve(port)
     first = poll_for(lambda: status.ask(address).incarnation, "incarnation")
     process.send_signal(signal.SIGSTOP)
@@ -63,7 +63,7 @@ def test_each_process_has_an_incarnation_and_what_is_away_a_reason(serve):
     poll_for(lambda: status.ask(address) == Status(first), "the same process")
     process.kill()
     process.wait(60)
-    assert status.ask(address) == Status(reason="connection refused")
+    poll_for(lambda: status.ask(address) == Status(reason="connection refused"), "refusal")
     serve(port)
     assert poll_for(lambda: status.ask(address).incarnation, "another process") != first
 

@@ -1,11 +1,12 @@
 """What the launcher shows: plain lines or, on a terminal, lines above a picture of how far the run is."""
 
 import collections
+import contextlib
 import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from runtime.display.screen import STDERR, STDOUT, Screen, do_people_look, shorten
 from runtime.launch.options import PROGRAM
@@ -37,8 +38,9 @@ class Console:
 
     def note(self, name: str, event: str, **values: object) -> None:
         """Show an event of a task that it cannot tell itself: see `Screen.note()`."""
-        if self._screen:
-            self._screen.note(name, event, **values)
+        with self._outliving_display():
+            if self._screen:
+                self._screen.note(name, event, **values)
 
     def refresh(self, is_last: bool = False) -> None:
         """Show what the tasks have written since the last time."""
@@ -73,9 +75,14 @@ class Console:
                 self._result.append(f"\x1b[1;32m{line}\x1b[0m")
             else:
                 above.append(line)
+        with self._outliving_display(above):
+            print(self._screen.draw(above, is_last), end="")
+
+    @contextlib.contextmanager
+    def _outliving_display(self, lines: Sequence[str] = ()) -> Iterator[None]:
+        """Let the run go on with plain lines, from `lines` on, whatever error the display has."""
         try:
-            text = self._screen.draw(above, is_last)
-        except Exception as error:  # whatever it is: the run goes on, with plain lines
+            yield
+        except Exception as error:
             self._screen = None
-            text = "\n".join([f"{PROGRAM}: the display has failed: {error!r}", *above, ""])
-        print(text, end="")
+            print("\n".join([f"{PROGRAM}: the display has failed: {error!r}", *lines, ""]), end="")

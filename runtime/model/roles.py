@@ -116,9 +116,10 @@ def _build_changes(files: Files, made: Trace, total: tf.Tensor, trained: set[str
                 if op.type.startswith(("ResourceApply", "ResourceSparseApply")):
                     place = files.place_of(op)
                     raise UnusableError(f"{place}: an optimizer changes {name}: return it from build_optimizer()")
-                if op in steps:
-                    refuse_functions(op)
-                if op not in steps or not op.type.startswith(("Assign", "ResourceScatter")):
+                if op not in steps:
+                    continue
+                refuse_functions(op)
+                if not op.type.startswith(("Assign", "ResourceScatter")):
                     continue
                 place = files.place_of(op)
                 if op.type not in CHANGES or variable.dtype.base_dtype != tf.float32:

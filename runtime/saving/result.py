@@ -49,7 +49,8 @@ class Result(NamedTuple):
             return
         speed = {"train_secs": self.train_secs, "examples_per_sec": self.examples_per_sec}
         figures = {**self.figures, **speed}
-        content = json.dumps({**figures, **self.settings, **figures}, indent=2, default=str)  # of a flag of an enum
+        # Figures come first, and a user's flag of the same name replaces none. `default` is for a flag of an enum.
+        content = json.dumps({**figures, **self.settings, **figures}, indent=2, default=str)
         try:
             with reminding("still writing the result", folder.path):
                 replace_file(folder.result, f"{content}\n".encode())

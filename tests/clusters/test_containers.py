@@ -97,12 +97,12 @@ def test_a_cluster_of_containers_is_stopped_and_killed_and_a_second_one_goes_on(
         second = Containers(network, f"--train_steps={step + 2000}")
         second.start()
         assert podman.wait(*second.names) == [0, 0, 0], podman.logs(chief)
-        assert f"at global step {step}\n" in podman.logs(chief)
+        assert f"restored /mnt/train/model.ckpt-{step}, at global step " in podman.logs(chief)
         assert copy_results(chief, tmp_path)["test_accuracy"] >= 0.95
 
 
 def test_a_container_and_a_process_by_hand_have_the_same_accuracy_statuses_and_files(tmp_path, mnist_dir):
-    flags = ["--train_steps=300", "--sync_replicas"]
+    flags = ["--train_steps=300", "--sync_replicas", "--log_every_secs=0.1"]  # each worker then writes a summary
     by_hand = tmp_path / "by-hand"
     with podman.network("compared", "--internal") as network:
         containers = Containers(network, *flags)
@@ -259,6 +259,10 @@ def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_p
         execute(build, run)
         result = json.loads((tmp_path / "results" / "result.json").read_text())
         assert result["test_accuracy"] > 0.7
+        text = (PROJECT / "docs" / "deploying.md").read_text()
+        for words in ("stop -t 30 worker-0", "volume rm own-train"):
+            execute(re.search(rf"`(docker {words}.*?)`", text)[1])
+        assert "own-train" not in podman.run("podman", "volume", "ls", "--quiet")
     finally:
         podman.run("podman", "network", "rm", "--force", "--time=0", "own")
         podman.run("podman", "volume", "rm", "--force", "own-train")

@@ -47,7 +47,9 @@ def test_a_terminal_shows_how_the_tasks_come_along(launch):
         for screen in terminal.shown()
     )
     end = "\n".join(terminal.lines)
-    assert re.search(r"\nglobal step 2000/2000 ━+ 00:00\n\d+ examples/s, .*accuracy 1.0000\n✓ ps 0 .*\n✓ .*\n✓ ", end)
+    assert re.search(
+        r"\nglobal step 200[01]/2000 ━+ 00:00\n\d+ examples/s, .*accuracy 1.0000\n✓ ps 0 .*\n✓ .*\n✓ ", end
+    )
     assert re.search(r"\ntest accuracy 1.0000 .* examples/s\n\nfolder    .*\nreport    ", end)
     assert re.search(r"\n\d\d:\d\d:\d\d worker 0: finished at global step", end)
     assert "] worker 0: finished at global step" in (terminal.train_dir / "logs" / "worker-0.log").read_text()

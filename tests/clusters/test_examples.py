@@ -15,6 +15,8 @@ import pytest
 
 from benchmarks.testbed.processes import PROJECT, Process, poll_for, running_with
 from runtime.launch.ports import choose_ports
+from runtime.records.folder import RunFolder
+from runtime.saving.checkpoints import find_last_step
 
 EXAMPLE = PROJECT / "examples" / "fashion_mnist"
 FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
@@ -167,7 +169,7 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
         "--export_dir=languages",
     ]
     run = Process(["./run_local_cluster.sh", *flags], tmp_path / "output", cwd=tmp_path)
-    poll_for(lambda: len(list(train_dir.glob("model.ckpt-*.index"))) > 1, "second checkpoint")
+    poll_for(lambda: find_last_step(RunFolder(train_dir)), "checkpoint of a step")
     (line,) = [line for line in running_with(str(train_dir), columns="pid,comm,command") if " ps-1 " in line]
     os.kill(int(line.split()[0]), signal.SIGKILL)
     assert run.wait() == 0, run.output()

@@ -131,8 +131,10 @@ def kill(launcher, name):
     at_work = "worker 1: training" if job_name == "ps" else f"worker {index}: global step"
     last_life = len(launcher.log_before_kill)
     poll_for(lambda: at_work in launcher.log(name)[last_life:], f"{name} at work")
+    pid = launcher.tasks()[name]
+    os.kill(pid, signal.SIGKILL)
+    poll_for(lambda: pid not in launcher.tasks().values(), f"end of {name}")  # it says nothing from here on
     launcher.log_before_kill = launcher.log(name)
-    os.kill(launcher.tasks()[name], signal.SIGKILL)
 
 
 def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir):

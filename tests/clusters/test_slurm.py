@@ -13,7 +13,6 @@ import pytest
 
 from benchmarks.testbed.processes import PROJECT, Process, poll_for, running_with
 from runtime.launch.ports import choose_ports
-from tests import deployed
 
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}  # where the daemons are
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch")
@@ -117,7 +116,7 @@ def submit(slurm, *flags, options=(), folder=PROJECT):
 def wait_until_all_train(log, num_workers=2, num_characters=0):
     """Wait until each worker says that it has taken steps, after so many characters of the log."""
     for worker in range(num_workers):
-        said = rf"worker {worker}: global step"
+        said = rf"worker {worker}: global step \d+/"
         poll_for(lambda said=said: re.search(said, log.read_text()[num_characters:]), said)
 
 
@@ -169,12 +168,17 @@ def test_jobs_on_the_same_nodes_have_ports_of_their_own_and_one_that_is_cancelle
     poll_for(lambda: re.search(r"restored \S+model\.ckpt-[1-9]", log.read_text()), "restored checkpoint")
 
 
-def test_each_of_twelve_tasks_is_told_where_all_of_them_are(slurm):
-    project = deployed.make_project_of_tasks_that_say_what_they_are_told(slurm.folder)
-    job, log = submit(slurm, options=["--partition=short", "--account=physics", "--ntasks=12"], folder=project)
+@pytest.mark.long
+def test_twelve_tasks_train_together(slurm, black_and_white_dir):
+    train_dir = slurm.folder / "train"
+    flags = ["--sync_replicas", "--train_steps=20", f"--data_dir={black_and_white_dir}", f"--train_dir={train_dir}"]
+    job, log = submit(slurm, *flags, options=["--partition=short", "--account=physics", "--ntasks=12"])
     assert {"Partition=short", "Account=physics"} <= set(slurm.run("scontrol", "show", "job", job).split())
     assert wait_for_end(slurm, job) == "COMPLETED", log.read_text()
-    deployed.assert_all_know_of_each_other(log.read_text(), num_workers=11)
+    finished = re.findall(r"worker (\d+): finished at global step 20, after 20 local steps", log.read_text())
+    assert sorted(map(int, finished)) == list(range(11))
+    result = json.loads((train_dir / "result.json").read_text())
+    assert (result["num_ps"], result["num_workers"], result["test_accuracy"]) == (1, 11, 1)
 
 
 def test_a_job_that_cannot_go_on_fails(slurm, tmp_path):

@@ -19,6 +19,7 @@ from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
 from runtime.cluster.status import ask
 from runtime.records.events import read_run
 from runtime.records.folder import RunFolder
+from runtime.saving.checkpoints import find_last_step
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 from tests.test_predict import draw, photograph
 from tests.test_trace import Trace
@@ -414,7 +415,7 @@ def test_hosts_that_share_no_folder_save_and_restore_through_the_chief(tmp_path,
         for ps in ("ps 0", "ps 1"):
             cluster.start_with(ps, *cluster.role(ps), *cluster.flags, before=full_disk(train_dir))
         chief = cluster.start("worker 0")
-        poll_for(lambda: len(list(train_dir.glob("model.ckpt-*.index"))) > 1, "second checkpoint")
+        poll_for(lambda: find_last_step(RunFolder(train_dir)), "checkpoint of a step")
         cluster["ps 1"].kill()
         cluster.start_with("ps 1", *cluster.role("ps 1"), *cluster.flags, before=full_disk(train_dir))
         chief.wait_for_output(rf"restored {train_dir}/model\.ckpt-[1-9]\d*, (?s:.*){PROGRESS}")
