@@ -33,9 +33,9 @@ SlurmdUser={user}
 SlurmUser={user}
 StateSaveLocation={folder}/state
 SwitchType=switch/none
-TaskPlugin=task/none
-NodeName=node0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8
-NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8
+TaskPlugin={task_plugin}
+NodeName=node0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={num_cpus}
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={num_cpus}
 PartitionName=all Nodes=ALL Default=YES
 PartitionName=short Nodes=ALL MaxTime=60
 """
@@ -44,8 +44,13 @@ PartitionName=short Nodes=ALL MaxTime=60
 class Slurm:
     """A controller and two nodes, with all that they write in a folder."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, binds):
+        """Bind tasks to cores, each node to as many as this machine has; or let each have more, and bind none."""
         self.folder = folder
+        self._binding = {
+            "task_plugin": "task/affinity" if binds else "task/none",
+            "num_cpus": os.cpu_count() if binds else 8,
+        }
         # As where a site's profile sets SBATCH_EXPORT=NONE: then srun, too, passes on nothing by itself.
         self._env = {**ENVIRONMENT, "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_EXPORT_ENV": "NONE"}
         self._daemons = []
@@ -54,7 +59,11 @@ class Slurm:
         (self.folder / "state").mkdir()
         (self.folder / "slurm.conf").write_text(
             CONFIGURATION.format(
-                folder=self.folder, host=socket.gethostname(), ports=choose_ports(3), user=getpass.getuser()
+                folder=self.folder,
+                host=socket.gethostname(),
+                ports=choose_ports(3),
+                user=getpass.getuser(),
+                **self._binding,
             )
         )
         files = {name: f"{self.folder}/munge.{name}" for name in ("key", "log", "pid", "seed")}
@@ -95,12 +104,12 @@ class Slurm:
 
 
 @pytest.fixture
-def slurm(tmp_path):
-    """A Slurm that runs."""
+def slurm(tmp_path, request):
+    """A Slurm that runs, which binds tasks to cores if the parameter says so."""
     if missing := [program for program in PROGRAMS if not shutil.which(program, path=ENVIRONMENT["PATH"])]:
         reason = f"there is no {', '.join(missing)} (Debian: apt-get install munge slurmctld slurmd slurm-client)"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
-    with Slurm(tmp_path) as slurm:
+    with Slurm(tmp_path, getattr(request, "param", False)) as slurm:
         yield slurm
 
 
@@ -120,6 +129,12 @@ def wait_until_all_train(log, num_workers=2, num_characters=0):
         poll_for(lambda said=said: re.search(said, log.read_text()[num_characters:]), said)
 
 
+def tasks_of(train_dir, job_name=""):
+    """Return the process numbers of the tasks that run."""
+    lines = running_with(str(train_dir), "pid,command")
+    return [int(line.split()[0]) for line in lines if f" distributed.py --job_name={job_name}" in line]
+
+
 def wait_for_end(slurm, job):
     """Return the state in which a job ended."""
     poll_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), f"end of job {job}")
@@ -133,8 +148,8 @@ def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
     job, log = submit(slurm, *flags, f"--data_dir={mnist_dir}", f"--train_dir={train_dir}")
 
     wait_until_all_train(log)
-    (ps,) = [line for line in running_with(str(train_dir), "pid,command") if " distributed.py --job_name=ps " in line]
-    os.kill(int(ps.split()[0]), signal.SIGKILL)
+    (ps,) = tasks_of(train_dir, "ps")
+    os.kill(ps, signal.SIGKILL)
     again = "ps 0 ended with status 137: starting it again"
     poll_for(lambda: again in log.read_text(), again)
     wait_until_all_train(log, num_characters=log.read_text().index(again))
@@ -179,6 +194,18 @@ def test_twelve_tasks_train_together(slurm, black_and_white_dir):
     assert sorted(map(int, finished)) == list(range(11))
     result = json.loads((train_dir / "result.json").read_text())
     assert (result["num_ps"], result["num_workers"], result["test_accuracy"]) == (1, 11, 1)
+
+
+@pytest.mark.skipif(os.cpu_count() < 2, reason="needs two cores")
+@pytest.mark.parametrize("slurm", [True], indirect=True, ids=["that_binds"])
+def test_the_tasks_of_a_node_share_its_cores(slurm, black_and_white_dir):
+    """Each takes its part of those that it sees."""
+    train_dir = slurm.folder / "train"
+    flags = ["--train_steps=300", f"--data_dir={black_and_white_dir}", f"--train_dir={train_dir}"]
+    job, log = submit(slurm, *flags, options=["--ntasks=2"])
+    tasks = poll_for(lambda: (found := tasks_of(train_dir)) and len(found) == 2 and found, "two tasks")
+    assert [os.sched_getaffinity(pid) for pid in tasks] == [os.sched_getaffinity(0)] * 2
+    assert wait_for_end(slurm, job) == "COMPLETED", log.read_text()
 
 
 def test_a_job_that_cannot_go_on_fails(slurm, tmp_path):
