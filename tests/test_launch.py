@@ -134,7 +134,7 @@ def test_an_environment_of_this_program_may_lie_elsewhere_and_is_made_anew_for_a
     with run_venv(install, VENV_DIR=venv) as run:
         said, error = run.communicate()
     assert (run.returncode, said) == (0, f"{venv}/bin/python\n"), error
-    assert f"{venv} is of another Python: making it anew; if something else still uses it, set VENV_DIR" in error
+    assert f"{venv} has no Python that fits: making it anew; if something else uses it, set VENV_DIR" in error
     assert not (venv / "of-another-python").exists()
     assert (install.project / ".venv" / "bin" / "python").read_text() == FAKE_PYTHON
 

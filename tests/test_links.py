@@ -47,7 +47,7 @@ LOG_LINE = re.compile(r"^(?:run_local_cluster\.sh|(?:ps|worker) \d+): (.*)$", re
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)")
 OF_OTHERS = re.compile(
-    r".*(?:iptables|tensorboard\.main|tf_upgrade_v2|\bpip\b|\buv\b|docker|kubectl|scancel|sbatch --|\$run"
+    r".*(?:ip6?tables|tensorboard\.main|tf_upgrade_v2|\bpip\b|\buv\b|docker|kubectl|scancel|sbatch --|\$run"
     r" |--volume|install --mode).*"
 )  # lines whose flags are not ours
 
@@ -254,7 +254,7 @@ EXERCISED = {
     "(umask 077 && wg genkey | tee /etc/wireguard/mnist.key) | wg pubkey": ENCRYPTED,
     "install --mode=600 deploy/wireguard.conf /etc/wireguard/mnist.conf": ENCRYPTED,
     "wg-quick up mnist": ENCRYPTED,
-    **{f"{rule} -j DROP": RunBy("def test_the_firewall_rule_") for rule in FIREWALL},
+    **{f"{rule} -j DROP": RunBy("def test_the_firewall_rules_") for rule in FIREWALL},
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),
     ".venv/bin/python tests/soak.py --seed 1 2 --minutes 20 --write": Offered(),
     "./run_local_cluster.sh --profile_steps=1000:1100 --train_dir=runs/traced": ParsedFlags(),

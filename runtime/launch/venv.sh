@@ -95,7 +95,7 @@ if [[ -e "$venv/unfinished-by-venv.sh" ]] || ! is_suitable "$venv/bin/python" pi
   "$python" -c "import ensurepip, venv" 2>/dev/null ||
     fail "$python lacks what makes an environment: apt install ${python##*/}-venv (Debian, Ubuntu), or set PYTHON"
   if [[ -e "$venv/made-by-venv.sh" ]]; then
-    echo "$venv is of another Python: making it anew; if something else still uses it, set VENV_DIR for one of the two" >&2
+    echo "$venv has no Python that fits: making it anew; if something else uses it, set VENV_DIR for one of the two" >&2
   fi
   rm -rf "$venv"
   mkdir "$venv" || fail "$venv cannot be made: set VENV_DIR=/another/folder"

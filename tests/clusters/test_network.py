@@ -18,9 +18,10 @@ PS, WORKER_1, SPARE = 0, 2, 3  # the hosts of ps 0 and worker 1, and one without
 CUT_SECS = 20.0
 
 GREETING = "this is host 0"
+CUT_OFF = "TimeoutError: timed out"  # of a connection
 LISTEN = f"""
 import socket
-with socket.create_server(("", 2222)) as server:
+with socket.create_server(("", 2222), family=socket.AF_INET6, dualstack_ipv6=True) as server:
     print("listening", flush=True)
     while True:
         server.accept()[0].send(b"{GREETING}")
@@ -60,7 +61,7 @@ def connect(address, on_host=(), timeout_secs=DEADLINE_SECS):
 
 def is_cut_off(hosts, host):
     """Whether nothing of `host` reaches host 0."""
-    return connect(hosts.address(0), hosts.command(host), timeout_secs=1) == "TimeoutError: timed out"
+    return connect(hosts.address(0), hosts.command(host), timeout_secs=1) == CUT_OFF
 
 
 @pytest.mark.usefixtures("listener")
@@ -98,15 +99,17 @@ def test_a_host_and_the_rest_of_the_machine_do_not_reach_each_other(hosts):
 
 
 @pytest.mark.usefixtures("listener")
-@pytest.mark.skipif(not can_run([*network.PRIVATE, "iptables", "-L"]), reason="needs iptables in a user namespace")
-def test_the_firewall_rule_of_the_documents_lets_only_the_cluster_in(hosts):
+@pytest.mark.skipif(not can_run([*network.PRIVATE, "ip6tables", "-L"]), reason="needs iptables in a user namespace")
+def test_the_firewall_rules_of_the_documents_let_only_the_cluster_in(hosts):
     rules = re.findall(r"`(ip6?tables [^`]*)`", (PROJECT / "docs" / "security.md").read_text())
     assert len(rules) == 2
+    assert GREETING in connect("::1", hosts.command(0))
     for rule in rules:
         rule = rule.replace("10.0.0.0/24", hosts.address(1))
         subprocess.run([*hosts.command(0), *rule.split()], env=network.ENVIRONMENT, check=True)
     assert GREETING in connect(hosts.address(0), hosts.command(1))
     assert is_cut_off(hosts, 2)
+    assert connect("::1", hosts.command(0), timeout_secs=1) == CUT_OFF
 
 
 @pytest.fixture

@@ -199,12 +199,14 @@ def test_twelve_tasks_train_together(slurm, black_and_white_dir):
 @pytest.mark.skipif(os.cpu_count() < 2, reason="needs two cores")
 @pytest.mark.parametrize("slurm", [True], indirect=True, ids=["that_binds"])
 def test_the_tasks_of_a_node_share_its_cores(slurm, black_and_white_dir):
-    """Each takes its part of those that it sees."""
+    """Each takes its part of those that it sees. Slurm shows them those that the job has there."""
     train_dir = slurm.folder / "train"
     flags = ["--train_steps=300", f"--data_dir={black_and_white_dir}", f"--train_dir={train_dir}"]
     job, log = submit(slurm, *flags, options=["--ntasks=2"])
     tasks = poll_for(lambda: (found := tasks_of(train_dir)) and len(found) == 2 and found, "two tasks")
-    assert [os.sched_getaffinity(pid) for pid in tasks] == [os.sched_getaffinity(0)] * 2
+    first, second = map(os.sched_getaffinity, tasks)
+    assert first == second
+    assert len(first) >= 2
     assert wait_for_end(slurm, job) == "COMPLETED", log.read_text()
 
 
