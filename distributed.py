@@ -93,10 +93,10 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
     """Train the model together with the other workers; the chief tests it in the end."""
     with phases.preparing():
         source = sources.open_source(FLAGS.data_dir, "train", mnist_input)
+        description, source = source.description, me.share_of(source)  # the rest need not stay in memory
         test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
-        share = me.share_of(source)
-        graph = build_graph(me, cluster, share)
-        training = Training(me, graph, source.description, test_examples)
+        graph = build_graph(me, cluster, source)
+        training = Training(me, graph, description, test_examples)
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps.
     with tf.train.MonitoredTrainingSession(
@@ -108,7 +108,7 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
     ) as session:
         me.yield_to_starts()
         while not session.should_stop():
-            with training.scaffold.repeating_cancelled_steps(), share.telling_faults():
+            with training.scaffold.repeating_cancelled_steps(), source.telling_faults():
                 session.run(graph.updates.train_op)
     training.finish()
 

@@ -72,6 +72,14 @@ def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(dat
     apart = reader_of(lambda *_: build_dataset(data_dir, "train").shuffle(9).repeat().batch(8).unbatch())
     with pytest.raises(UnusableError, match=r"leave out repeat\(\), shuffle\(\) "):
         open_source(data_dir, "train", apart)
+    options = tf.data.Options()
+    options.deterministic = False
+    for in_any_order in (
+        lambda *_: build_dataset(data_dir, "train").map(lambda *parts: parts, 2, deterministic=False),
+        lambda *_: build_dataset(data_dir, "train").with_options(options),
+    ):
+        with pytest.raises(UnusableError, match=r"always in the same order: leave out deterministic=False\. "):
+            open_source(data_dir, "train", reader_of(in_any_order))
     fused = tf.data.experimental.shuffle_and_repeat(9)
     with pytest.raises(UnusableError, match=r"leave out shuffle_and_repeat\(\)\. "):
         open_source(data_dir, "train", reader_of(lambda *_: build_dataset(data_dir, "train").apply(fused)))

@@ -205,12 +205,30 @@ def test_the_command_refuses_what_is_not_meant(mnist_dir, tmp_path, flags, messa
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.parametrize("name", ["FEATURES", "load"])
+def test_a_file_that_does_not_say_what_to_convert_is_refused(data_dir, tmp_path, name):
+    code = f"import mnist_input; from runtime.data import convert; del mnist_input.{name}; convert.main(mnist_input)"
+    flags = ["convert", "--shards=2", f"--data_dir={data_dir}", f"--output_dir={tmp_path}/files"]
+    process = subprocess.run([sys.executable, "-c", code, *flags], cwd=PROJECT, capture_output=True, text=True)
+    assert process.returncode == 2
+    assert process.stderr.splitlines()[-1] == f"error: mnist_input.py has no {name}: a conversion needs both"
+
+
 def test_what_cannot_be_converted_is_refused_and_leaves_nothing(data_dir, make_files, tmp_path):
     load, features = mnist_input.load, mnist_input.FEATURES
     with pytest.raises(UnusableError, match="1003 examples of train cannot fill 1004 files: give fewer --shards"):
         convert.convert(load, features, data_dir, str(tmp_path / "files"), 1004)
     with pytest.raises(UnusableError, match="/dev/null/files cannot be written: Not a directory"):
         convert.convert(load, features, data_dir, "/dev/null/files", 2)
+    first, *_ = features.items()
+    with pytest.raises(UnusableError, match=r"FEATURES has 1 entries, but examples have 2 parts"):
+        convert.convert(load, dict([first]), data_dir, str(tmp_path / "files"), 2)
+
+    def load_fractions(*split):
+        return load(*split)._replace(labels=np.full(1003, 0.5))
+
+    with pytest.raises(UnusableError, match="FEATURES says int64 of label, found float64 "):
+        convert.convert(load_fractions, features, data_dir, str(tmp_path / "files"), 2)
     files = make_files(2)
     with pytest.raises(UnusableError, match=f"{files} is there already: remove it, or give another --output_dir"):
         make_files(3)

@@ -595,12 +595,14 @@ def test_training_goes_on_after_a_worker_has_died_while_it_made_an_update(
     assert num_updates == int(num_updates) > 0, "each has averaged all"
 
 
-def test_an_update_waits_for_a_worker_that_computes_however_long_that_takes(local_servers, away, caplog):
+def test_an_update_waits_for_a_worker_that_computes_however_long_that_takes(local_servers, away, caplog, monkeypatch):
+    monkeypatch.setattr(lost_workers, "REMINDER_SECS", 1.0)
     servers = local_servers(1, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     step_together(*workers)
     waiting = workers[0].start_step()
-    waiting.join(2)
+    told = "worker 0: no synchronous update for 1 s: waiting for worker 1, which answers"
+    poll_for(lambda: told in caplog.text, "reminder")
     assert waiting.is_alive()
     step_together(workers[1])
     waiting.join(60)

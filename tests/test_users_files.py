@@ -176,6 +176,20 @@ def test_inputs_come_in_the_order_of_input():
         make_parse(reader)(tf.constant([b""]))
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0], "expected an array for labels, found list"),
+        (np.array([None], object), "expected text in each row of labels, found None"),
+        (np.array([float("nan")], object), "expected text in each row of labels, found nan"),
+    ],
+)
+def test_a_part_that_is_no_array_or_has_rows_without_text_is_told_by_its_name(labels, message):
+    with pytest.raises(UnusableError, match=f"the examples cannot be used: {message}; correct"):
+        check_examples(Examples(np.zeros([1, 2], np.uint8), labels), INPUT, "the examples")
+    check_examples(Examples(np.zeros([2, 2], np.uint8), np.array(["a", b"b"], object)), INPUT, "the examples")
+
+
 @pytest.mark.parametrize("numbers", [np.zeros([1, 3], np.uint8), np.zeros([1, 2], np.float32)])
 def test_examples_that_are_not_as_input_says_are_refused(numbers):
     expected, found = r"uint8 \[n, 2\], as INPUT says for numbers", rf"{numbers.dtype} \[1, {numbers.shape[1]}\]"

@@ -55,6 +55,9 @@ def convert(load: Load, features: Mapping[str, Any], data_dir: str, output_dir: 
 
 
 def _write(columns: Columns, features: Mapping[str, Any], folder: str, split: str, num_files: int) -> None:
+    if len(columns) != len(features):
+        found = f"{len(features)} entries, but examples have {len(columns)} parts"
+        raise UnusableError(f"mnist_input.py: FEATURES has {found}")
     if (count := len(columns[0])) < num_files:
         raise UnusableError(f"{count} examples of {split} cannot fill {num_files} files: give fewer --shards")
     for index in range(num_files):
@@ -63,7 +66,12 @@ def _write(columns: Columns, features: Mapping[str, Any], folder: str, split: st
             for parts in zip(*(column[index::num_files] for column in columns), strict=True):
                 example = tf.train.Example()
                 for (name, feature), part in zip(features.items(), parts, strict=True):
-                    _add(example.features.feature[name], feature.dtype, np.asarray(part))
+                    part = np.asarray(part)
+                    try:
+                        _add(example.features.feature[name], feature.dtype, part)
+                    except (TypeError, ValueError) as error:
+                        expected = f"FEATURES says {feature.dtype.name} of {name}"
+                        raise UnusableError(f"mnist_input.py: {expected}, found {part.dtype} ({error})") from error
                 writer.write(example.SerializeToString(deterministic=True))
         with open(path, "rb") as file:
             os.fsync(file)  # a power cut after the rename must not find half a file
@@ -118,6 +126,8 @@ def main(reader: Any) -> None:
         old = find_records(data_dir, "train")
         if old and not find_fault([look_at(old[0])], make_parse(reader), num_records=1):
             raise UnusableError(f"--data_dir {data_dir} has files of tf.train.Example already")
+        if missing := [name for name in ("FEATURES", "load")[: 2 - bool(old)] if not hasattr(reader, name)]:
+            raise UnusableError(f"mnist_input.py has no {' and no '.join(missing)}: a conversion needs both")
         load = load_old if old else reader.load
         convert(load, reader.FEATURES, data_dir, output_dir, arguments.shards)
     except tuple(UNUSABLE) as error:

@@ -64,10 +64,14 @@ class UsersSource(PipelineSource):
                 f"mnist_input.py: build_dataset() must return a tf.data.Dataset, found {type(dataset).__name__}"
             )
         op, calls, is_apart = tf.data.experimental.to_variant(dataset).op, set[str](), False
+        if dataset.options().deterministic is False:
+            calls.add("deterministic=False")
         while op.inputs and op.inputs[0].dtype == tf.variant:
             is_apart |= op.type == "UnbatchDataset"  # what made batches before that has done no harm
             found = {call for begin, call in REFUSED.items() if op.type.startswith(f"{begin}Dataset")}
             calls |= {call for call in found if not (is_apart and "batch" in call)}
+            if op.node_def.attr["deterministic"].s == b"false":
+                calls.add("deterministic=False")
             op = op.inputs[0].op
         if calls:
             raise UnusableError(

@@ -72,7 +72,7 @@ def follow_checkpoints(
                 task,
                 describe_missing,
                 timeouts.recovery_secs if evaluated else timeouts.startup_secs,
-                "start the chief, or give the --train_dir and the --train_steps of the run",
+                "start the chief, or give the --train_dir, --train_steps and --save_checkpoint_secs of the run",
             )
             was_finished = is_finished(folder, goal)  # first: the result comes after the last checkpoint
             for checkpoint, path in _new_checkpoints(folder, evaluated).items():

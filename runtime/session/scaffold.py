@@ -111,7 +111,11 @@ class TrainingScaffold(tf.train.Scaffold):
         wait = functools.partial(wait_until_nothing_is_missing, self._task, timeout_secs=timeout_secs, poll_secs=2.0)
         wait(self._membership.agreement.describe_unconfirmed, remedy="give all tasks the same host lists")
         if not self._task.is_chief:
-            wait(self._describe_missing_model, remedy="start the chief")
+            flag = f"--{'recovery' if self._was_ready else 'startup'}_timeout_secs"
+            wait(
+                self._describe_missing_model,
+                remedy=f"start the chief, or, if it is still reading, give a longer {flag}",
+            )
         wait_for_servers()  # the session meets the processes that answer now, or later ones
         self._was_ready = True
         return self

@@ -142,7 +142,10 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             saved = f"and saved global step {self._checkpoint_hook.saved_step} " if saves and not failure else ""
             lost = f", and could not save the last steps ({failure})" if failure else ""
             remedy = ": free disk space or fix permissions" if failure and failure == unwritten else ""
-            message = f"{self._task} stopped {saved}because of {number.name}{lost}{remedy}; start it again to go on"
+            go_on = "start it again to go on"
+            if self._task.is_chief and not saves:
+                go_on = "nothing is saved, so start it again while the ps tasks still run, or training begins again"
+            message = f"{self._task} stopped {saved}because of {number.name}{lost}{remedy}; {go_on}"
             end_process(128 + number, message, is_error=bool(failure))
 
     def _wait_for_others(self) -> None:

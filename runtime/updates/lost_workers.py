@@ -1,5 +1,6 @@
 """Lost workers: how synchronous training goes on without their gradients."""
 
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from runtime.cluster.task import Peer, Task
 from runtime.updates.aggregation import Aggregation, Rule
 
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
+REMINDER_SECS = 60.0  # how often it says whom it waits for while nothing moves and nobody is lost
 
 
 class LostWorkersHook(tf.train.SessionRunHook):
@@ -26,14 +28,16 @@ class LostWorkersHook(tf.train.SessionRunHook):
         self._last_num_gradients = rule.num_gradients
         num_updates = [aggregation.num_updates for aggregation in aggregations]
         steps = [aggregation.shard.steps for aggregation in aggregations]
-        (are_awaited, *_) = (aggregation.are_awaited for aggregation in aggregations if aggregation.is_waited_for)
-        self._fetches = [num_updates, steps, tf.train.get_global_step(), are_awaited]
+        (first, *_) = (aggregation for aggregation in aggregations if aggregation.is_waited_for)
+        self._fetches = [num_updates, steps, tf.train.get_global_step(), first.are_awaited]
+        with tf.device(first.shard.device):
+            self._are_late = first.are_awaited & (first.last_added < first.num_updates)
         self._are_lost = tf.placeholder(tf.bool, [rule.num_workers], name="are_lost")
         self._forget = [aggregation.build_forget(self._are_lost) for aggregation in aggregations]
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._is_stepping = False
-        self._last_counts = list[int]()
+        self._last_counts, self._still_since = list[int](), time.monotonic()
         if coord.should_stop():  # a chief that was started again takes no step, and others may wait for its last one
             for _ in range(2):  # the first look only counts
                 self.look(session, coord)
@@ -59,6 +63,13 @@ class LostWorkersHook(tf.train.SessionRunHook):
             are_lost[self._task.index] = step >= self._rule.train_steps and not self._is_stepping
             session.run(self._forget, {self._are_lost: are_lost})
             are_awaited &= ~are_lost
+        if is_moving or lost:
+            self._still_since = time.monotonic()
+        elif time.monotonic() > self._still_since + REMINDER_SECS:
+            self._still_since = time.monotonic()
+            late = ", ".join(f"worker {index}" for index in np.flatnonzero(session.run(self._are_late))) or "a ps"
+            what = "no synchronous update for %.0f s: waiting for %s, which answers: see what it reads or computes"
+            logging.warning(f"%s: {what}", self._task, REMINDER_SECS, late)
         self._log_change(counts[0] + 1, are_awaited.sum(), lost)
         return False
 

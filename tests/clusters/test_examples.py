@@ -55,6 +55,31 @@ def test_two_files_of_a_user_train_another_model_on_other_data(tmp_path):
     assert (tmp_path / "exported" / "1" / "saved_model.pb").exists()
 
 
+WATCHED = """
+
+import weakref
+
+load_all = load
+
+
+def load(data_dir, split):
+    examples = load_all(data_dir, split)
+    if split == "train":
+        weakref.finalize(examples.images, print, "what load() has returned is gone", flush=True)
+    return examples
+"""
+
+
+def test_a_worker_keeps_no_more_than_its_share_of_what_load_returns(tmp_path, black_and_white_dir):
+    copy_project(PROJECT, tmp_path)
+    with open(tmp_path / "mnist_input.py", "a") as file:
+        file.write(WATCHED)
+    flags = ["--train_steps=100", f"--data_dir={black_and_white_dir}"]
+    run = Process(["./run_local_cluster.sh", *flags], tmp_path / "output", cwd=tmp_path)
+    assert run.wait() == 0, run.output()
+    assert re.search(r"what load\(\) has returned is gone(?s:.*)worker 0: finished at", run.output())
+
+
 @pytest.mark.long
 @pytest.mark.skipif(
     not (os.environ.get("CI") or ICONS.is_dir()),

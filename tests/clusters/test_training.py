@@ -379,7 +379,7 @@ def test_ctrl_c_ends_a_synchronous_worker_that_waits_for_the_others(tmp_path, bl
         for name in ("worker 0", "ps 0"):
             cluster[name].send(signal.SIGINT)
             assert cluster[name].wait() == 128 + signal.SIGINT
-        assert "\nworker 0 stopped because of SIGINT; start it again to go on\n" in cluster["worker 0"].output()
+        assert "\nworker 0 stopped because of SIGINT; nothing is saved, so start it" in cluster["worker 0"].output()
         assert "stopping at once" not in cluster["worker 0"].output()
 
 
