@@ -56,6 +56,11 @@ def draw(source, num_runs, batch_size=5, num_batches=2, first_batch=0):
         return [np.concatenate(parts) for parts in zip(*drawn, strict=True)], batches.signature
 
 
+def test_a_pipeline_is_looked_at_without_a_warning(data_dir, recwarn):
+    open_source(data_dir, "train", reader_of(build_dataset))
+    assert not [warning for warning in recwarn if "preserve tf.data options" in str(warning.message)]
+
+
 def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(data_dir):
     def build_whole(data_dir, split):  # list_files, TFRecordDataset, shuffle, repeat, map, batch: word for word
         files = tf.data.Dataset.list_files(f"{data_dir}/{split}-*")

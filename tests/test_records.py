@@ -205,13 +205,21 @@ def test_the_command_refuses_what_is_not_meant(mnist_dir, tmp_path, flags, messa
     assert "Traceback" not in process.stderr
 
 
-@pytest.mark.parametrize("name", ["FEATURES", "load"])
-def test_a_file_that_does_not_say_what_to_convert_is_refused(data_dir, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "version", "needed"),
+    [("FEATURES", 2, "FEATURES and load"), ("load", 2, "FEATURES and load"), ("FEATURES", 1, "FEATURES")],
+)
+def test_a_file_that_does_not_say_what_to_convert_is_refused(data_dir, tmp_path, name, version, needed):
+    if version == 1:
+        data_dir = tmp_path / "old"
+        data_dir.mkdir()
+        write(data_dir / name_of("train", 0, 1), [bytes(785)])
     code = f"import mnist_input; from runtime.data import convert; del mnist_input.{name}; convert.main(mnist_input)"
     flags = ["convert", "--shards=2", f"--data_dir={data_dir}", f"--output_dir={tmp_path}/files"]
     process = subprocess.run([sys.executable, "-c", code, *flags], cwd=PROJECT, capture_output=True, text=True)
     assert process.returncode == 2
-    assert process.stderr.splitlines()[-1] == f"error: mnist_input.py has no {name}: a conversion needs both"
+    expected = f"error: a conversion needs {needed} in mnist_input.py: write what is missing"
+    assert process.stderr.splitlines()[-1] == expected
 
 
 def test_what_cannot_be_converted_is_refused_and_leaves_nothing(data_dir, make_files, tmp_path):

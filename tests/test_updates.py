@@ -601,13 +601,27 @@ def test_an_update_waits_for_a_worker_that_computes_however_long_that_takes(loca
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     step_together(*workers)
     waiting = workers[0].start_step()
-    told = "worker 0: no synchronous update for 1 s: waiting for worker 1, which answers"
+    told = "worker 0: no synchronous update for 1 s: waiting for the gradient of worker 1; see what each reads"
     poll_for(lambda: told in caplog.text, "reminder")
     assert waiting.is_alive()
     step_together(workers[1])
     waiting.join(60)
     assert workers[0].read() == [0 - 0.5 * 2 * (1 + 2) / 2, 2]
     assert "from synchronous update" not in caplog.text
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_who_is_waited_for_is_named_though_another_is_lost(local_servers, away, caplog, monkeypatch, num_ps):
+    monkeypatch.setattr(lost_workers, "REMINDER_SECS", 1.0)
+    servers = local_servers(num_ps, 3)
+    workers = [Worker(servers, index, replicas=3) for index in range(3)]
+    step_together(*workers)
+    away.add(servers.worker_hosts[1])
+    waiting = workers[0].start_step()
+    poll_for(lambda: "waiting for the gradient of worker 2;" in caplog.text, "reminder")
+    step_together(workers[2])
+    waiting.join(60)
+    assert not waiting.is_alive()
 
 
 def test_after_the_end_nobody_is_lost(local_servers, away, caplog):

@@ -1,6 +1,7 @@
 """Examples of a data set that a user builds: `build_dataset()` in `mnist_input.py`."""
 
 import itertools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,8 +65,10 @@ class UsersSource(PipelineSource):
                 f"mnist_input.py: build_dataset() must return a tf.data.Dataset, found {type(dataset).__name__}"
             )
         op, calls, is_apart = tf.data.experimental.to_variant(dataset).op, set[str](), False
-        if dataset.options().deterministic is False:
-            calls.add("deterministic=False")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TensorFlow's, about options in a graph
+            if dataset.options().deterministic is False:
+                calls.add("deterministic=False")
         while op.inputs and op.inputs[0].dtype == tf.variant:
             is_apart |= op.type == "UnbatchDataset"  # what made batches before that has done no harm
             found = {call for begin, call in REFUSED.items() if op.type.startswith(f"{begin}Dataset")}

@@ -12,7 +12,7 @@ from runtime.cluster.task import Peer, Task
 from runtime.updates.aggregation import Aggregation, Rule
 
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
-REMINDER_SECS = 60.0  # how often it says whom it waits for while nothing moves and nobody is lost
+REMINDER_SECS = 60.0  # how often it says whom it waits for while nothing moves
 
 
 class LostWorkersHook(tf.train.SessionRunHook):
@@ -28,10 +28,11 @@ class LostWorkersHook(tf.train.SessionRunHook):
         self._last_num_gradients = rule.num_gradients
         num_updates = [aggregation.num_updates for aggregation in aggregations]
         steps = [aggregation.shard.steps for aggregation in aggregations]
-        (first, *_) = (aggregation for aggregation in aggregations if aggregation.is_waited_for)
-        self._fetches = [num_updates, steps, tf.train.get_global_step(), first.are_awaited]
-        with tf.device(first.shard.device):
-            self._are_late = first.are_awaited & (first.last_added < first.num_updates)
+        waited_for = [aggregation for aggregation in aggregations if aggregation.is_waited_for]
+        self._fetches = [num_updates, steps, tf.train.get_global_step(), waited_for[0].are_awaited]
+        # On every ps: who waits on one has been heard there, and is not heard on those that are ahead of it.
+        are_late = [a.are_awaited & (a.last_added < a.num_updates) for a in waited_for]
+        self._are_late = tf.reduce_all(tf.stack(are_late), axis=0)
         self._are_lost = tf.placeholder(tf.bool, [rule.num_workers], name="are_lost")
         self._forget = [aggregation.build_forget(self._are_lost) for aggregation in aggregations]
 
@@ -63,13 +64,13 @@ class LostWorkersHook(tf.train.SessionRunHook):
             are_lost[self._task.index] = step >= self._rule.train_steps and not self._is_stepping
             session.run(self._forget, {self._are_lost: are_lost})
             are_awaited &= ~are_lost
-        if is_moving or lost:
+        if is_moving:
             self._still_since = time.monotonic()
         elif time.monotonic() > self._still_since + REMINDER_SECS:
             self._still_since = time.monotonic()
-            late = ", ".join(f"worker {index}" for index in np.flatnonzero(session.run(self._are_late))) or "a ps"
-            what = "no synchronous update for %.0f s: waiting for %s, which answers: see what it reads or computes"
-            logging.warning(f"%s: {what}", self._task, REMINDER_SECS, late)
+            late = ", ".join(f"worker {index}" for index in np.flatnonzero(session.run(self._are_late)))
+            awaited = f"the gradient of {late}; see what each reads or computes" if late else "a ps"
+            logging.warning("%s: no synchronous update for %g s: waiting for %s", self._task, REMINDER_SECS, awaited)
         self._log_change(counts[0] + 1, are_awaited.sum(), lost)
         return False
 
