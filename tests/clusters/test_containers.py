@@ -59,7 +59,14 @@ class Containers:
 
 def kill(container):
     """Kill process 1 of a container, as the system does that is out of memory."""
-    os.kill(int(podman.state(container, ".State.Pid")), signal.SIGKILL)
+    pid = int(podman.state(container, ".State.Pid"))
+    assert pid, f"{container} has ended: {podman.logs(container)}"  # 0 would be the group of this process
+    os.kill(pid, signal.SIGKILL)
+
+
+def step_saved(log):
+    """Return the step that the chief said last that it has saved."""
+    return int(re.findall(r"worker 0 stopped and saved global step (\d+)", log)[-1])
 
 
 def copy_results(container, folder):
@@ -92,7 +99,7 @@ def test_a_cluster_of_containers_is_stopped_and_killed_and_a_second_one_goes_on(
 
         podman.run("podman", "stop", "--time=30", *first.names)
         assert podman.wait(*first.names) == [143] * 3
-        step = int(re.search(r"worker 0 stopped and saved global step (\d+)", podman.logs(chief)[-200:])[1])
+        step = step_saved(podman.logs(chief))
         podman.run("podman", "rm", *first.names)
         second = Containers(network, f"--train_steps={step + 2000}")
         second.start()
@@ -143,36 +150,59 @@ def test_a_container_takes_as_many_threads_as_its_quota_has_processors():
         assert "\n1 cores\n" in f"\n{podman.run('podman', 'run', *options, 'mnist:1', '-c', count)}"
 
 
+class Composed:
+    """What `deploy/compose.yaml` describes."""
+
+    def __init__(self, folder, name):
+        self._name, self._more = name, folder / "more.yaml"
+
+    def run(self, *command):
+        files = [f"--file={deployed.COMPOSE}", f"--file={self._more}"]
+        return podman.run("docker-compose", *files, f"--project-name={self._name}", *command)
+
+    def up(self, *flags):
+        """Start the tasks with further flags, of which the last counts; return the containers."""
+        (described,) = deployed.read(deployed.COMPOSE)
+        commands = {name: task["command"] for name, task in described["services"].items()}
+        services = {name: {"command": [*command, *flags]} for name, command in commands.items()}
+        self._more.write_text(yaml.safe_dump({"services": services}))
+        self.run("up", "--detach", "--no-build")
+        return [self.run("ps", "--quiet", name).strip() for name in commands]
+
+
 def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path):
-    compose = ["docker-compose", f"--file={deployed.COMPOSE}", "--project-name=composed"]
+    composed = Composed(tmp_path, "composed")
     with podman.service():
         try:
-            podman.run(*compose, "up", "--detach", "--no-build")
-            hosts = ("ps-0", "worker-0", "worker-1")
-            ps, chief, worker = (podman.run(*compose, "ps", "--quiet", host).strip() for host in hosts)
+            containers = composed.up("--train_steps=1000000")
+            _, chief, worker = containers
             podman.wait_for_log(chief, TRAINS)
-            podman.run(*compose, "stop")
-            assert podman.wait(ps, chief, worker) == [143] * 3
-            assert "worker 0 stopped and saved global step " in podman.run(*compose, "logs", "worker-0")
+            composed.run("stop")
+            assert podman.wait(*containers) == [143] * 3
+            step = step_saved(composed.run("logs", "worker-0"))
 
-            podman.run(*compose, "up", "--detach", "--no-build")
-            podman.wait_for_log(chief, r"restored /mnt/train/model\.ckpt-[1-9]")
+            assert composed.up("--train_steps=1000000") == containers
+            podman.wait_for_log(chief, rf"restored /mnt/train/model\.ckpt-{step}")
             kill(worker)
             poll_for(lambda: podman.state(worker, ".RestartCount") == "1", "restart of the worker")
-            assert podman.wait(ps, chief, worker) == [0, 0, 0], podman.logs(chief)
-            assert copy_results(chief, tmp_path)["test_accuracy"] >= 0.97
+            podman.wait_for_log(worker, TRAINS, after=len(podman.logs(worker)))
 
-            podman.run(*compose, "down")
+            containers = composed.up(f"--train_steps={step + 3000}")  # others, which take the place of these
+            _, chief, _ = containers
+            assert podman.wait(*containers) == [0, 0, 0], podman.logs(chief)
+            assert copy_results(chief, tmp_path)["test_accuracy"] >= 0.95
+
+            composed.run("down")
             assert "composed_train" in podman.run("podman", "volume", "ls", "--quiet")
         finally:
-            podman.run(*compose, "down", "--volumes")
+            composed.run("down", "--volumes")
         assert "composed" not in podman.run("podman", "volume", "ls", "--quiet")
 
 
 class Pods:
     """The pods of a manifest, as podman takes them, and in them the image that was built."""
 
-    def __init__(self, folder, path, network, *flags):
+    def __init__(self, folder, path, network):
         self.network, self.file = network, folder / "pods.yaml"
         (claim,) = deployed.read(deployed.KUBERNETES / "train-dir.yaml")
         # podman has one space of names for claims, ConfigMaps and emptyDirs: all are volumes.
@@ -185,19 +215,22 @@ class Pods:
         for pod in pods:
             (container,) = pod["spec"]["containers"]
             container["image"] = "localhost/mnist:1"
-            container["args"] += flags  # the last counts
             for volume in [*pod["spec"]["volumes"], *container["volumeMounts"]]:
                 volume["name"] = f"{network}-{pod['metadata']['name']}-{volume['name']}"
                 if "configMap" in volume:
                     volume["configMap"]["name"] = f"{network}-config"
                 if "persistentVolumeClaim" in volume:
                     volume["persistentVolumeClaim"]["claimName"] = f"{network}-claim"
-        self.file.write_text(yaml.safe_dump_all([flags_file, *pods]))
+        self._pods, self._flags_file = pods, flags_file
         self.names = [pod["metadata"]["name"] for pod in pods]
         self.containers = [f"{pod['metadata']['name']}-{pod['spec']['containers'][0]['name']}" for pod in pods]
         (self.grace_secs,) = {pod["spec"]["terminationGracePeriodSeconds"] for pod in pods}
 
-    def start(self):
+    def start(self, *flags):
+        """Start the pods with further flags, of which the last counts."""
+        for pod in self._pods:
+            deployed.arguments(pod).extend(flags)
+        self.file.write_text(yaml.safe_dump_all([self._flags_file, *self._pods]))
         podman.run("podman", "play", "kube", f"--network={self.network}", str(self.file))
 
     def delete(self):
@@ -212,23 +245,23 @@ class Pods:
 @pytest.mark.parametrize("name", ["jobset", "tfjob"])
 def test_the_pods_of_a_manifest_train(tmp_path, name):
     with podman.network(name, "--internal") as network:
-        pods = Pods(tmp_path, deployed.KUBERNETES / f"{name}.yaml", network, "--train_steps=300")
-        pods.start()
+        pods = Pods(tmp_path, deployed.KUBERNETES / f"{name}.yaml", network)
+        pods.start("--train_steps=300")
         assert podman.wait(*pods.containers) == [0, 0, 0]
         assert copy_results(pods.containers[1], tmp_path)["test_accuracy"] >= 0.8
 
 
 def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on(tmp_path):
     with podman.network("jobs", "--internal") as network:
-        pods = Pods(tmp_path, deployed.KUBERNETES / "jobs.yaml", network, "--train_steps=6000")
-        pods.start()
+        pods = Pods(tmp_path, deployed.KUBERNETES / "jobs.yaml", network)
+        pods.start("--train_steps=1000000")
         podman.wait_for_log(pods.containers[1], TRAINS)
         statuses, logs = pods.delete()
         assert statuses == [143] * 3
-        assert "worker 0 stopped and saved global step " in logs[1]
-        pods.start()
-        podman.wait_for_log(pods.containers[1], r"restored /mnt/train/model\.ckpt-[1-9]")
+        step = step_saved(logs[1])
+        pods.start(f"--train_steps={step + 2000}")
         assert podman.wait(*pods.containers) == [0, 0, 0]
+        assert f"restored /mnt/train/model.ckpt-{step}, at global step " in podman.logs(pods.containers[1])
         assert copy_results(pods.containers[1], tmp_path)["test_accuracy"] >= 0.95
 
 

@@ -144,7 +144,9 @@ def wait_for_end(slurm, job):
 @pytest.mark.long
 def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
     train_dir = slurm.folder / "train"
-    flags = ["--train_steps=6000", "--learning_rate=0.002", "--log_every_secs=0.1"]
+    end = slurm.folder / "end"  # not known before the requeue, which takes a job with the flags that it has
+    end.write_text("--train_steps=1000000\n")
+    flags = [f"--flagfile={end}", "--learning_rate=0.002", "--log_every_secs=0.1"]
     job, log = submit(slurm, *flags, f"--data_dir={mnist_dir}", f"--train_dir={train_dir}")
 
     wait_until_all_train(log)
@@ -157,13 +159,14 @@ def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
     slurm.run("scancel", "--signal=TERM", job)  # what Slurm does shortly before the end of the job's time
     poll_for(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", job), "requeue")
     stopped_at = len(log.read_text())
-    assert "worker 0 stopped and saved global step " in log.read_text()
     poll_for(lambda: slurm.state(job) == "PENDING", "end of the tasks")
+    step = int(re.findall(r"worker 0 stopped and saved global step (\d+)", log.read_text())[-1])
+    end.write_text(f"--train_steps={step + 6000}\n")
     # Otherwise the job waits for two minutes. A node refuses it in the second in which it ended there: "Job credential
     # revoked", since Slurm compares whole seconds.
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+3seconds")
     assert wait_for_end(slurm, job) == "COMPLETED"
-    assert re.search(r"restored \S+model\.ckpt-[1-9]\d*, at global step [1-9]", log.read_text()[stopped_at:])
+    assert re.search(rf"restored \S+model\.ckpt-{step}, at global step [1-9]", log.read_text()[stopped_at:])
     assert json.loads((train_dir / "result.json").read_text())["test_accuracy"] >= 0.97
 
 
