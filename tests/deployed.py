@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import types
 
 import kubeflow.training
@@ -139,24 +138,3 @@ def _through_the_model(document):
     return client.sanitize_for_serialization(
         client.deserialize(types.SimpleNamespace(data=json.dumps(document)), model)
     )
-
-
-def make_project_of_tasks_that_say_what_they_are_told(folder):
-    """Return a project to submit `slurm.sbatch` from: each task says its port and its flags, and ends."""
-    project = folder / "project"
-    (project / ".venv" / "bin").mkdir(parents=True)
-    (project / ".venv" / "bin" / "python").symlink_to(sys.executable)
-    (project / "runtime").symlink_to(PROJECT / "runtime")
-    (project / "distributed.py").write_text("import os, sys; print('port', os.environ['PORTS'], *sys.argv[1:])")
-    return project
-
-
-def assert_all_know_of_each_other(log, num_workers):
-    """Check that each task was told, in the lists of all, the port that it has."""
-    flags = r"--job_name=(\w+) --task_index=(\d+) .* --ps_hosts=(\S+) --worker_hosts=(\S+)"
-    told = re.findall(rf"port (\d+) {flags}", log)
-    assert len(told) == 1 + num_workers, log
-    for port, job_name, index, *hosts in told:
-        ps_hosts, worker_hosts = (some.split(",") for some in hosts)
-        assert (len(ps_hosts), len(worker_hosts)) == (1, num_workers)
-        assert (ps_hosts if job_name == "ps" else worker_hosts)[int(index)].endswith(f":{port}")

@@ -183,15 +183,25 @@ for task in tasks:
 
 
 def test_under_slurm_each_of_twelve_tasks_is_told_where_all_of_them_are(tmp_path):
-    project = deployed.make_project_of_tasks_that_say_what_they_are_told(tmp_path)
+    project = tmp_path / "project"  # of tasks that say their ports and their flags, and end
+    (project / ".venv" / "bin").mkdir(parents=True)
+    (project / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (project / "runtime").symlink_to(PROJECT / "runtime")
+    (project / "distributed.py").write_text("import os, sys; print('port', os.environ['PORTS'], *sys.argv[1:])")
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_NTASKS": "12"}
     command = ["bash", str(deployed.DEPLOY / "slurm.sbatch")]
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    deployed.assert_all_know_of_each_other(done.stderr, num_workers=11)
     assert "00: what the node says: 1" in done.stderr
+    flags = r"--job_name=(\w+) --task_index=(\d+) .* --ps_hosts=(\S+) --worker_hosts=(\S+)"
+    told = re.findall(rf"port (\d+) {flags}", done.stderr)
+    assert len(told) == 12, done.stderr
+    for port, job_name, index, *hosts in told:
+        ps_hosts, worker_hosts = (some.split(",") for some in hosts)
+        assert (len(ps_hosts), len(worker_hosts)) == (1, 11)
+        assert (ps_hosts if job_name == "ps" else worker_hosts)[int(index)].endswith(f":{port}")
 
 
 def test_under_slurm_a_task_keeps_others_from_its_port_until_it_ends():

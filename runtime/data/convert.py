@@ -124,9 +124,9 @@ def main(reader: Any) -> None:
         if hasattr(reader, "fetch") and download.may_fetch(data_dir):
             reader.fetch(data_dir)
         old = find_records(data_dir, "train")
-        needed = ["FEATURES"] if old else ["FEATURES", "load"]
-        if not all(hasattr(reader, name) for name in needed):
-            raise UnusableError(f"a conversion needs {' and '.join(needed)} in mnist_input.py: write what is missing")
+        missing = [name for name in ("FEATURES", *([] if old else ["load"])) if not hasattr(reader, name)]
+        if missing:
+            raise UnusableError(f"a conversion needs {' and '.join(missing)} in mnist_input.py: write what is missing")
         if old and not find_fault([look_at(old[0])], make_parse(reader), num_records=1):
             raise UnusableError(f"--data_dir {data_dir} has files of tf.train.Example already")
         load = load_old if old else reader.load

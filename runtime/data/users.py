@@ -67,15 +67,14 @@ class UsersSource(PipelineSource):
         op, calls, is_apart = tf.data.experimental.to_variant(dataset).op, set[str](), False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TensorFlow's, about options in a graph
-            if dataset.options().deterministic is False:
-                calls.add("deterministic=False")
+            has_order = dataset.options().deterministic is not False
         while op.inputs and op.inputs[0].dtype == tf.variant:
             is_apart |= op.type == "UnbatchDataset"  # what made batches before that has done no harm
             found = {call for begin, call in REFUSED.items() if op.type.startswith(f"{begin}Dataset")}
             calls |= {call for call in found if not (is_apart and "batch" in call)}
-            if op.node_def.attr["deterministic"].s == b"false":
-                calls.add("deterministic=False")
+            has_order &= op.node_def.attr["deterministic"].s != b"false"
             op = op.inputs[0].op
+        calls |= set() if has_order else {"deterministic=False"}
         if calls:
             raise UnusableError(
                 "mnist_input.py: build_dataset() must return single examples, each once and always in the same order:"

@@ -74,9 +74,9 @@ def check_examples(examples: Any, spec: Any, where: str) -> None:
     require(hasattr(examples, "_fields"), "a named tuple of arrays", type(examples).__name__)
     for name, part in zip(examples._fields, examples, strict=True):
         require(isinstance(part, np.ndarray), f"an array for {name}", type(part).__name__)
-        others = (value for value in part.flat if not isinstance(value, str | bytes)) if part.dtype == object else ()
-        for value in others:  # such as None or NaN, where a table has nothing
-            require(False, f"text in each row of {name}", f"{value!r:.50}")
+        # None or NaN, say, where a table has nothing
+        others = [value for value in part.flat if not isinstance(value, str | bytes)] if part.dtype == object else []
+        require(not others, f"text in each row of {name}", f"{others[:1]!r:.50}")
     check_order(examples._fields, inputs, where)
     expected = f"a named tuple of {len(inputs)} or more arrays, one for each input and those that labels are made of"
     require(len(examples) >= len(inputs), expected, f"{len(examples)}")

@@ -41,8 +41,11 @@ class AttendanceHook(tf.train.SessionRunHook):
         is_new = not self._was_complete and session.run(tf.train.get_global_step(session.graph)) == 0
         startup_secs = self._membership.timeouts.startup_secs
         timeout_secs = startup_secs if is_new else min(GRACE_SECS, startup_secs)
-        remedy = "start each missing worker, correct --worker_hosts, or, if one is still reading, give a longer"
-        remedy = f"{remedy} --startup_timeout_secs" if is_new else "training goes on"
+        must_come = (
+            "start each missing worker, correct --worker_hosts, or, if one is still reading, give a longer"
+            " --startup_timeout_secs"
+        )
+        remedy = must_come if is_new else "training goes on"
         try:
             wait_until_nothing_is_missing(self._task, self._describe_absent, timeout_secs, remedy)
             self._was_complete = True  # some may have trained and left, when a model begins again

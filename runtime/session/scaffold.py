@@ -106,16 +106,15 @@ class TrainingScaffold(tf.train.Scaffold):
             wait_until_nothing_is_missing, self._task, lambda: self._describe_missing_servers(start)
         )
         wait_for_servers()
-        timeout_secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
+        flag, timeout_secs = "--startup_timeout_secs", self._timeouts.startup_secs
+        if self._was_ready:
+            flag, timeout_secs = "--recovery_timeout_secs", self._timeouts.recovery_secs
         # A look at the model makes a session, so a long wait looks less often.
         wait = functools.partial(wait_until_nothing_is_missing, self._task, timeout_secs=timeout_secs, poll_secs=2.0)
         wait(self._membership.agreement.describe_unconfirmed, remedy="give all tasks the same host lists")
         if not self._task.is_chief:
-            flag = f"--{'recovery' if self._was_ready else 'startup'}_timeout_secs"
-            wait(
-                self._describe_missing_model,
-                remedy=f"start the chief, or, if it is still reading, give a longer {flag}",
-            )
+            remedy = f"start the chief, or, if it is still reading, give a longer {flag}"
+            wait(self._describe_missing_model, remedy=remedy)
         wait_for_servers()  # the session meets the processes that answer now, or later ones
         self._was_ready = True
         return self
