@@ -169,7 +169,7 @@ def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers, las
 def test_a_worker_that_comes_after_the_chief_has_stopped_takes_no_step(local_servers, word, is_over):
     servers, coord = local_servers(1, 2), tf.train.Coordinator()
     servers.membership("worker", 0).say(word)
-    StopWithChiefHook(servers.membership("worker", 1), has_target=True).after_create_session(None, coord)
+    StopWithChiefHook(servers.membership("worker", 1)).after_create_session(None, coord)
     assert coord.should_stop() == is_over
 
 
@@ -542,7 +542,7 @@ def test_a_worker_that_did_not_hear_the_chief_once_listens_on_and_ends_if_its_st
     monkeypatch.setattr(stopping, "end_process", ends.append)
     chief, worker = (servers.membership("worker", index) for index in range(2))
     chief.say(TRAINING)
-    hook, coord, records = StopWithChiefHook(worker, has_target=True), tf.train.Coordinator(), worker.records
+    hook, coord, records = StopWithChiefHook(worker), tf.train.Coordinator(), worker.records
     hook.after_create_session(None, coord)
 
     def fail_once(num_workers):

@@ -92,7 +92,7 @@ class Training:
             self._progress,
             SummaryHook(task, updates, graph.batches.drawn, me.folder, flags.log_every_secs),
             # What may stop the worker, once the others have seen its step.
-            StopWithChiefHook(me.membership, me.target is not None),
+            StopWithChiefHook(me.membership) if me.target and not task.is_chief else None,
             AbandonSessionHook(me.membership, self.scaffold),
             StopOnSignalHook(me.membership, self.scaffold, self._checkpoints, flags.stop_timeout_secs),
             # Last: it waits for the other workers before the first step, and says that this one has taken its last.

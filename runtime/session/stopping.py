@@ -31,24 +31,23 @@ OTHERS_SECS = 3.0  # how long the chief waits for the others to stop before it s
 
 
 class StopWithChiefHook(tf.train.SessionRunHook):
-    """Stops a worker when the chief says that the model is good enough.
+    """Stops a worker when the chief says that the model is good enough. For all but the chief, if there is a target.
 
     A synchronous step may wait for the chief, which takes none any more. So the thread of the membership, which hears
     the chief, ends the process after `LAST_STEP_SECS`: a worker other than the chief has nothing left to do.
     """
 
-    def __init__(self, membership: Membership, has_target: bool):
-        """Listen to the chief if there is a `Target`, and if this task is not the chief itself."""
-        self._membership, self._listens = membership, has_target and not membership.task.is_chief
+    def __init__(self, membership: Membership):
+        self._membership = membership
         self._coord: tf.train.Coordinator | None = None  # of a session in which a step may be going on
         self._end_at = math.inf  # once the chief has stopped
         membership.decisions.append(self._stop_with_chief)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._coord, self._end_at = None, math.inf  # a ps that was lost may have taken the model that was good enough
-        if self._listens and self._has_chief_stopped():
+        if self._has_chief_stopped():
             coord.request_stop()  # before the first step, since the chief may have saved the model
-        elif self._listens:
+        else:
             self._coord = coord
 
     def _has_chief_stopped(self) -> bool:
