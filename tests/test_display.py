@@ -232,7 +232,7 @@ def launch(tmp_path):
     (tmp_path / "go-on").touch()  # what a test that has failed has left in the background holds its terminal open
     for terminal in terminals:
         terminal.end()
-    assert not [line for line in running_with(str(launch.train_dir)) if "launch" in line], "no process may be left"
+    assert not [of for of in running_with(str(launch.train_dir)) if "launch" in of.command], "no process may be left"
 
 
 def wait_for_waiting(terminal):

@@ -189,6 +189,13 @@ print({child.exitcode for child in children}, flush=True)
         assert task.stdout.readline() == "{0}\n"
 
 
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_child_that_a_task_has_forked_ends_with_it_and_leaves_its_port(number):
     body = """
@@ -202,7 +209,7 @@ time.sleep(600)
     with start_task(body) as task:
         child, port = map(int, task.stdout.readline().split())
         task.send_signal(number)
-        poll_for(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie", "end of the child")
+        poll_for(lambda: not is_alive(child), "end of the child")
     with socket.create_server(("127.0.0.1", port)):
         pass
 

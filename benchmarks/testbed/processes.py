@@ -9,6 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from typing import NamedTuple
+
+import psutil
 
 from runtime.launch.ports import choose_ports
 
@@ -172,7 +175,16 @@ class Cluster:
             assert not left, f"{left} still ran"
 
 
-def running_with(text, columns="command"):
-    """Return `columns` of the running processes in whose command lines `text` stands."""
-    lines = subprocess.run(["ps", "-A", "-ww", "-o", columns], capture_output=True, text=True, check=True).stdout
-    return [line for line in lines.splitlines() if text in line]
+class Running(NamedTuple):
+    """A process that runs."""
+
+    pid: int
+    name: str  # as `ps -o comm` shows it
+    command: str
+
+
+def running_with(text):
+    """Return the running processes in whose command lines `text` stands."""
+    found = [process.info for process in psutil.process_iter(["pid", "name", "cmdline"])]
+    running = [Running(of["pid"], of["name"], " ".join(of["cmdline"] or [])) for of in found]
+    return [process for process in running if text in process.command]

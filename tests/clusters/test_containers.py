@@ -64,6 +64,11 @@ def kill(container):
     os.kill(pid, signal.SIGKILL)
 
 
+def wait_for_restart(container):
+    """Wait until a container that ended with an error is started again."""
+    poll_for(lambda: podman.state(container, ".RestartCount") != "0", f"restart of {container}")
+
+
 def step_saved(log):
     """Return the step that the chief said last that it has saved."""
     return int(re.findall(r"worker 0 stopped and saved global step (\d+)", log)[-1])
@@ -86,15 +91,15 @@ def test_a_cluster_of_containers_is_stopped_and_killed_and_a_second_one_goes_on(
         assert podman.run("podman", "exec", chief, "id", "-u") == "10001\n"
 
         for name in (chief, ps):
-            podman.run("podman", "stop", "--time=30", name)
+            podman.run("podman", "stop", "--time=60", name)
             assert podman.wait(name) == [143], podman.logs(name)
             podman.run("podman", "start", name)  # with another address
             first.wait_until_all_train()
         for names in ((chief,), (ps, worker)):
             for name in names:
                 kill(name)
-            for name in names:  # it is started again
-                poll_for(lambda name=name: podman.state(name, ".RestartCount") == "1", f"restart of {name}")
+            for name in names:
+                wait_for_restart(name)
             first.wait_until_all_train()
 
         podman.run("podman", "stop", "--time=30", *first.names)
@@ -109,7 +114,8 @@ def test_a_cluster_of_containers_is_stopped_and_killed_and_a_second_one_goes_on(
 
 
 def test_a_container_and_a_process_by_hand_have_the_same_accuracy_statuses_and_files(tmp_path, mnist_dir):
-    flags = ["--train_steps=300", "--sync_replicas", "--log_every_secs=0.1"]  # each worker then writes a summary
+    # Each worker then writes a summary, and the chief has no checkpoint of a step between.
+    flags = ["--train_steps=300", "--sync_replicas", "--log_every_secs=0.1", "--save_checkpoint_secs=600"]
     by_hand = tmp_path / "by-hand"
     with podman.network("compared", "--internal") as network:
         containers = Containers(network, *flags)
@@ -135,10 +141,18 @@ def test_a_task_can_be_stopped_while_it_starts_and_status_2_comes_out():
     """The system hands no signal to a process 1 that has not asked for it."""
     with podman.network("starting") as network:
         ps, chief = f"{network}-ps", f"{network}-chief"
-        podman.run("podman", "run", "--detach", f"--name={ps}", f"--network={network}", "mnist:1", "--job_name=ps")
-        unusable = ["--job_name=worker", "--learning_rate=0"]
-        podman.run("podman", "run", "--detach", f"--name={chief}", f"--network={network}", "mnist:1", *unusable)
-        poll_for(lambda: "python" in podman.run("podman", "top", ps, "comm"), "process in the container")
+        for name, flags in ((ps, ["--job_name=ps"]), (chief, ["--job_name=worker", "--learning_rate=0"])):
+            command = [
+                "podman",
+                "run",
+                "--detach",
+                f"--name={name}",
+                f"--network={network}",
+                "mnist:1",
+                "--task_index=0",
+            ]
+            podman.run(*command, *flags)
+        poll_for(lambda: re.search("python|ps-0", podman.run("podman", "top", ps, "comm")), "process in the container")
         podman.run("podman", "stop", "--time=60", ps)
         assert podman.wait(ps, chief) == [143, 2], podman.logs(chief)
 
@@ -184,10 +198,12 @@ def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path
             assert composed.up("--train_steps=1000000") == containers
             podman.wait_for_log(chief, rf"restored /mnt/train/model\.ckpt-{step}")
             kill(worker)
-            poll_for(lambda: podman.state(worker, ".RestartCount") == "1", "restart of the worker")
+            wait_for_restart(worker)
             podman.wait_for_log(worker, TRAINS, after=len(podman.logs(worker)))
 
-            containers = composed.up(f"--train_steps={step + 3000}")  # others, which take the place of these
+            composed.run("stop")
+            step = step_saved(composed.run("logs", "worker-0"))
+            containers = composed.up(f"--train_steps={step + 1000}")  # others, which take the place of these
             _, chief, _ = containers
             assert podman.wait(*containers) == [0, 0, 0], podman.logs(chief)
             assert copy_results(chief, tmp_path)["test_accuracy"] >= 0.95
@@ -293,7 +309,7 @@ def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_p
         result = json.loads((tmp_path / "results" / "result.json").read_text())
         assert result["test_accuracy"] > 0.7
         text = (PROJECT / "docs" / "deploying.md").read_text()
-        for words in ("stop -t 30 worker-0", "volume rm own-train"):
+        for words in ("stop worker-0", "volume rm own-train"):
             execute(re.search(rf"`(docker {words}.*?)`", text)[1])
         assert "own-train" not in podman.run("podman", "volume", "ls", "--quiet")
     finally:

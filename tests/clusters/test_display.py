@@ -34,7 +34,7 @@ def states_shown(terminal, name):
 
 
 def test_a_terminal_shows_how_the_tasks_come_along(launch):
-    terminal = launch("--train_steps=2000", "--eval_every_secs=0.5")
+    terminal = launch("--train_steps=4000", "--eval_every_secs=0.5")
     assert terminal.wait(DEADLINE_SECS) == 0, terminal.lines
     assert states_shown(terminal, "ps 0")[0] == "starting"
     assert states_shown(terminal, "ps 0")[-2:] == ["serving", "done"]
@@ -43,12 +43,12 @@ def test_a_terminal_shows_how_the_tasks_come_along(launch):
         assert states[0] == "starting"
         assert states.index("training") < states.index("done") == len(states) - 1
     assert any(
-        re.search(r"global step \d+/2000 .*\d+:\d\d\n\d+ examples/s, loss \d\.\d+, test accuracy \d", screen)
+        re.search(r"global step \d+/4000 .*\d+:\d\d\n\d+ examples/s, loss \d\.\d+, test accuracy \d", screen)
         for screen in terminal.shown()
     )
     end = "\n".join(terminal.lines)
     assert re.search(
-        r"\nglobal step 200[01]/2000 ━+ 00:00\n\d+ examples/s, .*accuracy 1.0000\n✓ ps 0 .*\n✓ .*\n✓ ", end
+        r"\nglobal step 400[01]/4000 ━+ 00:00\n\d+ examples/s, .*accuracy 1.0000\n✓ ps 0 .*\n✓ .*\n✓ ", end
     )
     assert re.search(r"\ntest accuracy 1.0000 .* examples/s\n\nfolder    .*\nreport    ", end)
     assert re.search(r"\n\d\d:\d\d:\d\d worker 0: finished at global step", end)
@@ -60,8 +60,8 @@ def test_a_terminal_shows_how_the_tasks_come_along(launch):
 def test_ctrl_c_saves_and_leaves_a_clean_terminal_and_a_lost_task_is_shown(launch, tmp_path):
     terminal = launch("--train_steps=1000000", "--save_checkpoint_secs=600")
     poll_for(lambda: "training" in states_shown(terminal, "worker 1"), "worker that trains")
-    (worker,) = [line for line in running_with(f"{tmp_path}/train", "pid,comm,command") if " worker-1 " in line]
-    os.kill(int(worker.split()[0]), signal.SIGKILL)
+    (worker,) = [process for process in running_with(f"{tmp_path}/train") if process.name == "worker-1"]
+    os.kill(worker.pid, signal.SIGKILL)
     poll_for(lambda: "restarting" in states_shown(terminal, "worker 1"), "worker that is restarted")
     assert "worker-1 ended with status 137: starting it again (1 of 3)" in "\n".join(terminal.lines)
     poll_for(lambda: states_shown(terminal, "worker 1")[-1] == "training", "worker that trains again")

@@ -20,7 +20,9 @@ def test_an_evaluation_that_is_good_enough_ends_training(tmp_path, black_and_whi
     flags = [*mode, "--train_steps=100000000", "--eval_every_secs=0.5", "--stop_at_accuracy=0.99"]
     flags += [f"--train_dir={tmp_path}", f"--data_dir={black_and_white_dir}"]
     with Cluster(tmp_path, 1, 2, *flags) as cluster:
-        cluster.start()
+        cluster.start("ps 0", "worker 1")
+        cluster["worker 1"].wait_for_output("waiting for the chief")  # which may have a model that is good in no time
+        cluster.start("worker 0")
         assert cluster.wait() == dict.fromkeys(cluster.names, 0)
         reached = re.findall(EVALUATION, cluster["worker 0"].output())[-1]
         assert float(reached[0]) >= 0.99

@@ -39,8 +39,8 @@ class Launcher:
 
     def tasks(self):
         """Return the process numbers of the tasks that run, by name, such as "worker-0"."""
-        lines = running_with(str(self.train_dir), columns="pid,comm,command")
-        return {name: int(pid) for pid, name in (line.split()[:2] for line in lines) if re.match(r"(ps|worker)-", name)}
+        found = running_with(str(self.train_dir))
+        return {process.name: process.pid for process in found if re.match(r"(ps|worker)-", process.name)}
 
     def log(self, name):
         path = self.train_dir / "logs" / f"{name}.log"
@@ -56,7 +56,7 @@ def launcher(tmp_path):
 
 
 def test_one_command_trains_mnist_and_prints_the_accuracy(launcher, mnist_dir):
-    run = launcher.start("--train_steps=2000", f"--data_dir={mnist_dir}")
+    run = launcher.start("--train_steps=2000", "--log_every_secs=0.5", f"--data_dir={mnist_dir}")
     assert run.wait() == 0, run.output()
     output = run.output()
     assert re.search(r"worker 0: global step \d+/2000, local step \d+, loss \d\.\d+, \d+ examples/s", output)
@@ -68,12 +68,12 @@ def test_one_command_trains_mnist_and_prints_the_accuracy(launcher, mnist_dir):
     assert round(result["test_accuracy"], 4) == float(accuracy)
     assert result["global_step"] == int(step)
     assert (result["num_ps"], result["num_workers"]) == (1, 2)
-    program, folder = PROJECT / "run_local_cluster.sh", f"--train_dir={launcher.train_dir}"
+    command = f"{PROJECT}/run_local_cluster.sh --train_dir={launcher.train_dir}"
     assert lines.splitlines() == [
         "folder    train",
         "report    train/report.html",
-        f"train on  {program} {folder} --data_dir={mnist_dir} --train_steps={2 * int(step)}",
-        f"export    {program} {folder} --train_steps=2000 --data_dir={mnist_dir} --export_dir=train/model",
+        f"train on  {command} --log_every_secs=0.5 --data_dir={mnist_dir} --train_steps={2 * int(step)}",
+        f"export    {command} --train_steps=2000 --log_every_secs=0.5 --data_dir={mnist_dir} --export_dir=train/model",
         f"predict   {sys.executable} {PROJECT}/predict.py --model=train/model PICTURE...",
     ]
     assert (launcher.train_dir / "report.html").exists()
@@ -138,7 +138,7 @@ def kill(launcher, name):
 
 
 def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir):
-    run = launcher.start("--train_steps=2500", "--log_every_secs=0.2", f"--data_dir={black_and_white_dir}")
+    run = launcher.start("--train_steps=4000", "--log_every_secs=0.2", f"--data_dir={black_and_white_dir}")
     kill(launcher, "worker-0")
     assert run.wait() == 0, run.output()
     assert "worker-0 ended with status 137: starting it again (1 of 3)" in run.output()
@@ -209,9 +209,9 @@ def test_tensorboard_shows_the_run_and_ends_with_the_launcher(launcher, black_an
     assert (step, accuracy) == (evaluation["global_step"], pytest.approx(evaluation["test_accuracy"]))
     assert ask(f"{scalars}/scalars?run=.&tag=loss")[0][2] > 0
 
-    lines = running_with(str(launcher.train_dir), columns="pid,command")
-    (line,) = [line for line in lines if " -m tensorboard.main " in line and " sh -c " not in line]
-    board = psutil.Process(int(line.split()[0]))
+    found = running_with(str(launcher.train_dir))
+    (board,) = [of for of in found if " -m tensorboard.main " in of.command and of.name != "sh"]
+    board = psutil.Process(board.pid)
     listening = [
         c for p in (board, *board.children(recursive=True)) for c in p.net_connections() if c.status == "LISTEN"
     ]
@@ -269,7 +269,7 @@ def test_a_users_file_may_start_tensorflow_and_processes_and_draws_its_own_numbe
         decode = re.search(r"def decode.*?(?=\n    return)", text, re.DOTALL)[0]
         return text.replace(decode, decode + IN_DECODE)
 
-    run = start_edited(launcher, edit, "--train_steps=100", "--max_restarts=0", f"--data_dir={black_and_white_dir}")
+    run = start_edited(launcher, edit, "--train_steps=500", "--max_restarts=0", f"--data_dir={black_and_white_dir}")
     assert run.wait() == 0, run.output()
     drawn = [re.findall(r"drawn train (.*) (.*)", launcher.log(f"worker-{index}")) for index in (0, 1)]
     assert len({number for ((*numbers,),) in drawn for number in numbers}) == 4
@@ -384,10 +384,10 @@ def test_a_disk_that_is_full_at_the_start_is_refused(tmp_path, black_and_white_d
 def test_a_disk_that_is_full_at_the_end_is_waited_for_before_the_only_copy_of_the_model_goes(
     tmp_path, black_and_white_dir, recovery_timeout_secs, status
 ):
-    flags = ["--train_steps=5000", "--log_every_secs=0.1", f"--data_dir={black_and_white_dir}"]
+    flags = ["--train_steps=6000", "--log_every_secs=0.1", f"--data_dir={black_and_white_dir}"]
     timeout = f"--recovery_timeout_secs={recovery_timeout_secs}"
     disk = Disk(tmp_path, tmp_path / "train", "30m", *flags, timeout)
-    disk.run.wait_for_output(r"global step \d+/5000")
+    disk.run.wait_for_output(r"global step \d+/6000")
     disk.fill()
     disk.run.wait_for_output("waiting for the result to be saved")
     if status == 0:
@@ -406,4 +406,4 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for_before_the_only_copy_of_th
     assert "starting it again" not in output
     listing = disk.listing.read_text()
     assert "_temp" not in listing
-    assert ("result.json" in listing) == bool(re.search(r"model\.ckpt-5\d\d\d\.index", listing)) == (status == 0)
+    assert ("result.json" in listing) == bool(re.search(r"model\.ckpt-6\d\d\d\.index", listing)) == (status == 0)
