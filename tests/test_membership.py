@@ -14,12 +14,22 @@ from runtime.cluster import agreement, departure, membership
 from runtime.cluster.departure import Departure
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
-from runtime.cluster.table import ABORT_REASON, DIGEST, EVALUATED, IS_TRAINING, TRAINED, TRAINING, Record, Table
+from runtime.cluster.table import (
+    ABORT_REASON,
+    DIGEST,
+    EVALUATED,
+    IS_TRAINING,
+    STOPPED,
+    TRAINED,
+    TRAINING,
+    Record,
+    Table,
+)
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_server_config, make_session_config
-from runtime.process.errors import UnusableError
+from runtime.process.errors import AwayError, UnusableError
 
 PS = ("a:1", "b:2")
 WORKERS = ("c:3", "d:4", "e:5")
@@ -242,6 +252,15 @@ def test_who_differs_from_the_chief_names_the_flag_and_both_values(local_servers
         chief.agreement.check_flags({**SETTINGS, "learning_rate": 0.01})
 
 
+def test_who_has_other_files_than_the_chief_says_so_once_and_trains(local_servers, caplog):
+    servers = local_servers(1, 2)
+    servers.membership("worker", 0).agreement.check_flags({"model.py": 1, "mnist_input.py": 2, "seed": 3})
+    for _ in range(2):
+        servers.membership("worker", 1).agreement.check_flags({"model.py": 4, "mnist_input.py": 5, "seed": 3})
+    told = "worker 1 has another model.py and mnist_input.py than the model on the ps tasks is trained with: give all"
+    assert caplog.text.count(told) == 1
+
+
 def test_other_data_may_be_the_same_in_another_order(local_servers):
     servers = local_servers(1, 2)
     servers.membership("worker", 0).agreement.check_flags({"data_dir": "(9 examples, CRC-32 00000001)"})
@@ -313,6 +332,15 @@ def test_a_table_is_read_again_after_its_session_was_closed_or_its_server_was_aw
 # The end.
 
 
+def test_a_server_that_is_there_but_never_answers_is_asked_for_a_while(local_servers):
+    def ask_in_vain():
+        raise tf.errors.UnavailableError(None, None, "no answer of ps-0:2222")
+
+    member = local_servers(1, 1).membership("worker", 0)
+    with pytest.raises(AwayError, match="worker 0 waited 1 s, but no answer of ps-0:2222: let every address in --ps"):
+        member.repeat_until_answered(ask_in_vain, timeout_secs=1)
+
+
 def test_every_server_hears_that_nobody_needs_it_and_the_chief_looks_no_more(local_servers):
     servers = local_servers(2, 1)
     before, chief = threading.enumerate(), servers.membership("worker", 0)
@@ -338,4 +366,28 @@ def test_a_ps_that_is_told_to_stop_and_then_hears_the_last_word_has_done_its_par
     leaving._note_signal(signal.SIGTERM)
     chief.say(EVALUATED)
     assert ends.get(timeout=DEADLINE_SECS) == 0
+    ps._is_over.set()
+
+
+def test_a_ps_that_is_told_to_stop_while_it_is_busy_waits_for_who_may_train(local_servers, monkeypatch):
+    def read():
+        reads.append(1)
+        raise tf.errors.UnavailableError(None, None, "it saves")
+
+    ends, reads = queue.SimpleQueue(), []
+    monkeypatch.setattr(departure, "end_process", ends.put)
+    servers = local_servers(1, 1)
+    servers.membership("worker", 0).say(TRAINING)
+    ps = servers.membership("ps", 0)
+    monkeypatch.setattr(ps, "records", read)
+    leaving = Departure(ps)
+    leaving.start()
+    leaving._note_signal(signal.SIGTERM)
+    ps.start()
+    poll_for(lambda: len(reads) > 2, "decisions")
+    assert ends.empty()
+    monkeypatch.undo()
+    monkeypatch.setattr(departure, "end_process", ends.put)
+    servers.membership("worker", 0).say(STOPPED)
+    assert ends.get(timeout=DEADLINE_SECS) == 128 + signal.SIGTERM
     ps._is_over.set()

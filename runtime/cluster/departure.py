@@ -30,6 +30,7 @@ class Departure:
         """Prepare to heed the records of the workers, which stop in `stop_secs`."""
         self._membership, self._task, self._stop_secs = membership, membership.task, stop_secs
         self._records = [Record()] * self._task.num_clients
+        self._is_busy = True  # its own server: what is in the records may have changed
         self._received: signal.Signals | None = None
 
     def start(self) -> None:
@@ -46,9 +47,9 @@ class Departure:
 
     def _leave_if_dismissed(self) -> None:
         """Log what each client says whenever that changes; leave once none needs this task any more."""
-        last_records = self._records
-        with contextlib.suppress(tf.errors.UnavailableError):  # its own server may be busy
-            self._records = self._membership.records()
+        last_records, self._is_busy = self._records, True
+        with contextlib.suppress(tf.errors.UnavailableError):
+            self._records, self._is_busy = self._membership.records(), False
         for worker, record in enumerate(self._records):
             if record != last_records[worker]:
                 logging.info("%s: worker %d: %s", self._task, worker, record.state)
@@ -68,7 +69,7 @@ class Departure:
     def _is_free(self) -> bool:
         """Return whether every client has trained, and the chief has evaluated, but for those that do not answer."""
         states = [record.state for record in self._records]
-        awaited = [worker for worker in self._task.clients if states[worker.index] in (TRAINING, REACHED)]
+        awaited = [of for of in self._task.clients if self._is_busy or states[of.index] in (TRAINING, REACHED)]
         if states[0] == TRAINED:
             awaited.append(self._task.clients[0])
         return len(unreachable(awaited)) == len(awaited)

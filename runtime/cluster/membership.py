@@ -15,6 +15,7 @@ from runtime.cluster.table import EVALUATED, Record, Table, parse_record
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, look_secs, wait_until_nothing_is_missing
 from runtime.process.end import end_process
+from runtime.process.errors import AwayError
 from runtime.process.threads import start_guard
 from runtime.records import events
 
@@ -151,21 +152,27 @@ class Membership:
         found = ask_all(servers, lambda server: self._tables[server].read(*numbers))
         return [parse_record(texts[0] if all(texts) else "") for texts in zip(*found.values(), strict=True)]
 
-    def repeat_until_answered(self, ask_servers: Callable[[], Answer]) -> Answer:
+    def repeat_until_answered(self, ask_servers: Callable[[], Answer], timeout_secs: float | None = None) -> Answer:
         """Return what `say()` or `records()` returns once no server is silent: its process or its link may come back.
 
-        If it does not, the thread of this object ends the process. So that thread itself must not wait here.
+        If it does not, the thread of this object ends the process. So that thread itself must not wait here. But a
+        server that is there may be beyond the reach of a new session: its name, say, is gone.
 
         Raises:
+          AwayError: a server was still silent after `timeout_secs`, by default the recovery timeout.
           UnavailableError: the process of a server has ended.
         """
+        start, secs = time.monotonic(), self.timeouts.recovery_secs if timeout_secs is None else timeout_secs
         while True:
             try:
                 return ask_servers()
-            except tf.errors.UnavailableError:
+            except tf.errors.UnavailableError as error:
                 statuses = self.look()
                 if REFUSED in [statuses[server].reason for server in self.task.servers]:
                     raise
+                if time.monotonic() > start + secs:
+                    remedy = "let every address in --ps_hosts lead to its task again"
+                    raise AwayError(f"{self.task} waited {secs:.0f} s, but {error.message}: {remedy}") from error
             time.sleep(POLL_SECS)
 
     def dismiss_servers(self) -> None:

@@ -68,7 +68,7 @@ class AttendanceHook(tf.train.SessionRunHook):
     def end(self, session: tf.Session) -> None:
         try:
             self._membership.repeat_until_answered(lambda: self._membership.say(TRAINED))
-        except tf.errors.UnavailableError as error:
+        except (AwayError, tf.errors.UnavailableError) as error:
             if self._task.is_chief or self._wait_for_all:
                 raise
             logging.warning("%s: not every ps has heard that it has trained (%s)", self._task, reason(error))

@@ -27,7 +27,7 @@ STEP_SECS = 1.0  # how long a worker may take after a signal to finish its step
 LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the chief has stopped
 CLOSING_SECS = 60.0  # how long the close of a lost session may take; TCP gives up a cut link after 20 s
 STOP_SECS = 8.0  # how long a worker that saves nothing may take to stop in order; Docker kills after 10 s
-OTHERS_SECS = 3.0  # how long the chief waits for the others to stop before it saves
+OTHERS_SECS = 3.0  # how long the chief waits for the others to stop before it saves, and any worker for the ps tasks
 
 
 class StopWithChiefHook(tf.train.SessionRunHook):
@@ -131,7 +131,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                     if saves:
                         self._wait_for_others()
                     self._checkpoint_hook.end(session)
-                    self._membership.repeat_until_answered(lambda: self._membership.say(STOPPED))
+                    with contextlib.suppress(AwayError, tf.errors.UnavailableError):  # they will miss this process
+                        self._membership.repeat_until_answered(lambda: self._membership.say(STOPPED), OTHERS_SECS)
             except (tf.errors.OpError, RuntimeError) as error:  # a ps or the session is gone
                 failure = reason(error)
             except UnusableError as error:
@@ -151,7 +152,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         """Wait a little for the other workers, which may have had the signal too, to save their last steps."""
 
         def describe_training() -> str:
-            records = self._membership.repeat_until_answered(self._membership.records)
+            records = self._membership.repeat_until_answered(self._membership.records, OTHERS_SECS)
             return ", ".join(f"{peer} to stop" for peer in self._task.clients if records[peer.index].state == TRAINING)
 
         with contextlib.suppress(AwayError):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -191,25 +192,44 @@ def test_a_task_on_another_host_than_that_of_its_address_says_so_and_disturbs_no
 BIND_HOSTS = 'mount --bind "$0" /etc/hosts && exec "$@"'  # the file of names of one process
 
 
-@pytest.mark.skipif(not can_run(["unshare", "--user", "--map-root-user", "--mount", "true"]), reason="needs unshare")
-@pytest.mark.parametrize("new_host", [SPARE, PS], ids=["at_another_address", "behind_a_cut_link"])
-def test_a_ps_comes_back_under_its_name(hosts, new_host, tmp_path, black_and_white_dir):
-    names = tmp_path / "hosts"
-    flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
-    with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", *flags, network=hosts) as cluster:
+class NamedPs:
+    """A cluster whose ps has a name, which leads to `PS` at first, and whose workers train."""
+
+    def __init__(self, hosts, cluster, folder):
+        self._cluster, self._names = cluster, folder / "hosts"
         cluster.flags = [flag.replace(hosts.address(PS), "ps-0") for flag in cluster.flags]
-        before = ["unshare", "--mount", "sh", "-c", BIND_HOSTS, str(names)]
-        names.write_text(f"127.0.0.1 localhost\n{hosts.address(PS)} ps-0\n")
+        self.lead_to(hosts.address(PS))
         for name in cluster.names:
-            cluster.start_with(name, *cluster.role(name), *cluster.flags, before=before)
+            self.start(name)
         for worker in ("worker 0", "worker 1"):
             wait_for_steps(cluster[worker], 1)
+
+    def lead_to(self, address=None):
+        """Let the name lead to an address, or to none."""
+        self._names.write_text("127.0.0.1 localhost\n" + (f"{address} ps-0\n" if address else ""))
+
+    def start(self, name):
+        before = ["unshare", "--mount", "sh", "-c", BIND_HOSTS, str(self._names)]
+        self._cluster.start_with(name, *self._cluster.role(name), *self._cluster.flags, before=before)
+
+
+NEEDS_NAMES = pytest.mark.skipif(
+    not can_run(["unshare", "--user", "--map-root-user", "--mount", "true"]), reason="needs unshare"
+)
+
+
+@NEEDS_NAMES
+@pytest.mark.parametrize("new_host", [SPARE, PS], ids=["at_another_address", "behind_a_cut_link"])
+def test_a_ps_comes_back_under_its_name(hosts, new_host, tmp_path, black_and_white_dir):
+    flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
+    with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", *flags, network=hosts) as cluster:
+        ps = NamedPs(hosts, cluster, tmp_path)
         for worker in ("worker 0", "worker 1"):
             hosts.cut(PS, cluster.host[worker])  # a host that breaks down closes no connection
         cluster["ps 0"].kill()
         cluster.host["ps 0"] = new_host
-        names.write_text(f"127.0.0.1 localhost\n{hosts.address(new_host)} ps-0\n")
-        cluster.start_with("ps 0", *cluster.role("ps 0"), *cluster.flags, before=before)
+        ps.lead_to(hosts.address(new_host))
+        ps.start("ps 0")
         if new_host == PS:  # nobody has seen it leave or come
             poll_for(lambda: cluster["ps 0"].output().count("ps 0: serving at ") == 2, "start of the other ps")
             for worker in ("worker 0", "worker 1"):
@@ -218,6 +238,21 @@ def test_a_ps_comes_back_under_its_name(hosts, new_host, tmp_path, black_and_whi
             cluster[worker].wait_for_output(r"the last session is lost(?s:.*)local step \d+,")
         for task in cluster.tasks.values():
             task.kill()
+
+
+@NEEDS_NAMES
+def test_a_stop_saves_though_the_name_of_the_ps_is_gone_already(hosts, tmp_path, black_and_white_dir):
+    """As when a manager removes the names of tasks at the moment in which it tells them to stop."""
+    flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
+    more = ["--log_every_secs=0.1", "--save_checkpoint_secs=600"]
+    with Cluster(tmp_path, 1, 2, *flags, *more, network=hosts) as cluster:
+        NamedPs(hosts, cluster, tmp_path).lead_to()
+        for task in cluster.tasks.values():
+            task.send(signal.SIGTERM)
+        assert cluster.wait() == dict.fromkeys(cluster.names, 128 + signal.SIGTERM)
+        saved = re.search(r"\nworker 0 stopped and saved global step (\d+) because of", cluster["worker 0"].output())
+        assert int(saved[1]) >= num_steps(cluster["worker 0"])
+        assert (tmp_path / f"model.ckpt-{saved[1]}.index").exists()
 
 
 def num_steps(worker):
