@@ -9,5 +9,6 @@ USER root
 # model.py, mnist_input.py and what they import; perhaps requirements.txt with further packages, and data.
 COPY . ./
 RUN chmod -R a+rX . && \
-  { test ! -e requirements.txt || python -m pip install --no-cache-dir --requirement requirements.txt; }
+  { test ! -e requirements.txt || \
+    { python -m pip install --no-cache-dir --requirement requirements.txt && python -m pip check; }; }
 USER 10001:10001

@@ -151,9 +151,7 @@ def test_under_slurm_a_task_that_always_fails_is_started_again_five_times(tmp_pa
     script = (deployed.DEPLOY / "slurm.sbatch").read_text()
     (function,) = re.findall(r"^run_task\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)
     stubs = 'python() { echo "started $*"; return 1; }; sleep() { :; }; scancel() { echo "told $*"; }'
-    variables = (
-        "PYTHON=python NUM_PS=1 PORTS=2222 GAVE_UP=200 SLURM_PROCID=2 SLURM_JOB_ID=7 SLURM_STEP_ID=0 TRAIN_DIR=there"
-    )
+    variables = "PYTHON=python NUM_PS=1 PORTS=2222 GAVE_UP=200 SLURM_PROCID=2 JOB=7 SLURM_STEP_ID=0 TRAIN_DIR=there"
     command = ["bash", "-c", f"{stubs}\n{variables}\n{function}\nrun_task --seed=1"]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, input="--ps_hosts=a --worker_hosts=b\n"

@@ -250,7 +250,7 @@ EXERCISED = {
     "kubectl wait --for=condition=Ready --timeout=10m pod/mnist-results": Deployed(),
     "kubectl cp mnist-results:/mnt/train results": Deployed(),
     "kubectl delete pod mnist-results": Deployed(),
-    "kubectl delete --cascade=foreground job mnist-ps mnist-worker": Deployed(),
+    "kubectl delete --cascade=foreground job/mnist-ps job/mnist-worker configmap/mnist": Deployed(),
     "(umask 077 && wg genkey | tee /etc/wireguard/mnist.key) | wg pubkey": ENCRYPTED,
     "install --mode=600 deploy/wireguard.conf /etc/wireguard/mnist.conf": ENCRYPTED,
     "wg-quick up mnist": ENCRYPTED,

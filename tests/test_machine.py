@@ -139,6 +139,12 @@ def test_a_quota_of_processor_time_counts_as_cores(monkeypatch, tmp_path, of_pro
     assert count_cores(tmp_path) == num_cores
 
 
+def test_what_slurm_gives_to_a_job_on_a_node_counts_as_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
+    assert count_cores() == 1
+
+
 def test_a_real_quota_counts_as_cores():
     version1 = pathlib.Path("/sys/fs/cgroup/cpu")
     group = (version1 if version1.exists() else version1.parent) / f"test-{os.getpid()}"

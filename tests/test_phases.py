@@ -90,6 +90,13 @@ def test_what_may_pass_and_what_is_told_already_is_no_mistake(capsys, error):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EROFS])
+def test_a_file_that_no_later_attempt_can_open_is_a_mistake(capsys, number):
+    with pytest.raises(UnusableError, match=f"{os.strerror(number)}.*; correct "), phases.preparing("mnist_input.py"):
+        raise OSError(number, os.strerror(number), "cache.npy")
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_what_is_kept_from_one_call_for_the_next_is_told():
     def build_logits(inputs, is_training):
         weights.append(tf.get_variable("weight", []))

@@ -1,6 +1,7 @@
 """What model.py and mnist_input.py must have, and return."""
 
 import collections
+import sys
 import types
 from typing import NamedTuple
 
@@ -11,11 +12,20 @@ import tensorflow.compat.v1 as tf
 from runtime.data.records import make_parse
 from runtime.model.files import Files
 from runtime.model.trace import trace
-from runtime.model.users_files import check_examples, inputs_of
+from runtime.model.users_files import check_examples, checksums, inputs_of
 from runtime.process.errors import UnusableError
 from tests.models import make_files, make_model
 
 INPUT = tf.TensorSpec([1, 2], tf.uint8, "numbers")
+
+
+def test_a_checksum_tells_a_file_from_another_whatever_its_line_ends(tmp_path, monkeypatch):
+    def compute(content):
+        (tmp_path / "model.py").write_bytes(content)
+        return checksums()["model.py"]
+
+    monkeypatch.setitem(sys.modules, "model", types.SimpleNamespace(__file__=str(tmp_path / "model.py")))
+    assert compute(b"a = 1\n") == compute(b"a = 1\r\n") != compute(b"a = 2\n")
 
 
 class Examples(NamedTuple):

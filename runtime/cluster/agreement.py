@@ -136,24 +136,28 @@ class Agreement:
             time.sleep(POLL_SECS)
 
     def check_flags(self, flags: Mapping[str, object]) -> None:
-        """Compare flags of this worker with those that the chief has published; the chief then publishes its own.
+        """Compare flags, and checksums of files, with those that the chief has published; the chief then publishes its.
 
         They are on ps 0: a model lives only as long as every ps does.
 
         Raises:
           UnavailableError: the ps does not answer.
-          UnusableError: they differ.
+          UnusableError: flags differ. Files may.
         """
         own, table = {name: str(value) for name, value in flags.items()}, self._tables[self._task.servers[0]]
         published = json.loads(table.read(FLAGS)[0] or "{}")
-        for name, value in own.items():
-            if (theirs := published.get(name, value)) != value:
+        differing = [name for name, value in own.items() if published.get(name, value) != value]
+        if files := [name for name in differing if name.endswith(".py")]:  # perhaps in a comment alone
+            told = "%s has another %s than the model on the ps tasks is trained with: give all workers the same"
+            logging.log_first_n(logging.WARNING, told, 1, self._task, " and ".join(files))
+        for name in differing:
+            if name not in files:
                 remedy = "give all workers the same"
                 if name == "data_dir":  # the CRC-32 is of the examples in their order
                     remedy += " examples in the same order (sort the files, seed the shuffle)"
                 raise UnusableError(
-                    f"{self._task} has --{name}={value}, but the model on the ps tasks is trained with"
-                    f" --{name}={theirs}: {remedy}, or end the ps tasks and start them again"
+                    f"{self._task} has --{name}={own[name]}, but the model on the ps tasks is trained with"
+                    f" --{name}={published[name]}: {remedy}, or end the ps tasks and start them again"
                 )
         if self._task.is_chief:
             table.write({FLAGS: json.dumps(own)})

@@ -30,7 +30,7 @@ OTHERS = (
     "<",
 )
 NETWORK_ERRORS = (ConnectionError, TimeoutError, ssl.SSLError, urllib.error.URLError)
-LASTING = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+LASTING = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 FORMATS = ("builtins", "gzip", "PIL")  # packages whose OSError without a number tells of a file of the wrong format
 REPEATED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # the same values cause them again
 # What a message of TensorFlow does not say: a part of it, and the remedy.

@@ -11,6 +11,7 @@ from runtime.data.reader import Batches, Columns
 from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Model
 from runtime.model.tables import Lookups, Parameters, TableReader
+from runtime.model.users_files import checksums
 from runtime.monitoring import summaries
 from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_placeholders, record_test
 from runtime.monitoring.measures import Measures, check_finite
@@ -69,7 +70,7 @@ class Training:
                     self._build_summaries()
         placement.log_placement(task)
         unsaved = updates.unsaved_variables
-        agreed = {**me.agreed_flags, "data_dir": data}
+        agreed = {**me.agreed_flags, **checksums(), "data_dir": data}
         job = Job(agreed, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal)
         self.scaffold = TrainingScaffold(me.membership, me.connection, job)
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)

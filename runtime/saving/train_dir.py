@@ -3,6 +3,7 @@
 import fcntl
 import os
 import socket
+import uuid
 
 from absl import logging
 
@@ -41,12 +42,15 @@ def _lock(folder: RunFolder) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = os.read(descriptor, 1000).decode(errors="replace").strip()
+        holder = os.read(descriptor, 1000).decode(errors="replace").partition("\n")[0]
         raise UnusableError(
             f"--train_dir {folder.path} is in use by another job, whose chief is {holder}: end that job, or give"
             " another --train_dir"
         ) from error
     except OSError as error:  # some network file systems know no locks
         logging.warning("--train_dir %s cannot be locked (%s): let no other job use it", folder.path, error.strerror)
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    # In containers, the tasks of two runs may have the same numbers and names. A full disk can take this in place of
+    # what stands there.
+    content = f"process {os.getpid()} on {socket.gethostname()}\n{uuid.uuid4()}\n".encode()
+    os.pwrite(descriptor, content, 0)
+    os.ftruncate(descriptor, len(content))

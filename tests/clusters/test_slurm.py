@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.testbed.processes import PROJECT, Process, poll_for, running_with
+from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Process, poll_for, running_with
 from runtime.launch.ports import choose_ports
 
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}  # where the daemons are
@@ -19,6 +19,7 @@ PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch")
 CONFIGURATION = """
 ClusterName=test
 AuthInfo=socket={folder}/munge.socket
+MessageTimeout=100
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 ReturnToService=2
@@ -131,13 +132,15 @@ def wait_until_all_train(log, num_workers=2, num_characters=0):
 
 def tasks_of(train_dir, job_name=""):
     """Return the process numbers of the tasks that run."""
-    lines = running_with(str(train_dir), "pid,command")
-    return [int(line.split()[0]) for line in lines if f" distributed.py --job_name={job_name}" in line]
+    found = running_with(str(train_dir))
+    return [process.pid for process in found if f" distributed.py --job_name={job_name}" in process.command]
 
 
 def wait_for_end(slurm, job):
     """Return the state in which a job ended."""
-    poll_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), f"end of job {job}")
+    going_on = ("PENDING", "RUNNING", "COMPLETING")
+    # Twelve tasks need long to start.
+    poll_for(lambda: slurm.state(job) not in going_on, f"end of job {job}", 3 * DEADLINE_SECS)
     return slurm.state(job)
 
 
@@ -152,9 +155,9 @@ def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
     wait_until_all_train(log)
     (ps,) = tasks_of(train_dir, "ps")
     os.kill(ps, signal.SIGKILL)
-    again = "ps 0 ended with status 137: starting it again"
-    poll_for(lambda: again in log.read_text(), again)
-    wait_until_all_train(log, num_characters=log.read_text().index(again))
+    again = r"ps 0 ended with status 137: starting it again(?s:.*)restored \S+"
+    restored = poll_for(lambda: re.search(again, log.read_text()), again)
+    wait_until_all_train(log, num_characters=restored.end())
 
     slurm.run("scancel", "--signal=TERM", job)  # what Slurm does shortly before the end of the job's time
     poll_for(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", job), "requeue")
@@ -184,6 +187,19 @@ def test_jobs_on_the_same_nodes_have_ports_of_their_own_and_one_that_is_cancelle
     assert "worker 0 stopped and saved global step " in log.read_text()
     _, log = submit(slurm, *flags, *cancelled, options=["--ntasks=2"])
     poll_for(lambda: re.search(r"restored \S+model\.ckpt-[1-9]", log.read_text()), "restored checkpoint")
+
+
+def test_an_element_of_an_array_is_queued_again_alone(slurm, black_and_white_dir):
+    flags = ["--train_steps=1000000", "--train_dir=", f"--data_dir={black_and_white_dir}", "--log_every_secs=0.1"]
+    logs = [slurm.folder / f"element{index}.log" for index in (1, 2)]
+    array, _ = submit(slurm, *flags, options=["--array=1-2", "--ntasks=2", f"--output={slurm.folder}/element%a.log"])
+    for log in logs:
+        poll_for(log.exists, f"{log}")
+        wait_until_all_train(log, num_workers=1)
+    slurm.run("scancel", "--signal=TERM", f"{array}_2")  # whose own number is that of the array
+    poll_for(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", f"{array}_2"), "requeue")
+    assert "Restarts=0" in slurm.run("scontrol", "show", "job", f"{array}_1")
+    assert slurm.state(f"{array}_1") == "RUNNING"
 
 
 @pytest.mark.long
