@@ -139,10 +139,10 @@ def test_a_quota_of_processor_time_counts_as_cores(monkeypatch, tmp_path, of_pro
     assert count_cores(tmp_path) == num_cores
 
 
-def test_what_slurm_gives_to_a_job_on_a_node_counts_as_cores(monkeypatch):
+def test_what_slurm_gives_to_a_job_on_a_node_counts_as_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
-    assert count_cores() == 1
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "3")
+    assert count_cores(tmp_path) == 3
 
 
 def test_a_real_quota_counts_as_cores():

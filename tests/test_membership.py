@@ -252,12 +252,13 @@ def test_who_differs_from_the_chief_names_the_flag_and_both_values(local_servers
         chief.agreement.check_flags({**SETTINGS, "learning_rate": 0.01})
 
 
-def test_who_has_other_files_than_the_chief_says_so_once_and_trains(local_servers, caplog):
+def test_who_has_other_files_than_the_chief_says_so_once_and_is_not_refused(local_servers, caplog):
     servers = local_servers(1, 2)
     servers.membership("worker", 0).agreement.check_flags({"model.py": 1, "mnist_input.py": 2, "seed": 3})
+    worker = servers.membership("worker", 1)
     for _ in range(2):
-        servers.membership("worker", 1).agreement.check_flags({"model.py": 4, "mnist_input.py": 5, "seed": 3})
-    told = "worker 1 has another model.py and mnist_input.py than the model on the ps tasks is trained with: give all"
+        worker.agreement.check_flags({"model.py": 4, "mnist_input.py": 5, "seed": 3})
+    told = "worker 1 does not have the model.py and mnist_input.py that the model on the ps tasks is trained with: give"
     assert caplog.text.count(told) == 1
 
 
@@ -337,7 +338,7 @@ def test_a_server_that_is_there_but_never_answers_is_asked_for_a_while(local_ser
         raise tf.errors.UnavailableError(None, None, "no answer of ps-0:2222")
 
     member = local_servers(1, 1).membership("worker", 0)
-    with pytest.raises(AwayError, match="worker 0 waited 1 s, but no answer of ps-0:2222: let every address in --ps"):
+    with pytest.raises(AwayError, match="worker 0 waited 1 s: no answer of ps-0:2222; start what is missing, or let"):
         member.repeat_until_answered(ask_in_vain, timeout_secs=1)
 
 
@@ -386,6 +387,11 @@ def test_a_ps_that_is_told_to_stop_while_it_is_busy_waits_for_who_may_train(loca
     ps.start()
     poll_for(lambda: len(reads) > 2, "decisions")
     assert ends.empty()
+    assert not leaving._is_free(is_busy=True)
+    leaving._records = [Record(TRAINED)]
+    monkeypatch.setattr(departure, "unreachable", lambda peers: dict.fromkeys(peers, "no answer"))
+    assert leaving._is_free(is_busy=True), "nobody is there"
+    leaving._records = [Record()]
     monkeypatch.undo()
     monkeypatch.setattr(departure, "end_process", ends.put)
     servers.membership("worker", 0).say(STOPPED)

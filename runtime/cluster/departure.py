@@ -30,7 +30,6 @@ class Departure:
         """Prepare to heed the records of the workers, which stop in `stop_secs`."""
         self._membership, self._task, self._stop_secs = membership, membership.task, stop_secs
         self._records = [Record()] * self._task.num_clients
-        self._is_busy = True  # its own server: what is in the records may have changed
         self._received: signal.Signals | None = None
 
     def start(self) -> None:
@@ -47,9 +46,9 @@ class Departure:
 
     def _leave_if_dismissed(self) -> None:
         """Log what each client says whenever that changes; leave once none needs this task any more."""
-        last_records, self._is_busy = self._records, True
-        with contextlib.suppress(tf.errors.UnavailableError):
-            self._records, self._is_busy = self._membership.records(), False
+        last_records, is_busy = self._records, True
+        with contextlib.suppress(tf.errors.UnavailableError):  # its own server may be busy
+            self._records, is_busy = self._membership.records(), False
         for worker, record in enumerate(self._records):
             if record != last_records[worker]:
                 logging.info("%s: worker %d: %s", self._task, worker, record.state)
@@ -57,7 +56,7 @@ class Departure:
         of_chief = self._records[0].state
         self._membership.pause_secs = MIN_POLL_SECS if of_chief == TRAINED else POLL_SECS
         number = None if of_chief == EVALUATED else self._received
-        if of_chief != EVALUATED and not (number and self._is_free()):
+        if of_chief != EVALUATED and not (number and self._is_free(is_busy)):
             return
         reason = f"{number.name}, and no worker trains" if number else "the chief has evaluated"
         logging.info("%s: %s: leaving", self._task, reason)
@@ -66,10 +65,13 @@ class Departure:
             time.sleep(MIN_POLL_SECS)
         end_process(128 + number if number else 0)
 
-    def _is_free(self) -> bool:
-        """Return whether every client has trained, and the chief has evaluated, but for those that do not answer."""
+    def _is_free(self, is_busy: bool) -> bool:
+        """Return whether every client has trained, and the chief has evaluated, but for those that do not answer.
+
+        While the server of this task is busy, the records may be old.
+        """
         states = [record.state for record in self._records]
-        awaited = [of for of in self._task.clients if self._is_busy or states[of.index] in (TRAINING, REACHED)]
-        if states[0] == TRAINED:
+        awaited = [of for of in self._task.clients if is_busy or states[of.index] in (TRAINING, REACHED)]
+        if states[0] == TRAINED and not is_busy:
             awaited.append(self._task.clients[0])
         return len(unreachable(awaited)) == len(awaited)

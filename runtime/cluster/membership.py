@@ -171,8 +171,8 @@ class Membership:
                 if REFUSED in [statuses[server].reason for server in self.task.servers]:
                     raise
                 if time.monotonic() > start + secs:
-                    remedy = "let every address in --ps_hosts lead to its task again"
-                    raise AwayError(f"{self.task} waited {secs:.0f} s, but {error.message}: {remedy}") from error
+                    remedy = "start what is missing, or let every address in the host lists lead to its task"
+                    raise AwayError(f"{self.task} waited {secs:.0f} s: {error.message}; {remedy}") from error
             time.sleep(POLL_SECS)
 
     def dismiss_servers(self) -> None:

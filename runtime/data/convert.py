@@ -126,7 +126,7 @@ def main(reader: Any) -> None:
         old = find_records(data_dir, "train")
         missing = [name for name in ("FEATURES", *([] if old else ["load"])) if not hasattr(reader, name)]
         if missing:
-            raise UnusableError(f"a conversion needs {' and '.join(missing)} in mnist_input.py: write what is missing")
+            raise UnusableError(f"a conversion needs {' and '.join(missing)} in mnist_input.py")
         if old and not find_fault([look_at(old[0])], make_parse(reader), num_records=1):
             raise UnusableError(f"--data_dir {data_dir} has files of tf.train.Example already")
         load = load_old if old else reader.load

@@ -74,7 +74,8 @@ class UsersSource(PipelineSource):
             calls |= {call for call in found if not (is_apart and "batch" in call)}
             has_order &= op.node_def.attr["deterministic"].s != b"false"
             op = op.inputs[0].op
-        calls |= set() if has_order else {"deterministic=False"}
+        if not has_order:
+            calls.add("deterministic=False")
         if calls:
             raise UnusableError(
                 "mnist_input.py: build_dataset() must return single examples, each once and always in the same order:"

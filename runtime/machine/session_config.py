@@ -71,12 +71,12 @@ def choose_gpus(task: Task, gpus: str) -> list[int]:
 
 
 def count_cores(root: pathlib.Path = pathlib.Path("/")) -> int:
-    """Return how many cores this process may use, by its affinity, Slurm, and quotas of its cgroups below `root`.
+    """Return how many cores this process may use, by its affinity, its Slurm job, and its cgroups below `root`.
 
     With more threads than that, a container's quota would be used up early in each period of 0.1 s.
     """
     cores: list[float] = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
-    with contextlib.suppress(KeyError, ValueError):  # of this job's, if Slurm confines it to no cores
+    with contextlib.suppress(KeyError, ValueError):  # not every Slurm confines a job to its cores
         cores.append(int(os.environ["SLURM_CPUS_ON_NODE"]))
     with contextlib.suppress(OSError):  # macOS has neither
         for line in (root / "proc/self/cgroup").read_text().splitlines():

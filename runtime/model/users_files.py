@@ -1,6 +1,5 @@
 """What a user's files, `model.py` and `mnist_input.py`, say of themselves: their flags, their input, their examples."""
 
-import os
 import pathlib
 import re
 import sys
@@ -32,8 +31,8 @@ def note_flags() -> None:
 
 def checksums() -> dict[str, int]:
     """Return a CRC-32 of each of a user's files by its name, the same with the line ends of any system."""
-    paths = [sys.modules[name].__file__ or "" for name in ("model", "mnist_input") if name in sys.modules]
-    contents = {os.path.basename(path): pathlib.Path(path).read_bytes() for path in paths}
+    paths = {f"{name}.py": sys.modules[name].__file__ for name in ("model", "mnist_input") if name in sys.modules}
+    contents = {name: pathlib.Path(path).read_bytes() for name, path in paths.items() if path}
     return {name: zlib.crc32(content.replace(b"\r\n", b"\n")) for name, content in contents.items()}
 
 
@@ -87,7 +86,7 @@ def check_examples(examples: Any, spec: Any, where: str) -> None:
         require(isinstance(part, np.ndarray), f"an array for {name}", type(part).__name__)
         # None or NaN, say, where a table has nothing
         others = [value for value in part.flat if not isinstance(value, str | bytes)] if part.dtype == object else []
-        require(not others, f"text in each row of {name}", f"{others[:1]!r:.50}")
+        require(not others, f"text in each row of {name}", ", ".join(f"{value!r:.50}" for value in others[:3]))
     check_order(examples._fields, inputs, where)
     expected = f"a named tuple of {len(inputs)} or more arrays, one for each input and those that labels are made of"
     require(len(examples) >= len(inputs), expected, f"{len(examples)}")

@@ -49,8 +49,8 @@ def _lock(folder: RunFolder) -> None:
         ) from error
     except OSError as error:  # some network file systems know no locks
         logging.warning("--train_dir %s cannot be locked (%s): let no other job use it", folder.path, error.strerror)
-    # In containers, the tasks of two runs may have the same numbers and names. A full disk can take this in place of
-    # what stands there.
+    # In containers, tasks of two runs may have the same numbers and names, and a UUID tells them apart. It is written
+    # over what is there before that is cut: a full disk may have no room for more.
     content = f"process {os.getpid()} on {socket.gethostname()}\n{uuid.uuid4()}\n".encode()
     os.pwrite(descriptor, content, 0)
     os.ftruncate(descriptor, len(content))

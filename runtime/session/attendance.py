@@ -74,6 +74,10 @@ class AttendanceHook(tf.train.SessionRunHook):
             logging.warning("%s: not every ps has heard that it has trained (%s)", self._task, reason(error))
 
 
+class _StillTrainingError(Exception):
+    """A worker has not taken its last step in time, though every ps answers."""
+
+
 class WaitForWorkersHook(tf.train.SessionRunHook):
     """Lets the chief end after every worker that trains has taken its last step.
 
@@ -100,8 +104,9 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
             awaited = [worker for worker in training if now < answered_at[worker] + GRACE_SECS]
             return ", ".join(f"worker {worker.index} to take its last step" for worker in awaited)
 
-        with contextlib.suppress(AwayError):  # what is missing then is named below
-            wait_until_nothing_is_missing(self._task, describe_training, self._membership.timeouts.recovery_secs)
+        recovery_secs = self._membership.timeouts.recovery_secs
+        with contextlib.suppress(_StillTrainingError):  # who does is named below
+            wait_until_nothing_is_missing(self._task, describe_training, recovery_secs, error=_StillTrainingError)
         records = self._membership.repeat_until_answered(self._membership.records)
         for worker, record in zip(answered_at, records[1:], strict=True):
             if record.state == TRAINING:

@@ -91,7 +91,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         self._stop = signals.Stop(save_secs, self._describe_unsaved) if saves else signals.Stop(STOP_SECS)
         self._session: tf.Session | None = None
         self._stopping = threading.Lock()  # either the main thread stops the worker, after its step, or another one
-        self._has_trained = False
+        self._is_done = False  # nothing is left to save
         self._received: signal.Signals | None = None
 
     def begin(self) -> None:
@@ -108,7 +108,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     def _describe_unsaved(self) -> str:
         step = self._checkpoint_hook.saved_step
-        return "" if self._has_trained else f"{self._task} has not saved the steps after global step {step} yet"
+        return "" if self._is_done else f"{self._task} has not saved the steps after global step {step} yet"
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._session = session
@@ -119,7 +119,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     def end(self, session: tf.Session) -> None:
         with self._stopping:
-            self._has_trained = True
+            self._is_done = True
 
     def _end(self, session: tf.Session, number: signal.Signals, after_secs: float = 0.0) -> NoReturn:
         """End this process; before that, save what others need of it, unless the end of training has done so."""
@@ -127,11 +127,12 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         with self._stopping:
             saves, failure = self._checkpoint_hook.is_needed, ""
             try:
-                if not self._has_trained:
+                if not self._is_done:
                     if saves:
                         self._wait_for_others()
                     self._checkpoint_hook.end(session)
-                    with contextlib.suppress(AwayError, tf.errors.UnavailableError):  # they will miss this process
+                    self._is_done = not self._checkpoint_hook.failure
+                    with contextlib.suppress(AwayError, tf.errors.UnavailableError):  # they will see that it is gone
                         self._membership.repeat_until_answered(lambda: self._membership.say(STOPPED), OTHERS_SECS)
             except (tf.errors.OpError, RuntimeError) as error:  # a ps or the session is gone
                 failure = reason(error)

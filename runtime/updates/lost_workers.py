@@ -30,7 +30,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
         steps = [aggregation.shard.steps for aggregation in aggregations]
         waited_for = [aggregation for aggregation in aggregations if aggregation.is_waited_for]
         self._fetches = [num_updates, steps, tf.train.get_global_step(), waited_for[0].are_awaited]
-        # Late is whom every ps waits for. Who waits itself, for one ps, has been heard there already.
+        # A worker is late if every ps waits for it: one that itself waits for a ps has been heard there already.
         are_late = [a.are_awaited & (a.last_added < a.num_updates) for a in waited_for]
         self._are_late = tf.reduce_all(tf.stack(are_late), axis=0)
         self._are_lost = tf.placeholder(tf.bool, [rule.num_workers], name="are_lost")

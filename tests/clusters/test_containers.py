@@ -196,7 +196,7 @@ def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path
             step = step_saved(composed.run("logs", "worker-0"))
 
             assert composed.up("--train_steps=1000000") == containers
-            podman.wait_for_log(chief, rf"restored /mnt/train/model\.ckpt-{step}")
+            podman.wait_for_log(chief, rf"restored /mnt/train/model\.ckpt-{step}, at")
             kill(worker)
             wait_for_restart(worker)
             podman.wait_for_log(worker, TRAINS, after=len(podman.logs(worker)))
