@@ -16,7 +16,7 @@ from tests.disturbed import DisturbedCluster, Recovery
 RECOVERY_SECS = STARTUP_SECS = 30  # how long tasks wait
 TOO_LONG_SECS = 40.0  # longer than that
 SHORT_SECS = (1.0, 8.0)
-LAST_STEPS = 10000  # after the last start
+LAST_STEPS = 4000  # after the last start
 PIPE_BYTES = 4096  # the smallest that Linux has
 
 

@@ -12,7 +12,7 @@ from benchmarks.testbed.processes import DEADLINE_SECS, Cluster
 from runtime.data import convert
 
 PROGRESS = r"global step (\d+)/\d+, local step [1-9]"
-TRAIN_STEPS = 5000
+TRAIN_STEPS = 3500
 
 
 class Slowed:

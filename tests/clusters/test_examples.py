@@ -112,7 +112,7 @@ def run_classic(script, folder, mnist_dir):
     env = {"GRPC_FAIL_FAST": "use_caller"}  # TensorFlow's default, in place of ours: a task waits for the others
     ps, *workers = (f"localhost:{port}" for port in choose_ports(3))
     command = [sys.executable, script, f"--ps_hosts={ps}", f"--worker_hosts={','.join(workers)}"]
-    command += [f"--data_dir={mnist_dir}", "--train_steps=1500"]
+    command += [f"--data_dir={mnist_dir}", "--train_steps=800"]
     tasks = [("ps", 0), ("worker", 0), ("worker", 1)]
     processes = [
         Process([*command, f"--job_name={job}", f"--task_index={index}"], folder / f"{job}-{index}", env)
@@ -190,7 +190,7 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
         "--optimizer=sgd",
         "--learning_rate=10",
         "--local_steps=4",
-        "--train_steps=4000",
+        "--train_steps=2500",
         "--export_dir=languages",
     ]
     run = Process(["./run_local_cluster.sh", *flags], tmp_path / "output", cwd=tmp_path)
@@ -208,7 +208,7 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
     assert predicted.returncode == 0, predicted.stderr
     assert re.match(r"schmetterling: \w+ \(.*\nprzepraszam: Polish \(", predicted.stdout)
 
-    flags = ["--job_name=evaluator", f"--train_dir={train_dir}", f"--data_dir={data_dir}", "--train_steps=4000"]
+    flags = ["--job_name=evaluator", f"--train_dir={train_dir}", f"--data_dir={data_dir}", "--train_steps=2500"]
     evaluator = Process([sys.executable, "distributed.py", *flags], tmp_path / "evaluated", cwd=tmp_path)
     assert evaluator.wait() == 0, evaluator.output()
     assert f"evaluator 0: test accuracy {accuracy:.4f} " in evaluator.output()

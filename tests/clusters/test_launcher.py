@@ -138,7 +138,7 @@ def kill(launcher, name):
 
 
 def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir):
-    run = launcher.start("--train_steps=4000", "--log_every_secs=0.2", f"--data_dir={black_and_white_dir}")
+    run = launcher.start("--train_steps=3000", "--log_every_secs=0.2", f"--data_dir={black_and_white_dir}")
     kill(launcher, "worker-0")
     assert run.wait() == 0, run.output()
     assert "worker-0 ended with status 137: starting it again (1 of 3)" in run.output()
@@ -269,7 +269,7 @@ def test_a_users_file_may_start_tensorflow_and_processes_and_draws_its_own_numbe
         decode = re.search(r"def decode.*?(?=\n    return)", text, re.DOTALL)[0]
         return text.replace(decode, decode + IN_DECODE)
 
-    run = start_edited(launcher, edit, "--train_steps=500", "--max_restarts=0", f"--data_dir={black_and_white_dir}")
+    run = start_edited(launcher, edit, "--train_steps=300", "--max_restarts=0", f"--data_dir={black_and_white_dir}")
     assert run.wait() == 0, run.output()
     drawn = [re.findall(r"drawn train (.*) (.*)", launcher.log(f"worker-{index}")) for index in (0, 1)]
     assert len({number for ((*numbers,),) in drawn for number in numbers}) == 4
@@ -384,10 +384,10 @@ def test_a_disk_that_is_full_at_the_start_is_refused(tmp_path, black_and_white_d
 def test_a_disk_that_is_full_at_the_end_is_waited_for_before_the_only_copy_of_the_model_goes(
     tmp_path, black_and_white_dir, recovery_timeout_secs, status
 ):
-    flags = ["--train_steps=6000", "--log_every_secs=0.1", f"--data_dir={black_and_white_dir}"]
+    flags = ["--train_steps=5000", "--log_every_secs=0.1", f"--data_dir={black_and_white_dir}"]
     timeout = f"--recovery_timeout_secs={recovery_timeout_secs}"
     disk = Disk(tmp_path, tmp_path / "train", "30m", *flags, timeout)
-    disk.run.wait_for_output(r"global step \d+/6000")
+    disk.run.wait_for_output(r"global step \d+/5000")
     disk.fill()
     disk.run.wait_for_output("waiting for the result to be saved")
     if status == 0:
@@ -406,4 +406,4 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for_before_the_only_copy_of_th
     assert "starting it again" not in output
     listing = disk.listing.read_text()
     assert "_temp" not in listing
-    assert ("result.json" in listing) == bool(re.search(r"model\.ckpt-6\d\d\d\.index", listing)) == (status == 0)
+    assert ("result.json" in listing) == bool(re.search(r"model\.ckpt-5\d\d\d\.index", listing)) == (status == 0)

@@ -127,7 +127,7 @@ def test_a_stopped_ps_is_no_answer_and_ends_its_workers(start):
 
 def test_a_ps_that_is_stopped_while_the_chief_ends_ends_the_chief(start, tmp_path):
     export_dir = tmp_path / "export"
-    with start("--train_steps=10000", "--recovery_timeout_secs=7", f"--export_dir={export_dir}") as (cluster, _):
+    with start("--train_steps=6000", "--recovery_timeout_secs=7", f"--export_dir={export_dir}") as (cluster, _):
         export_dir.rmdir()
         chief = cluster["worker 0"]
         chief.wait_for_output("could not be exported")
@@ -177,7 +177,7 @@ def test_a_ps_whose_chief_never_comes_ends_and_names_it(tmp_path):
 
 
 def test_training_ends_without_a_worker_that_is_gone_for_good(start):
-    with start("--train_steps=2200", "--sync_replicas") as (cluster, _):
+    with start("--train_steps=1700", "--sync_replicas") as (cluster, _):
         cluster["worker 1"].kill()
         assert [cluster[name].wait() for name in ("worker 0", "ps 0", "ps 1")] == [0, 0, 0]
         output = cluster["worker 0"].output()
@@ -189,14 +189,14 @@ def test_training_ends_without_a_worker_that_is_gone_for_good(start):
 
 
 def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
-    with start("--train_steps=4500", "--save_checkpoint_secs=600") as (cluster, _):
+    with start("--train_steps=3500", "--save_checkpoint_secs=600") as (cluster, _):
         cluster["worker 0"].send(signal.SIGSTOP)
         cluster["worker 1"].wait_for_output("finished at global step")
         cluster["ps 0"].kill()
         cluster.start("ps 0")
         cluster["worker 0"].send(signal.SIGCONT)
         assert set(cluster.wait().values()) == {0}
-        assert "after 4500 global steps" in cluster["worker 0"].output()
+        assert "after 3500 global steps" in cluster["worker 0"].output()
 
 
 # With Adam, undisturbed asynchronous runs end up to 0.4 points apart, so SGD is what an accuracy is checked with.

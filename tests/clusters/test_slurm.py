@@ -164,7 +164,7 @@ def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
     stopped_at = len(log.read_text())
     poll_for(lambda: slurm.state(job) == "PENDING", "end of the tasks")
     step = int(re.findall(r"worker 0 stopped and saved global step (\d+)", log.read_text())[-1])
-    end.write_text(f"--train_steps={step + 6000}\n")
+    end.write_text(f"--train_steps={step + 5000}\n")
     # Otherwise the job waits for two minutes. A node refuses it in the second in which it ended there: "Job credential
     # revoked", since Slurm compares whole seconds.
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+3seconds")

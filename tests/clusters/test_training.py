@@ -112,7 +112,7 @@ def assert_pictures_are_classified(folder, export_dir, data_dir):
 @pytest.mark.long
 def test_asynchronous_workers_share_the_steps_and_the_model_can_be_served(tmp_path, mnist_dir):
     train_dir, export_dir = tmp_path / "train", tmp_path / "export"
-    flags = ["--train_steps=6000", f"--data_dir={mnist_dir}", f"--train_dir={train_dir}", f"--export_dir={export_dir}"]
+    flags = ["--train_steps=4000", f"--data_dir={mnist_dir}", f"--train_dir={train_dir}", f"--export_dir={export_dir}"]
     with Cluster(tmp_path, 1, 2, *flags) as cluster:
         cluster.start("ps 0", "worker 1")
         cluster["worker 1"].wait_for_output("waiting for the chief")  # so that no worker can do it all alone
@@ -121,7 +121,7 @@ def test_asynchronous_workers_share_the_steps_and_the_model_can_be_served(tmp_pa
         shares = local_steps(cluster)
         accuracy, _, global_step, *_ = re.search(LAST_LINE, cluster["worker 0"].output()).groups()
         assert sum(shares) == int(global_step), "the parameters have every step that was taken, and no other"
-        assert 6000 <= int(global_step) <= 6001, "at most one step per other worker after the last"
+        assert 4000 <= int(global_step) <= 4001, "at most one step per other worker after the last"
         assert min(shares) > 0
         assert float(accuracy) > 0.95
     assert "taken for" in (train_dir / "report.html").read_text(), "the worst mistakes"
