@@ -51,6 +51,14 @@ def _stop_threads():
             thread.join(60)
 
 
+@pytest.fixture(autouse=True)
+def refused(monkeypatch):
+    """The addresses of workers that do not answer: no server of this process can end, however long it stalls."""
+    addresses = set()
+    monkeypatch.setattr(status, "ask", lambda address: Status(reason=status.REFUSED if address in addresses else ""))
+    return addresses
+
+
 def make_nothing(num_batches):
     """Return batches that a loss without examples ignores."""
     return make_batches(tf.zeros([num_batches, 1], tf.int32))
@@ -358,12 +366,10 @@ def test_synchronous_training_ends_at_the_last_step_and_nobody_waits_after_it(lo
 
 
 @pytest.fixture
-def away(monkeypatch):
-    """The addresses of workers that do not answer the chief, which looks often; no server of this process can end."""
-    addresses = set()
+def away(refused, monkeypatch):
+    """The addresses of workers that do not answer the chief, which looks often."""
     monkeypatch.setattr(lost_workers, "LOOK_SECS", 0.05)
-    monkeypatch.setattr(status, "ask", lambda address: Status(reason=status.REFUSED if address in addresses else ""))
-    return addresses
+    return refused
 
 
 def come_back(chief, *workers):
