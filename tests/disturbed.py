@@ -92,7 +92,8 @@ class DisturbedCluster:
                 # The first line of a process that was there before may still tell of a step from before.
                 num_expected = 1 if action == "kill" and name in names else 2
                 num_lines = len(PROGRESS.findall(self._log(name), len(before[name])))
-                if num_lines >= num_expected or FINISHED.search(self._log(name)):
+                has_ended = FINISHED.search(self._log(name)) or self.cluster[name].status == 0
+                if num_lines >= num_expected or has_ended:
                     training[name] = time.monotonic() - start
             self.restart_failed()
             return len(training) == len(self._workers)

@@ -13,7 +13,8 @@ from runtime.session import attendance
 from runtime.session.attendance import AttendanceHook, WaitForWorkersHook
 
 
-def test_the_chief_ends_when_the_others_have_trained_but_not_before(local_servers):
+def test_the_chief_ends_when_the_others_have_trained_but_not_before(local_servers, monkeypatch):
+    monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)
     servers = local_servers(1, 3)
     chief, other = (servers.membership("worker", index) for index in range(2))  # worker 2 never comes
     other.say(TRAINING)
@@ -50,7 +51,25 @@ def test_the_chief_waits_for_a_slow_worker_that_answers(local_servers, monkeypat
     assert not ending.is_alive()
 
 
-def test_the_chief_says_who_never_took_part(local_servers, caplog):
+def test_the_chief_waits_for_a_worker_that_has_not_begun_while_that_answers(local_servers, monkeypatch):
+    servers = local_servers(1, 2)
+    chief, late = (servers.membership("worker", index) for index in range(2))
+    ending = threading.Thread(target=WaitForWorkersHook(chief).end, args=(None,), daemon=True)
+    ending.start()
+    ending.join(1)
+    assert ending.is_alive()
+    late.say(TRAINING)
+    late.say(TRAINED)
+    ending.join(10)
+    assert not ending.is_alive()
+    monkeypatch.setattr(attendance, "GRACE_SECS", 1e6)
+    monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))
+    servers = local_servers(1, 2)
+    WaitForWorkersHook(servers.membership("worker", 0)).end(None)  # not for one that is not there
+
+
+def test_the_chief_says_who_never_took_part(local_servers, monkeypatch, caplog):
+    monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)
     servers = local_servers(1, 2)
     hook = WaitForWorkersHook(servers.membership("worker", 0))
     hook.end(None)
@@ -78,7 +97,8 @@ class Chief:
 
 def test_a_new_synchronous_model_is_not_trained_before_all_workers_are_there(local_servers):
     servers = local_servers(1, 2)
-    with pytest.raises(TimeoutError, match=f"waited 0 s for worker 1 at {servers.worker_hosts[1]}: start each missing"):
+    awaited = f"waited 0 s for worker 1 at {servers.worker_hosts[1]}: start what is missing"
+    with pytest.raises(TimeoutError, match=awaited):
         Chief(servers, step=0).start()
 
 

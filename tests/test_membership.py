@@ -353,6 +353,22 @@ def test_every_server_hears_that_nobody_needs_it_and_the_chief_looks_no_more(loc
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("reason", ["connection refused", "name not known"])
+def test_a_server_that_leaves_before_the_chief_knows_that_it_has_heard_is_not_waited_for(
+    local_servers, monkeypatch, reason
+):
+    chief = local_servers(1, 1).membership("worker", 0)
+
+    def write(_):  # the answer is lost
+        raise tf.errors.UnavailableError(None, None, "no answer")
+
+    monkeypatch.setattr(chief._tables[chief.task.servers[0]], "write", write)
+    reasons = iter(["no answer", reason])
+    monkeypatch.setattr(membership, "ask", lambda _: Status(reason=next(reasons)))
+    chief.dismiss_servers()
+    assert not [*reasons]
+
+
 def test_a_ps_that_is_told_to_stop_and_then_hears_the_last_word_has_done_its_part(local_servers, monkeypatch, caplog):
     caplog.set_level("INFO")
     ends = queue.SimpleQueue()

@@ -4,6 +4,7 @@ import contextlib
 import queue
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ import time
 import pytest
 import tensorflow.compat.v1 as tf
 
-from benchmarks.testbed.processes import poll_for
+from benchmarks.testbed.processes import PROJECT, poll_for
 from runtime.cluster import status
 from runtime.cluster.status import Status
 from runtime.cluster.task import Task
@@ -158,3 +159,16 @@ def test_what_does_not_answer_is_named_with_its_reason(local_servers):
     assert status.describe(status.unreachable(task.others("ps"))) == (
         f"ps 1 at localhost:{port} (connection refused), ps 2 at no.such.host.invalid:1 (name not known)"
     )
+
+
+def test_a_task_may_ask_for_the_first_time_while_another_thread_forks():
+    """As a `multiprocessing.Pool` in load() does; the lock of Python's thread pools must have been there before."""
+    code = """
+import os
+from runtime.cluster import status
+os.register_at_fork(before=lambda: status.ask_all([1], str))  # now and then, a thread of the program is there
+if child := os.fork():
+    os.waitpid(child, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert "release unlocked lock" not in done.stderr

@@ -18,7 +18,7 @@ from runtime.cluster.waiting import POLL_SECS
 from runtime.process.end import end_process
 from runtime.process.errors import UNUSABLE_STATUS, UnusableError
 
-SAME, BEGIN = "give all workers the same", "or end the ps tasks and start them again"
+REMEDY = "give all workers the same{}, or end the ps tasks and start them again"
 TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 
 
@@ -43,7 +43,6 @@ class Agreement:
         """Prepare to compare what `task` was given with what is in the `tables` of these servers."""
         self._task, self._tables = task, tables
         self._lists, self._is_training = HostLists.of(task), False
-        self._has_told_files = False
         self._is_published = False  # its own server may be too busy to take the lists at once
         self._ending = threading.Lock()  # the thread that takes it ends the process
 
@@ -150,18 +149,15 @@ class Agreement:
         published = json.loads(table.read(FLAGS)[0] or "{}")
         differing = [name for name, value in own.items() if published.get(name, value) != value]
         if files := [name for name in differing if name.endswith(".py")]:  # perhaps in a comment alone
-            if not self._has_told_files:
-                told = "%s does not have the %s that the model on the ps tasks is trained with: %s, %s"
-                logging.warning(told, self._task, " and ".join(files), SAME, BEGIN)
-            self._has_told_files = True
+            told = "%s does not have the %s that the model on the ps tasks is trained with: %s"
+            logging.log_first_n(logging.WARNING, told, 1, self._task, " and ".join(files), REMEDY.format(""))
         for name in differing:
             if name not in files:
-                remedy = SAME
-                if name == "data_dir":  # the CRC-32 is of the examples in their order
-                    remedy += " examples in the same order (sort the files, seed the shuffle)"
+                # The CRC-32 of data is of the examples in their order.
+                order = " examples in the same order (sort the files, seed the shuffle)" if name == "data_dir" else ""
                 raise UnusableError(
                     f"{self._task} has --{name}={own[name]}, but the model on the ps tasks is trained with"
-                    f" --{name}={published[name]}: {remedy}, {BEGIN}"
+                    f" --{name}={published[name]}: {REMEDY.format(order)}"
                 )
         if self._task.is_chief:
             table.write({FLAGS: json.dumps(own)})

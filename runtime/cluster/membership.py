@@ -189,10 +189,10 @@ class Membership:
                 self._tables[server].write({self.task.index: json.dumps(Record(EVALUATED))})
             except tf.errors.UnavailableError:
                 reason = ask(server.address).reason
-                if reason == REFUSED and server in told:
-                    return ""
                 if reason in ("", NO_ANSWER):  # else it is lost, and waits for the chief once it is back
                     told.add(server)
+                elif server in told:  # it has left, perhaps with its name
+                    return ""
                 return reason or "it is busy"
             return ""
 

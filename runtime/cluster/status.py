@@ -1,8 +1,8 @@
 """Whether a task answers, and which process it is: one question to its server, with a deadline."""
 
-import concurrent.futures
 import hashlib
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor  # not at its first use: it must not come while another thread forks
 from typing import NamedTuple, TypeVar
 
 import grpc
@@ -86,7 +86,7 @@ def ask_through(channel: grpc.Channel) -> Status:
 
 def ask_all(asked: Collection[Asked], question: Callable[[Asked], Answer]) -> dict[Asked, Answer]:
     """Return what `question()` returns for each, all asked at once, since some may be silent for long."""
-    with concurrent.futures.ThreadPoolExecutor(len(asked) or 1) as pool:
+    with ThreadPoolExecutor(len(asked) or 1) as pool:
         return dict(zip(asked, pool.map(question, asked), strict=True))
 
 

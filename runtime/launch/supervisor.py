@@ -21,7 +21,7 @@ from runtime.records.files import read_json
 from runtime.records.folder import RunFolder
 
 POLL_SECS = 0.2
-LEAVE_SECS = 15.0  # how long tasks may take to end after the chief has
+LEAVE_SECS = 60.0  # how long tasks, even one that has only started, may take to end after the chief has
 MARGIN_SECS = 7.0  # after a signal, a ps leaves 2 s after the chief at the latest
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED = re.compile(r"error: (ps|worker) (\d+) has ended: ")  # says a task that ends because of another one

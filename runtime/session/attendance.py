@@ -42,8 +42,8 @@ class AttendanceHook(tf.train.SessionRunHook):
         startup_secs = self._membership.timeouts.startup_secs
         timeout_secs = startup_secs if is_new else min(GRACE_SECS, startup_secs)
         must_come = (
-            "start each missing worker, correct --worker_hosts, or, if one is still reading, give a longer"
-            " --startup_timeout_secs"
+            "start what is missing, correct --worker_hosts, or give a longer --startup_timeout_secs, if a worker is"
+            " still reading"
         )
         remedy = must_come if is_new else "training goes on"
         try:
@@ -82,8 +82,9 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
     """Lets the chief end after every worker that trains has taken its last step.
 
     So the last checkpoint and the evaluation see parameters that no longer change. In synchronous mode the chief
-    tells the ps tasks who is lost, so it must go last. For the chief only. It waits
-    `GRACE_SECS` for workers that do not answer, and the recovery timeout for those that do.
+    tells the ps tasks who is lost, so it must go last. For the chief only. It waits the recovery timeout for workers
+    that answer, and `GRACE_SECS` for those that do not. One that answers but has not begun has `GRACE_SECS`, too, to
+    come while the ps tasks are there, and find that nothing is left to do.
     """
 
     def __init__(self, membership: Membership):
@@ -94,19 +95,24 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
         self._has_trained = True
 
     def end(self, session: tf.Session) -> None:
-        answered_at = dict.fromkeys(self._task.clients, time.monotonic())
+        start = time.monotonic()
+        answered_at = dict.fromkeys(self._task.clients, start)
 
-        def describe_training() -> str:
+        def describe_awaited() -> str:
             records = self._membership.repeat_until_answered(self._membership.records)
             training = [worker for worker in answered_at if records[worker.index].state == TRAINING]
-            missing, now = unreachable(training), time.monotonic()
+            coming = [worker for worker in answered_at if not records[worker.index].state]
+            missing, now = unreachable([*training, *coming]), time.monotonic()
             answered_at.update(dict.fromkeys(set(training) - missing.keys(), now))
             awaited = [worker for worker in training if now < answered_at[worker] + GRACE_SECS]
-            return ", ".join(f"worker {worker.index} to take its last step" for worker in awaited)
+            texts = [f"worker {worker.index} to take its last step" for worker in awaited]
+            if now < start + GRACE_SECS:
+                texts += [f"worker {worker.index} to begin" for worker in coming if worker not in missing]
+            return ", ".join(texts)
 
         recovery_secs = self._membership.timeouts.recovery_secs
         with contextlib.suppress(_StillTrainingError):  # who does is named below
-            wait_until_nothing_is_missing(self._task, describe_training, recovery_secs, error=_StillTrainingError)
+            wait_until_nothing_is_missing(self._task, describe_awaited, recovery_secs, error=_StillTrainingError)
         records = self._membership.repeat_until_answered(self._membership.records)
         for worker, record in zip(answered_at, records[1:], strict=True):
             if record.state == TRAINING:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -101,20 +101,25 @@ class TrainingScaffold(tf.train.Scaffold):
             logging.info("%s: the last session is lost: making a new one", self._task)
             time.sleep(self._pause_secs)  # gRPC needs a moment to find a ps that is back, and 20 s at another address
             self._pause_secs = min(2 * self._pause_secs, MAX_PAUSE_SECS)
-        start = time.monotonic()
-        wait_for_servers = functools.partial(
-            wait_until_nothing_is_missing, self._task, lambda: self._describe_missing_servers(start)
-        )
+        describe_servers = functools.partial(self._describe_missing_servers, time.monotonic())
+        wait_for_servers = functools.partial(wait_until_nothing_is_missing, self._task, describe_servers)
         wait_for_servers()
         flag, timeout_secs = "--startup_timeout_secs", self._timeouts.startup_secs
         if self._was_ready:
             flag, timeout_secs = "--recovery_timeout_secs", self._timeouts.recovery_secs
-        # A look at the model makes a session, so a long wait looks less often.
-        wait = functools.partial(wait_until_nothing_is_missing, self._task, timeout_secs=timeout_secs, poll_secs=2.0)
-        wait(self._membership.agreement.describe_unconfirmed, remedy="give all tasks the same host lists")
+
+        def wait_for(describe_missing: Callable[[], str], remedy: str) -> None:
+            wait_until_nothing_is_missing(
+                self._task,
+                lambda: describe_servers() or describe_missing(),  # the run may end without this worker meanwhile
+                timeout_secs,
+                f"start what is missing, or {remedy}",
+                poll_secs=2.0,  # in a long wait: a look at the model makes a session
+            )
+
+        wait_for(self._membership.agreement.describe_unconfirmed, "give all tasks the same host lists")
         if not self._task.is_chief:
-            remedy = f"start the chief, or, if it is still reading, give a longer {flag}"
-            wait(self._describe_missing_model, remedy=remedy)
+            wait_for(self._describe_missing_model, f"give a longer {flag}, if the chief is still reading")
         wait_for_servers()  # the session meets the processes that answer now, or later ones
         self._was_ready = True
         return self
@@ -151,9 +156,8 @@ class TrainingScaffold(tf.train.Scaffold):
         statuses = self._membership.look()
         self.incarnations = {server: statuses[server].incarnation for server in self._task.servers}
         missing = {of: statuses[of].reason or "it is busy" for of, found in self.incarnations.items() if not found}
-        late_secs = self._timeouts.startup_secs / 2
-        if not self._task.is_chief:  # which must be surer, since a run that begins anew needs it
-            late_secs = min(LATE_SECS, late_secs)
+        # Before the thread of the membership gives up. The chief must be surer, since a run that begins anew needs it.
+        late_secs = self._timeouts.startup_secs / 2 if self._task.is_chief else min(LATE_SECS, min(self._timeouts) / 2)
         is_late = missing and time.monotonic() > start + late_secs
         if is_late and result.is_finished(self._job.folder, self._job.goal):
             raise FinishedError(

@@ -269,7 +269,8 @@ def test_a_users_file_may_start_tensorflow_and_processes_and_draws_its_own_numbe
         decode = re.search(r"def decode.*?(?=\n    return)", text, re.DOTALL)[0]
         return text.replace(decode, decode + IN_DECODE)
 
-    run = start_edited(launcher, edit, "--train_steps=300", "--max_restarts=0", f"--data_dir={black_and_white_dir}")
+    flags = ["--train_steps=300", "--sync_replicas", "--max_restarts=0", f"--data_dir={black_and_white_dir}"]
+    run = start_edited(launcher, edit, *flags)
     assert run.wait() == 0, run.output()
     drawn = [re.findall(r"drawn train (.*) (.*)", launcher.log(f"worker-{index}")) for index in (0, 1)]
     assert len({number for ((*numbers,),) in drawn for number in numbers}) == 4

@@ -303,7 +303,8 @@ def test_100_ms_of_delay_and_1_percent_loss_slow_training_and_break_nothing(
 ):
     hosts.set_delay(0.1)
     hosts.set_loss(0.01)
-    with Cluster(tmp_path, 1, 2, *flags, f"--data_dir={black_and_white_dir}", network=hosts) as cluster:
+    flags = [*flags, f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
+    with Cluster(tmp_path, 1, 2, *flags, network=hosts) as cluster:
         cluster.start()
         assert set(cluster.wait().values()) == {0}
         assert "test accuracy" in cluster["worker 0"].output()

@@ -57,7 +57,8 @@ def assert_all_end(cluster):
     ],
 )
 def test_any_start_order_trains_and_every_process_ends(tmp_path, black_and_white_dir, steps):
-    with Cluster(tmp_path, 1, 2, "--train_steps=600", f"--data_dir={black_and_white_dir}") as cluster:
+    flags = ["--train_steps=600", f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
+    with Cluster(tmp_path, 1, 2, *flags) as cluster:
         for step in steps:
             if step in cluster.names:
                 cluster.start(step)
@@ -197,7 +198,11 @@ def test_synchronous_training_takes_no_step_before_all_workers_are_there(tmp_pat
 
 def test_the_cnn_trains(tmp_path, black_and_white_dir):
     flags = ["--model=cnn", "--train_steps=60", "--optimizer=momentum", "--learning_rate=0.01"]
-    with Cluster(tmp_path, 2, 2, *flags, f"--data_dir={black_and_white_dir}") as cluster:
+    flags += [
+        f"--data_dir={black_and_white_dir}",
+        f"--train_dir={tmp_path}",
+    ]  # there a late worker sees that it is over
+    with Cluster(tmp_path, 2, 2, *flags) as cluster:
         cluster.start()
         assert_all_end(cluster)
         assert "test accuracy 1.0000" in cluster["worker 0"].output()
@@ -460,6 +465,21 @@ def test_a_failed_export_costs_neither_result_nor_model_and_a_worker_that_comes_
         assert os.listdir(export_dir) == ["1"]
         assert cluster.start("worker 1").wait() == 0
         assert "worker 1: nothing is left to do: " in cluster["worker 1"].output()
+
+
+def test_a_worker_whose_run_ends_while_it_waits_for_the_model_ends_well(tmp_path, black_and_white_dir):
+    """As one does that is much slower to start than the others, on a manager where a name goes with its task."""
+    flags = ["--train_steps=50", f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
+    with Cluster(tmp_path, 1, 2, *flags) as cluster:
+        cluster.start("ps 0", "worker 1")
+        late = cluster["worker 1"]
+        late.wait_for_output("waiting for the chief, worker 0 at ")
+        late.send(signal.SIGSTOP)
+        cluster.start("worker 0")
+        assert cluster["worker 0"].wait() == cluster["ps 0"].wait() == 0
+        late.send(signal.SIGCONT)
+        assert late.wait() == 0
+        assert "worker 1: nothing is left to do: " in late.output()
 
 
 def test_a_worker_with_other_flags_than_the_chief_is_refused(tmp_path, black_and_white_dir):
