@@ -10,7 +10,7 @@ from typing import NamedTuple
 from benchmarks.testbed.processes import Cluster, answers, poll_for
 
 PROGRESS = re.compile(r"global step (\d+)/\d+, local step")
-FINISHED = re.compile(r"finished at global step (\d+)")
+ENDED = re.compile(r"finished at global step|nothing is left to do")
 MODEL_READY = re.compile(r"(?:keeping it|restored \S+), at global step (\d+)")
 
 
@@ -92,8 +92,7 @@ class DisturbedCluster:
                 # The first line of a process that was there before may still tell of a step from before.
                 num_expected = 1 if action == "kill" and name in names else 2
                 num_lines = len(PROGRESS.findall(self._log(name), len(before[name])))
-                has_ended = FINISHED.search(self._log(name)) or self.cluster[name].status == 0
-                if num_lines >= num_expected or has_ended:
+                if num_lines >= num_expected or ENDED.search(self._log(name)):
                     training[name] = time.monotonic() - start
             self.restart_failed()
             return len(training) == len(self._workers)

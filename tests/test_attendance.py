@@ -52,20 +52,27 @@ def test_the_chief_waits_for_a_slow_worker_that_answers(local_servers, monkeypat
 
 
 def test_the_chief_waits_for_a_worker_that_has_not_begun_while_that_answers(local_servers, monkeypatch):
+    monkeypatch.setattr(attendance, "GRACE_SECS", 1e6)
     servers = local_servers(1, 2)
-    chief, late = (servers.membership("worker", index) for index in range(2))
-    ending = threading.Thread(target=WaitForWorkersHook(chief).end, args=(None,), daemon=True)
-    ending.start()
+    chief, late = (servers.membership("worker", index, recovery_secs=1e6) for index in range(2))
+
+    def start_to_end():
+        chief.say(TRAINING)
+        ending = threading.Thread(target=WaitForWorkersHook(chief).end, args=(None,), daemon=True)
+        ending.start()
+        return ending
+
+    ending = start_to_end()
     ending.join(1)
     assert ending.is_alive()
-    late.say(TRAINING)
     late.say(TRAINED)
-    ending.join(10)
+    ending.join(60)
     assert not ending.is_alive()
-    monkeypatch.setattr(attendance, "GRACE_SECS", 1e6)
-    monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))
-    servers = local_servers(1, 2)
-    WaitForWorkersHook(servers.membership("worker", 0)).end(None)  # not for one that is not there
+    late.say("")
+    monkeypatch.setattr(attendance, "unreachable", lambda peers: dict.fromkeys(peers, "connection refused"))
+    ending = start_to_end()
+    ending.join(60)
+    assert not ending.is_alive(), "nobody waits for one that is not there"
 
 
 def test_the_chief_says_who_never_took_part(local_servers, monkeypatch, caplog):
@@ -97,7 +104,7 @@ class Chief:
 
 def test_a_new_synchronous_model_is_not_trained_before_all_workers_are_there(local_servers):
     servers = local_servers(1, 2)
-    awaited = f"waited 0 s for worker 1 at {servers.worker_hosts[1]}: start what is missing"
+    awaited = f"waited 0 s for worker 1 at {servers.worker_hosts[1]}: start each missing"
     with pytest.raises(TimeoutError, match=awaited):
         Chief(servers, step=0).start()
 

@@ -363,7 +363,7 @@ def test_a_server_that_leaves_before_the_chief_knows_that_it_has_heard_is_not_wa
         raise tf.errors.UnavailableError(None, None, "no answer")
 
     monkeypatch.setattr(chief._tables[chief.task.servers[0]], "write", write)
-    reasons = iter(["no answer", reason])
+    reasons = iter(["no answer", "no route to host", reason])
     monkeypatch.setattr(membership, "ask", lambda _: Status(reason=next(reasons)))
     chief.dismiss_servers()
     assert not [*reasons]

@@ -103,7 +103,7 @@ def test_a_worker_that_looks_before_the_chief_is_there_trains_at_once_when_it_is
 def test_a_worker_whose_chief_never_comes_says_so(local_servers):
     worker = Worker(local_servers(1, 2), 1, startup_timeout_secs=0.3)
     awaited = r"worker 1 waited 0 s for the chief, worker 0 at localhost:.*"
-    with pytest.raises(TimeoutError, match=awaited + "start what is missing, or give a longer --startup_timeout_secs"):
+    with pytest.raises(TimeoutError, match=awaited + "start the chief, or, if it is still reading"):
         worker.session()
 
 

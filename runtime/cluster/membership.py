@@ -10,7 +10,17 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.agreement import Agreement
-from runtime.cluster.status import NO_ANSWER, REFUSED, Answer, Status, ask, ask_all, describe, statuses_of
+from runtime.cluster.status import (
+    NO_ANSWER,
+    REFUSED,
+    UNKNOWN_NAME,
+    Answer,
+    Status,
+    ask,
+    ask_all,
+    describe,
+    statuses_of,
+)
 from runtime.cluster.table import EVALUATED, Record, Table, parse_record
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, look_secs, wait_until_nothing_is_missing
@@ -189,10 +199,10 @@ class Membership:
                 self._tables[server].write({self.task.index: json.dumps(Record(EVALUATED))})
             except tf.errors.UnavailableError:
                 reason = ask(server.address).reason
+                if reason in (REFUSED, UNKNOWN_NAME) and server in told:
+                    return ""
                 if reason in ("", NO_ANSWER):  # else it is lost, and waits for the chief once it is back
                     told.add(server)
-                elif server in told:  # it has left, perhaps with its name
-                    return ""
                 return reason or "it is busy"
             return ""
 

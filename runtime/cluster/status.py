@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor  # not at its first use: it must not come while another thread forks
+from concurrent.futures import ThreadPoolExecutor  # its module, like any that adds hooks of forks, comes before threads
 from typing import NamedTuple, TypeVar
 
 import grpc
@@ -15,12 +15,13 @@ Answer = TypeVar("Answer")
 ANSWER_SECS = 3.0  # how long a server may take to say which process it is
 ALIVE_SECS = 2.0  # how long, after that, to give a sign of life
 REFUSED = "connection refused"  # the host is there, but the task is not
+UNKNOWN_NAME = "name not known"  # managers take it away with the task
 NO_ANSWER = "no answer"
 SOMETHING_ELSE = "something else answers there"
 # What gRPC says, and the reason.
 REASONS = {
     "Connection refused": REFUSED,
-    "resolv": "name not known",
+    "resolv": UNKNOWN_NAME,
     "No route to host": "no route to host",
     "Network is unreachable": "network is unreachable",
 }

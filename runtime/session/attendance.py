@@ -12,7 +12,7 @@ from runtime.cluster.table import TRAINED, TRAINING, Record
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.errors import AwayError, reason
 
-GRACE_SECS = 20.0  # how long to wait for a worker that took part before, and may come back
+GRACE_SECS = 20.0  # how long to wait for a worker that may come back, or still comes
 
 
 class AttendanceHook(tf.train.SessionRunHook):
@@ -42,8 +42,8 @@ class AttendanceHook(tf.train.SessionRunHook):
         startup_secs = self._membership.timeouts.startup_secs
         timeout_secs = startup_secs if is_new else min(GRACE_SECS, startup_secs)
         must_come = (
-            "start what is missing, correct --worker_hosts, or give a longer --startup_timeout_secs, if a worker is"
-            " still reading"
+            "start each missing worker, correct --worker_hosts, or, if one is still reading, give a longer"
+            " --startup_timeout_secs"
         )
         remedy = must_come if is_new else "training goes on"
         try:
@@ -82,9 +82,9 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
     """Lets the chief end after every worker that trains has taken its last step.
 
     So the last checkpoint and the evaluation see parameters that no longer change. In synchronous mode the chief
-    tells the ps tasks who is lost, so it must go last. For the chief only. It waits the recovery timeout for workers
-    that answer, and `GRACE_SECS` for those that do not. One that answers but has not begun has `GRACE_SECS`, too, to
-    come while the ps tasks are there, and find that nothing is left to do.
+    tells the ps tasks who is lost, so it must go last. It waits the recovery timeout for workers that answer, and
+    `GRACE_SECS` for those that do not. One that answers, but has not begun, also gets `GRACE_SECS` to join while the ps
+    tasks are there: it finds that nothing is left to do. For the chief only.
     """
 
     def __init__(self, membership: Membership):
@@ -102,12 +102,14 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
             records = self._membership.repeat_until_answered(self._membership.records)
             training = [worker for worker in answered_at if records[worker.index].state == TRAINING]
             coming = [worker for worker in answered_at if not records[worker.index].state]
+            # A ps that was restarted has forgotten all of them, the chief too.
+            if not records[0].state or time.monotonic() > start + GRACE_SECS:
+                coming.clear()
             missing, now = unreachable([*training, *coming]), time.monotonic()
-            answered_at.update(dict.fromkeys(set(training) - missing.keys(), now))
+            answered_at.update(dict.fromkeys({*training, *coming} - missing.keys(), now))
             awaited = [worker for worker in training if now < answered_at[worker] + GRACE_SECS]
             texts = [f"worker {worker.index} to take its last step" for worker in awaited]
-            if now < start + GRACE_SECS:
-                texts += [f"worker {worker.index} to begin" for worker in coming if worker not in missing]
+            texts += [f"worker {worker.index} to begin" for worker in coming if worker not in missing]
             return ", ".join(texts)
 
         recovery_secs = self._membership.timeouts.recovery_secs

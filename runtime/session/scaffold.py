@@ -109,17 +109,17 @@ class TrainingScaffold(tf.train.Scaffold):
             flag, timeout_secs = "--recovery_timeout_secs", self._timeouts.recovery_secs
 
         def wait_for(describe_missing: Callable[[], str], remedy: str) -> None:
-            wait_until_nothing_is_missing(
-                self._task,
-                lambda: describe_servers() or describe_missing(),  # the run may end without this worker meanwhile
-                timeout_secs,
-                f"start what is missing, or {remedy}",
-                poll_secs=2.0,  # in a long wait: a look at the model makes a session
-            )
+            def describe_unless_finished() -> str:
+                if missing := describe_missing():
+                    describe_servers()  # the ps tasks may leave meanwhile, at the end of a run without this worker
+                return missing
+
+            # A look at the model makes a session, so a long wait looks less often.
+            wait_until_nothing_is_missing(self._task, describe_unless_finished, timeout_secs, remedy, poll_secs=2.0)
 
         wait_for(self._membership.agreement.describe_unconfirmed, "give all tasks the same host lists")
         if not self._task.is_chief:
-            wait_for(self._describe_missing_model, f"give a longer {flag}, if the chief is still reading")
+            wait_for(self._describe_missing_model, f"start the chief, or, if it is still reading, give a longer {flag}")
         wait_for_servers()  # the session meets the processes that answer now, or later ones
         self._was_ready = True
         return self
@@ -156,9 +156,9 @@ class TrainingScaffold(tf.train.Scaffold):
         statuses = self._membership.look()
         self.incarnations = {server: statuses[server].incarnation for server in self._task.servers}
         missing = {of: statuses[of].reason or "it is busy" for of, found in self.incarnations.items() if not found}
-        # Before the thread of the membership gives up. The chief must be surer, since a run that begins anew needs it.
+        # It looks before the membership gives up. The chief must be surer: a run that begins anew needs it.
         late_secs = self._timeouts.startup_secs / 2 if self._task.is_chief else min(LATE_SECS, min(self._timeouts) / 2)
-        is_late = missing and time.monotonic() > start + late_secs
+        is_late = any(statuses[of].reason for of in missing) and time.monotonic() > start + late_secs
         if is_late and result.is_finished(self._job.folder, self._job.goal):
             raise FinishedError(
                 f"{self._task}: nothing is left to do: {self._job.folder.path} has the result of a finished run, and"

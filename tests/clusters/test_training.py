@@ -198,10 +198,7 @@ def test_synchronous_training_takes_no_step_before_all_workers_are_there(tmp_pat
 
 def test_the_cnn_trains(tmp_path, black_and_white_dir):
     flags = ["--model=cnn", "--train_steps=60", "--optimizer=momentum", "--learning_rate=0.01"]
-    flags += [
-        f"--data_dir={black_and_white_dir}",
-        f"--train_dir={tmp_path}",
-    ]  # there a late worker sees that it is over
+    flags += [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
     with Cluster(tmp_path, 2, 2, *flags) as cluster:
         cluster.start()
         assert_all_end(cluster)
@@ -468,7 +465,7 @@ def test_a_failed_export_costs_neither_result_nor_model_and_a_worker_that_comes_
 
 
 def test_a_worker_whose_run_ends_while_it_waits_for_the_model_ends_well(tmp_path, black_and_white_dir):
-    """As one does that is much slower to start than the others, on a manager where a name goes with its task."""
+    """As one does that is much slower to start than the others."""
     flags = ["--train_steps=50", f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
     with Cluster(tmp_path, 1, 2, *flags) as cluster:
         cluster.start("ps 0", "worker 1")
