@@ -29,9 +29,9 @@ class Computation:
         samples = [output for op in find_ancestors([i.op for i in ids]) if is_random(op) for output in op.outputs]
         rows = [op.outputs[0] for _, op in self._gathers]
         self._is_random = bool(samples)
-        self._choices = Template(made.graph, [*ids, *samples], made.columns)
-        self._ids = Template(made.graph, ids, [*made.columns, *samples])
-        self._outputs = Template(made.graph, outputs, [*made.columns, *samples, *rows], kept)
+        self._choices = Template(made.graph, [*ids, *samples], made.columns, found=made.found)
+        self._ids = Template(made.graph, ids, [*made.columns, *samples], found=made.found)
+        self._outputs = Template(made.graph, outputs, [*made.columns, *samples, *rows], kept, made.found)
 
     @property
     def calls_python(self) -> bool:

@@ -72,19 +72,19 @@ class Model:
         self._files, self._stream = files, stream
         self.own = Own(files.function("build_optimizer"), self._take_learning_rate())
         self.constants: dict[str, tf.Tensor] = {}  # the values of what is frozen, where they are no parameters
-        self.training = made = trace(files, signature, is_training=True, seed=seed)
-        self.test = trace(files, signature, is_training=False, seed=seed, reusable=made.variables)
-        if unknown := self.test.variables.keys() - made.variables.keys():
-            place, names = files.place_of(self.test.variables[min(unknown)]), ", ".join(sorted(unknown))
+        made = trace(files, signature, is_training=True, seed=seed)
+        test = trace(files, signature, is_training=False, seed=seed, reusable=made.variables)
+        if unknown := test.variables.keys() - made.variables.keys():
+            place, names = files.place_of(test.variables[min(unknown)]), ", ".join(sorted(unknown))
             raise UnusableError(
                 f"{place}: {names} is not made for training: make it always, or in a metric with"
                 " collections=[tf.GraphKeys.LOCAL_VARIABLES]"
             )
-        roles = find_roles(files, made, self.test, may_have_tables(self.own), is_stepwise)
-        self.parameters, self.tables, self.state, self.frozen, outputs = roles
+        roles = find_roles(files, made, test, may_have_tables(self.own), is_stepwise)
+        self.parameters, self.tables, self.state, self.frozen, outputs, self.training, self.test = roles
         self._take_summaries()
-        self._training = Computation(made, outputs, self.tables)
-        self._summaries = Computation(made, self.summaries, self.tables)
+        self._training = Computation(self.training, outputs, self.tables)
+        self._summaries = Computation(self.training, self.summaries, self.tables)
         self._test = self._take_test()
 
     @property
@@ -113,7 +113,7 @@ class Model:
     def build_gradients(
         self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Build the loss of a batch, float32 [], and by how much a step of rate 1 lowers each variable.
+        """Build the loss of a batch, float32 [], and what a step of rate 1 does to each variable.
 
         Args:
           parameters: of all variables.
@@ -121,7 +121,8 @@ class Model:
           samples: the random numbers that chose the rows in `parameters`, if any did.
 
         Returns:
-          The loss; and by name, the gradients of the parameters, of the rows of tables, and the changes of state.
+          The loss; and by name, the gradients of the parameters and of the rows of tables, and the changes of state:
+          by how much a step lowers it, or the value that the step sets.
         """
         (loss, *results), lookups = self._training.build(
             columns, {**self.constants, **parameters}, "model", samples, self._stream

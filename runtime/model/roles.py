@@ -1,8 +1,8 @@
 """The roles of a model's variables, found in its traces, and what changes each in a step.
 
 Of the variables that a user's functions make, a *parameter* is one that the loss has a gradient for. A *table* is a
-parameter of which rows are looked up, and nothing else. *State* is what only an assignment changes, such as the moving
-averages of batch normalisation: the difference that it makes travels with the gradients. All else is *frozen*.
+parameter of which rows are looked up, and nothing else. *State* is what only an assignment changes: what a step does to
+it travels with the gradients. All else is *frozen*.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ from absl import logging
 
 from runtime.model.computation import gathers_of, is_random
 from runtime.model.files import Files
-from runtime.model.template import STATEFUL, control_flow_v2, find_ancestors, refuse_functions
-from runtime.model.trace import CHANGES, Trace, build_total_loss
+from runtime.model.state import replay
+from runtime.model.template import STATEFUL, control_flow_v2, find_ancestors
+from runtime.model.trace import Trace, build_total_loss
 from runtime.process.errors import UnusableError
 
 
@@ -23,9 +24,11 @@ class Roles(NamedTuple):
 
     parameters: list[str]
     tables: list[str]
-    state: dict[str, bool]  # with whether a change of it depends on what it is, as of an average
+    state: dict[str, str]  # with how the changes of several workers come together: see `state.Change`
     frozen: list[str]
-    outputs: list[tf.Tensor]  # the loss, the gradients of parameters, those of lookups in tables, changes of state
+    outputs: list[tf.Tensor]  # the loss, the gradients of parameters, those of lookups in tables, `Change.value`s
+    training: Trace
+    test: Trace
 
 
 def find_roles(files: Files, training: Trace, test: Trace, may_have_tables: bool, is_stepwise: bool) -> Roles:
@@ -42,14 +45,16 @@ def find_roles(files: Files, training: Trace, test: Trace, may_have_tables: bool
         logging.warning("%s: sent as a whole, since only plain SGD takes local steps on rows", ", ".join(tables))
         tables = []
     gradients, of_rows = _build_gradients(files, training, total, trainable, tables)
-    changes = _build_changes(files, training, total, {*gradients, *tables})
+    updates = training.graph.get_collection(tf.GraphKeys.UPDATE_OPS)
+    training, changes = replay(files, training, [getattr(update, "op", update) for update in [*updates, total]])
+    test, _ = replay(files, test, [])
+    if trained := changes.keys() & {*gradients, *tables}:
+        place, name = files.place_of(changes[min(trained)].op), min(trained)
+        raise UnusableError(f"{place}: {name} is trained, so no other assignment may change it")
     frozen = [name for name in training.variables if name not in {*gradients, *tables, *changes}]
-    outputs = [total, *gradients.values(), *of_rows, *changes.values()]
-    state = {
-        name: training.variables[name].handle.op in find_ancestors([change.op], by_values=True)
-        for name, change in changes.items()
-    }
-    return Roles(list(gradients), tables, state, frozen, outputs)
+    outputs = [total, *gradients.values(), *of_rows, *(change.value for change in changes.values())]
+    state = {name: change.kind for name, change in changes.items()}
+    return Roles(list(gradients), tables, state, frozen, outputs, training, test)
 
 
 def _is_table(name: str, training: Trace, test: Trace, total: tf.Tensor, is_stepwise: bool) -> bool:
@@ -103,44 +108,6 @@ def _build_gradients(
         if dtype.is_floating and not is_used:  # integers, such as a counter, are trainable only by mistake
             raise UnusableError(f"{place}: the loss does not depend on {name}: use it, or do not make it")
     return gradients, of_rows
-
-
-def _build_changes(files: Files, made: Trace, total: tf.Tensor, trained: set[str]) -> dict[str, tf.Tensor]:
-    """Build by how much the assignments that belong to a step lower each variable that they change."""
-    updates = made.graph.get_collection(tf.GraphKeys.UPDATE_OPS)
-    steps = find_ancestors([getattr(update, "op", update) for update in [*updates, total]])
-    changes: dict[str, list[tf.Tensor]] = {}
-    with made.graph.as_default():
-        for name, variable in made.variables.items():
-            for op in variable.handle.consumers():
-                if op.type.startswith(("ResourceApply", "ResourceSparseApply")):
-                    place = files.place_of(op)
-                    raise UnusableError(f"{place}: an optimizer changes {name}: return it from build_optimizer()")
-                if op not in steps:
-                    continue
-                refuse_functions(op)
-                if not op.type.startswith(("Assign", "ResourceScatter")):
-                    continue
-                place = files.place_of(op)
-                if op.type not in CHANGES or variable.dtype.base_dtype != tf.float32:
-                    raise UnusableError(
-                        f"{place}: {op.type} of {name}, {variable.dtype.name}, cannot be done by workers: they do"
-                        " assign, assign_add, assign_sub, scatter_add and scatter_sub, of float32"
-                    )
-                if name in trained:
-                    raise UnusableError(f"{place}: {name} is trained, so no other assignment may change it")
-                change = op.inputs[-1]
-                if op.type.startswith("ResourceScatter"):
-                    places = op.inputs[1][..., tf.newaxis]
-                    change = tf.broadcast_to(change, tf.concat([tf.shape(op.inputs[1]), variable.shape[1:]], axis=0))
-                    change = tf.scatter_nd(places, change, variable.shape)
-                if op.type in ("AssignAddVariableOp", "ResourceScatterAdd"):
-                    change = -change
-                if op.type == "AssignVariableOp":  # whatever was assigned before it is lost
-                    changes[name] = [variable.read_value() - change]
-                else:
-                    changes.setdefault(name, []).append(change)
-        return {name: tf.add_n(parts) for name, parts in changes.items()}
 
 
 def flat(structure: Any) -> list[tf.Tensor]:

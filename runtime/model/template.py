@@ -16,7 +16,6 @@ from runtime.process.errors import UnusableError
 from runtime.process.phases import find_place_of, note_copy
 
 LOOKUP_TABLES = ("HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2")
-NEW_VALUES = {"AssignVariableOp": "Identity", "AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # call a Python function
 STATEFUL = ("While", "If", "Case", "StatefulPartitionedCall", "PyFunc", "EagerPyFunc")  # may draw random numbers inside
 OF_ONE_RUN = ("TensorArrayV3", "StackV2")  # each copy has its own
@@ -36,7 +35,14 @@ def control_flow_v2() -> Iterator[None]:
 class Template:
     """Some outputs of a traced graph, and all that leads to them from what a copy is given."""
 
-    def __init__(self, graph: tf.Graph, outputs: Sequence[Any], given: Sequence[tf.Tensor], kept: Iterable[Any] = ()):
+    def __init__(
+        self,
+        graph: tf.Graph,
+        outputs: Sequence[Any],
+        given: Sequence[tf.Tensor],
+        kept: Iterable[Any] = (),
+        found: Mapping[tf.Operation, tf.Tensor] | None = None,
+    ):
         """Cut out what `outputs` need.
 
         Args:
@@ -44,6 +50,7 @@ class Template:
           outputs: tensors or operations of it.
           given: tensors that a copy replaces; nothing that leads to them is copied.
           kept: variables that the copies share, such as those of a metric; all others are replaced by values.
+          found: what an op on a variable finds there, unless that is the value that a copy is given.
 
         Raises:
           UnusableError: the user's file has an op there that no copy can have.
@@ -63,7 +70,9 @@ class Template:
             inputs = [*op.inputs]
             handles = [t for t in inputs if t.op.type == "VarHandleOp" and t.op.name not in kept_handles]
             if handles:
-                inputs += _take_value(op, node)
+                _take_value(op, node)
+                if found and op in found:
+                    inputs[0], node.input[0], handles = found[op], found[op].name, []
                 self._users.update({handle.op.name: op for handle in handles})
                 if op.type == "ResourceGather":
                     axis = self._definition.node.add(name=f"{op.name}/axis", op="Const")
@@ -71,7 +80,7 @@ class Template:
                     axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0))
             elif _holds_state(op) and op.name not in kept_handles:
                 raise UnusableError(f"{find_place_of(op) or 'model.py'}: {_refusal(op)}")
-            befores = [before for before in op.control_inputs if not _changes_state(before, kept_handles)]
+            befores = [b for b in op.control_inputs if not (is_change(b) and b.inputs[0].op.name not in kept_handles)]
             del node.input[len(node.input) - len(op.control_inputs) :]
             node.input.extend(f"^{before.name}" for before in befores)
             self._names.update(tensor.name for tensor in inputs)
@@ -146,10 +155,8 @@ def _clean(node: tf.NodeDef) -> None:
         node.attr["shared_name"].s = f"lookup_table_{node.name}".encode()
 
 
-def _take_value(op: tf.Operation, node: tf.NodeDef) -> list[tf.Tensor]:
-    """Turn an op on a variable's handle into one on its value, and return what else that takes.
-
-    A read that comes after an assignment has the new value, which no variable has.
+def _take_value(op: tf.Operation, node: tf.NodeDef) -> None:
+    """Turn an op on a variable's handle into one on its value.
 
     Raises:
       UnusableError: it does something else with the variable.
@@ -157,45 +164,22 @@ def _take_value(op: tf.Operation, node: tf.NodeDef) -> list[tf.Tensor]:
     attributes = dict(node.attr)
     node.ClearField("attr")
     if op.type == "ReadVariableOp":
-        node.attr["T"].CopyFrom(attributes["dtype"])
-        if assignment := _find_assignment_before(op):
-            operand = assignment.inputs[1]
-            node.op = NEW_VALUES[assignment.type]
-            node.input.insert(1, operand.name)
-            if node.op == "Identity":
-                del node.input[0]
-            return [operand]
         node.op = "Identity"
+        node.attr["T"].CopyFrom(attributes["dtype"])
     elif op.type in ("ResourceGather", "ResourceGatherNd"):
         node.op = "GatherV2" if op.type == "ResourceGather" else "GatherNd"
         node.attr["Tparams"].CopyFrom(attributes["dtype"])
         node.attr["Tindices"].CopyFrom(attributes["Tindices"])
-        if op.type == "ResourceGatherNd":
-            return []
-        node.input.insert(2, f"{node.name}/axis")
-        node.attr["Taxis"].type = tf.int32.as_datatype_enum
-        node.attr["batch_dims"].i = attributes["batch_dims"].i
+        if op.type == "ResourceGather":
+            node.input.insert(2, f"{node.name}/axis")
+            node.attr["Taxis"].type = tf.int32.as_datatype_enum
+            node.attr["batch_dims"].i = attributes["batch_dims"].i
     elif op.type == "VariableShape":
         node.op = "Shape"
         node.attr["T"].type = op.inputs[0].op.get_attr("dtype").as_datatype_enum
         node.attr["out_type"].CopyFrom(attributes["out_type"])
     else:
         raise UnusableError(f"{find_place_of(op) or 'model.py'}: {_refusal(op)}")
-    return []
-
-
-def _find_assignment_before(read: tf.Operation) -> tf.Operation | None:
-    """Return the assignment of a step after which a variable is read, if there is one."""
-    assignments = [op for op in read.inputs[0].consumers() if op.type.startswith(("Assign", "ResourceScatter"))]
-    if len(assignments) < 2:  # that of the first value
-        return None
-    earlier = find_ancestors(read.control_inputs).intersection(assignments)
-    name = read.inputs[0].op.name
-    if len(earlier) > 1:
-        raise UnusableError(f"{find_place_of(read)}: {name} has been assigned to twice when it is read: do it once")
-    if any(op.type not in NEW_VALUES for op in earlier):
-        raise UnusableError(f"{find_place_of(read)}: {name} is read after a scatter: read it before, or only then")
-    return next(iter(earlier), None)
 
 
 def _refusal(op: tf.Operation) -> str:
@@ -204,8 +188,8 @@ def _refusal(op: tf.Operation) -> str:
         text += ": nobody feeds it; take an argument of the function, is_training or a constant"
     if _functions_of(op.node_def):
         text += (
-            ": a loop or a branch looks up rows of a variable, or assigns to it; give it tf.identity(variable), and"
-            " assign outside, where `if is_training:` is a branch"
+            ": a loop or a branch looks up rows of a variable by tf.nn.embedding_lookup, or assigns to it; give it"
+            " tf.identity(variable), and assign outside, where `if is_training:` is a branch"
         )
     return text
 
@@ -223,10 +207,9 @@ def _holds_state(op: tf.Operation) -> bool:
     return op.type not in (*LOOKUP_TABLES, *OF_ONE_RUN) and any(output.dtype == tf.resource for output in op.outputs)
 
 
-def _changes_state(op: tf.Operation, kept_handles: set[str]) -> bool:
-    """Return whether an op assigns to a variable that the copies do not have."""
-    is_change = op.type.startswith("Assign") or op.type.startswith("ResourceScatter")
-    return is_change and bool(op.inputs) and op.inputs[0].op.name not in kept_handles
+def is_change(op: tf.Operation) -> bool:
+    """Return whether an op assigns to a variable."""
+    return op.type.startswith(("Assign", "ResourceScatter")) and bool(op.inputs)
 
 
 def _functions_of(node: tf.NodeDef) -> bool:

@@ -9,12 +9,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from runtime.model.files import Files
-from runtime.model.template import NEW_VALUES, control_flow_v2, find_ancestors
+from runtime.model.template import control_flow_v2, find_ancestors
 from runtime.process import environment
 from runtime.process.errors import UnusableError
 
 Metric = Any  # float32 [], a mean over the batch; or a pair of a value and an update, as of `tf.metrics`
-CHANGES = (*NEW_VALUES, "ResourceScatterAdd", "ResourceScatterSub")
 
 
 class Trace(NamedTuple):
@@ -30,6 +29,7 @@ class Trace(NamedTuple):
     predictions: dict[str, tf.Tensor]  # of the exported model
     variables: dict[str, tf.Variable]  # those of the model, by name
     initializers: dict[str, Any]  # of those that `tf.get_variable()` was given one for, a function of a shape
+    found: Mapping[tf.Operation, tf.Tensor] = {}  # what an op finds in a variable that has changed: see `replay()`
 
     @property
     def is_of_classes(self) -> bool:
@@ -150,8 +150,8 @@ def traced_as_users_expect(initializers: dict[str, Any], reusable: Mapping[str, 
     """Let functions make variables as they always did, of which copies can be made.
 
     Loops are those of version 2, whose gradients survive a copy. A variable is one resource, whatever partitioner a
-    user has: it is split elsewhere. What is inside of a loop or a branch reads one tensor outside, as `caching_device`
-    says; else the variable itself would be an input of the loop. `reuse=not is_training` finds what training has made.
+    user has: it is split elsewhere. What is inside of a loop or a branch reads a variable before that begins; else the
+    variable itself would be an input of the loop. `reuse=not is_training` finds what training has made.
     """
     graph = tf.get_default_graph()
     known: set[str] = set()  # the variables that there are
@@ -174,12 +174,10 @@ def traced_as_users_expect(initializers: dict[str, Any], reusable: Mapping[str, 
         return variable
 
     def create(next_creator: Any, **kwargs: Any) -> tf.Variable:
-        is_local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
-        kwargs |= {"use_resource": True, "caching_device": None if is_local else "/device:CPU:0"}
-        variable = next_creator(**kwargs)
-        cached = variable.value()
+        variable = next_creator(**{**kwargs, "use_resource": True})
         variable.initialized_value = lambda: variable.initial_value
-        variable.value = lambda: variable.read_value() if tf.get_default_graph() is graph else cached
+        if tf.GraphKeys.LOCAL_VARIABLES not in (kwargs.get("collections") or ()):
+            _read_outside(variable, graph)
         return variable
 
     if environment.has_dimensions:
@@ -193,6 +191,32 @@ def traced_as_users_expect(initializers: dict[str, Any], reusable: Mapping[str, 
             yield
     finally:
         tf.enable_v2_tensorshape()
+
+
+def _read_outside(variable: tf.Variable, graph: tf.Graph) -> None:
+    """Let each function of a loop or a branch read a variable in `graph`, once, where it begins."""
+    read, sparse_read, gather_nd = variable.read_value, variable.sparse_read, variable.gather_nd
+    values: dict[tf.Graph, tf.Tensor] = {}
+
+    def read_value() -> tf.Tensor:
+        inner = tf.get_default_graph()
+        if inner is graph:
+            return read()
+        if inner not in values:
+            with graph.as_default():
+                values[inner] = read()
+        return values[inner]
+
+    def is_inside() -> bool:
+        return tf.get_default_graph() is not graph
+
+    variable.value = variable.read_value = read_value
+    variable.sparse_read = lambda indices, name=None: (
+        tf.gather(read_value(), indices, name=name) if is_inside() else sparse_read(indices, name)
+    )
+    variable.gather_nd = lambda indices, name=None: (
+        tf.gather_nd(read_value(), indices, name=name) if is_inside() else gather_nd(indices, name)
+    )
 
 
 def build_total_loss(made: Trace) -> tf.Tensor:

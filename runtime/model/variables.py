@@ -56,7 +56,7 @@ def _build_first_value(made: Trace, value: tf.Tensor) -> tf.Tensor:
     choices = {
         op.outputs[0]: by_handle[op.inputs[0].op.inputs[0].op].initial_value
         for op in find_ancestors([value.op])
-        if op.type == "If" and op.inputs[0].op.type == "VarIsInitializedOp"
+        if op.type.endswith("If") and op.inputs[0].op.type == "VarIsInitializedOp"
     }
     template = Template(made.graph, [value], list(choices))
     given = [_build_first_value(made, first) for first in choices.values()]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from runtime.model.state import AVERAGE, SET, build_change
 from runtime.model.tables import values_of
 from runtime.updates import towers
 from runtime.updates.exchange import Exchange, Work
@@ -68,30 +69,29 @@ class LocalStepsExchangeBuilder:
         self, vectors: Sequence[tf.Tensor], selection: Selection, pending: Sequence[Exchange], number: int
     ) -> Exchange:
         """Build the exchange that sends the change of several local steps: see `GradientExchangeBuilder`."""
-        starts = list(vectors)  # exact: many steps would begin with the errors of rounded parameters
+        kinds = self._work.packing.state
+        # Exact: many steps would begin with the errors of rounded parameters.
+        values = values_of(self._work.packing.unpack(vectors, selection.ids))
         for exchange in pending:
-            changes = [tf.cast(change, tf.float32) for change in exchange.gradients]
-            starts = [start - change for start, change in zip(starts, changes, strict=True)]
-        parameters = self._work.packing.unpack(starts, selection.ids)
-        values = values_of(parameters)
+            sent = self._work.packing.unpack([tf.cast(change, tf.float32) for change in exchange.gradients])
+            values = {n: sent[n] if kinds.get(n) == SET else value - sent[n] for n, value in values.items()}
         if not self._copies:
             with tf.variable_creator_scope(_make_local), tf.name_scope(COPIES):
                 self._copies = [_make_copy(name, value.shape) for name, value in values.items()]
         assignments = [copy.assign(value) for copy, value in zip(self._copies, values.values(), strict=True)]
         with tf.control_dependencies(assignments):
             first_step = tf.zeros([], tf.int64)
-        are_state = [name in self._work.packing.state for name in self._work.packing.names]
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             given = self._work.packing.by_name([copy.read_value() for copy in self._copies], selection.ids)
             inputs = tf.gather(self._work.batches.inputs, number * self._length.max_steps + step)
             loss, *gradients = towers.average(self._work.devices, self._work.build_gradients, given, inputs)
             self._step = self._count(number, step)
-            pairs = list(zip(gradients, self._copies, are_state, strict=True))
+            pairs = list(zip(gradients, self._copies, values, strict=True))
             with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
-                trained = [(gradient, copy) for gradient, copy, is_state in pairs if not is_state]
+                trained = [(gradient, copy) for gradient, copy, name in pairs if name not in kinds]
                 changes = [self._optimizer.apply_gradients(trained)] if trained else []
-                changes += [copy.assign_sub(change, read_value=False) for change, copy, is_state in pairs if is_state]
+                changes += [build_change(copy, kinds[name], part) for part, copy, name in pairs if name in kinds]
             with tf.control_dependencies(changes):
                 return step + 1, loss
 
@@ -104,15 +104,17 @@ class LocalStepsExchangeBuilder:
         )
         with tf.control_dependencies([last_step]):
             ends = [copy.read_value() for copy in self._copies]
-            if self._length.pace > 1:
-                # What workers send adds up: all of them together move an average as far as one would by itself.
-                ends = [
-                    start + (end - start) / self._length.pace if self._work.packing.state.get(name) else end
-                    for (name, start), end in zip(values.items(), ends, strict=True)
-                ]
-            ends = self._work.packing.pack(ends, selection.ids)
-            changes = [tf.cast(start - end, self._work.dtype) for start, end in zip(starts, ends, strict=True)]
-        return Exchange(changes, self._num_steps, loss, selection)
+            pairs = zip(values.items(), ends, strict=True)
+            changes = [self._describe_change(kinds.get(name), start, end) for (name, start), end in pairs]
+            packed = self._work.packing.pack(changes, selection.ids)
+        return Exchange([tf.cast(vector, self._work.dtype) for vector in packed], self._num_steps, loss, selection)
+
+    def _describe_change(self, kind: str | None, start: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+        """Build what is sent of a parameter, or of state of a kind, that has changed."""
+        if kind == SET:
+            return end
+        # What workers send adds up: all of them together move an average as far as one would by itself.
+        return (start - end) / self._length.pace if kind == AVERAGE and self._length.pace > 1 else start - end
 
     def _count(self, number: int, step: tf.Tensor) -> tf.Tensor:
         """Build the global step, int64 [], of a step of an exchange.

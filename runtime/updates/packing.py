@@ -37,12 +37,12 @@ class Packing:
     one of its slices. Of the slice of a table it has the selected rows; these parts come last.
     """
 
-    def __init__(self, parameters: Mapping[str, Any], state: Mapping[str, bool] | None = None):
+    def __init__(self, parameters: Mapping[str, Any], state: Mapping[str, str] | None = None):
         """Pack `parameters`, float32, by their devices.
 
         Args:
           parameters: variables by name; a partitioned one is a list of slices, and a table a `TableVariable`.
-          state: those that no optimizer changes, by name: what arrives for them is subtracted. See `Roles`.
+          state: those that no optimizer changes, by name, with the kind of what arrives for them: see `state.Change`.
         """
         self.state = dict(state or {})
         self._averages: dict[str, tf.Variable] = {}  # by the name of the variable
@@ -59,8 +59,8 @@ class Packing:
         self.variables = self._by_device(lambda part: part.name not in self.tables)
         self.table_slices = self._by_device(lambda part: part.name in self.tables)
 
-        self.are_state = {
-            device: [part.name in self.state for part in parts if part.name not in self.tables]
+        self.kinds = {  # of those variables; None: an optimizer changes it
+            device: [self.state.get(part.name) for part in parts if part.name not in self.tables]
             for device, parts in self._parts.items()
         }
         for device, variables in self.variables.items():

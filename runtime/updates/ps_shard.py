@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from runtime.model.state import build_change
 from runtime.updates.exchange import Exchange, Updates
 from runtime.updates.packing import Packing, split_vector
 
@@ -26,7 +27,7 @@ class PsShard:
         """Take what `packing` has on `device`; with `ema_decay`, keep averages of the parameters, but for tables."""
         self.device = device
         self._variables, self.table_slices = packing.variables[device], packing.table_slices[device]
-        self._are_state = packing.are_state[device]
+        self._kinds = packing.kinds[device]
         # How many numbers the variables have, and how many all parameters: with tables.
         self.size = sum(variable.shape.num_elements() for variable in self._variables)
         self.num_parameters = self.size + sum(variable.shape.num_elements() for variable in self.table_slices)
@@ -42,7 +43,7 @@ class PsShard:
             # Unsaved, so that the number of ps tasks may change.
             self.steps = self.ready_marker = self._make_variable(name, step)
         self._optimizer, self._ema_decay = make_optimizer(self.steps), ema_decay
-        trained = [v for v, is_state in zip(self._variables, self._are_state, strict=True) if not is_state]
+        trained = [v for v, kind in zip(self._variables, self._kinds, strict=True) if kind is None]
         self._averages = packing.make_averages(trained, ema_decay) if ema_decay else []
 
     def _make_variable(self, name: str, value: Any) -> tf.Variable:
@@ -72,11 +73,11 @@ class PsShard:
         """Apply a gradient, and count its steps; return `num_steps` after that."""
         parts = split_vector(gradient.vector, self._variables)
         changes, pairs = [], []
-        for part, variable, is_state in zip(parts, self._variables, self._are_state, strict=True):
-            if is_state:
-                changes.append(variable.assign_sub(part, read_value=False))
-            else:
+        for part, variable, kind in zip(parts, self._variables, self._kinds, strict=True):
+            if kind is None:
                 pairs.append((part, variable))
+            else:
+                changes.append(build_change(variable, kind, part))
         pairs += zip(gradient.of_slices, self.table_slices, strict=True)
         if pairs:
             with tf.variable_creator_scope(_make_outside):

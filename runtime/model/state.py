@@ -1,0 +1,113 @@
+"""State: what only assignments change, such as the moving averages of a batch normalisation.
+
+A copy of a model has no variables. So the changes of a step are replayed on values, in the order in which the user's
+functions have made their ops: a change makes a new value of what the one before has left, and whoever reads the
+variable later gets that one. A session may run the ops in this order, and must where control dependencies say so.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from runtime.model.files import Files
+from runtime.model.template import find_ancestors, is_change, refuse_functions
+from runtime.model.trace import Trace
+from runtime.process.errors import UnusableError
+
+CHANGES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd", "ResourceScatterSub")
+
+# How the changes that several workers make come together, as on a variable that they share.
+SET = "set"  # an assignment: the last one counts
+SUM = "sum"  # what is added or subtracted adds up
+AVERAGE = "average"  # a sum of changes that depend on the value, as of a moving average
+
+
+class Change(NamedTuple):
+    """What a step does to a variable."""
+
+    kind: str
+    value: tf.Tensor  # the new value if it is set, else by how much the step lowers it
+    op: tf.Operation  # the first op that changes it
+
+
+def replay(files: Files, made: Trace, step: list[tf.Operation]) -> tuple[Trace, dict[str, Change]]:
+    """Replay the changes of a trace.
+
+    Args:
+      files: the user's.
+      made: the trace.
+      step: the ops that each step runs. A change that these do not need happens only for who waits for it.
+
+    Returns:
+      The trace, which says what each op finds that comes after a change, and what a step does to each variable.
+
+    Raises:
+      UnusableError: workers cannot do what an op does to a variable.
+    """
+    always = find_ancestors(step)
+    positions = {op: position for position, op in enumerate(made.graph.get_operations())}
+    found, results = dict[tf.Operation, tf.Tensor](), dict[str, Change]()
+    for name, variable in made.variables.items():
+        uses = sorted((op for op in variable.handle.consumers() if op in positions), key=positions.__getitem__)
+        changes = [op for op in uses if is_change(op) and op is not variable.initializer]
+        value_after = _values_of(files, variable)
+        for op in uses:
+            if op in always:
+                refuse_functions(op)
+            if op.type.startswith(("ResourceApply", "ResourceSparseApply")):
+                place = files.place_of(op)
+                raise UnusableError(f"{place}: an optimizer changes {name}: return it from build_optimizer()")
+            earlier = [change for change in changes if positions[change] < positions[op]]
+            if not always.issuperset(earlier):
+                before = find_ancestors([op])
+                earlier = [change for change in earlier if change in always or change in before]
+            if earlier and op not in changes:
+                found[op] = value_after(*earlier)
+        if in_step := [op for op in changes if op in always]:
+            new_value = value_after(*in_step)
+            if any(op.type == "AssignVariableOp" for op in in_step):
+                results[name] = Change(SET, new_value, in_step[0])
+                continue
+            with made.graph.as_default():
+                decrease = tf.add_n([_build_decrease(op, variable.shape) for op in in_step])
+            depends = variable.handle.op in find_ancestors([decrease.op], by_values=True)
+            results[name] = Change(AVERAGE if depends else SUM, decrease, in_step[0])
+    return made._replace(found=found), results
+
+
+def _values_of(files: Files, variable: tf.Variable) -> Callable[..., tf.Tensor]:
+    """Return what builds the value of a variable after some changes, one after the other, once for all who ask."""
+
+    @functools.cache
+    def value_after(*changes: tf.Operation) -> tf.Tensor:
+        with variable.graph.as_default():
+            if not changes:
+                return variable.read_value()
+            (*earlier, last) = changes
+            if last.type not in CHANGES or variable.dtype.base_dtype != tf.float32:
+                raise UnusableError(
+                    f"{files.place_of(last)}: {last.type} of {variable.op.name}, {variable.dtype.name}, cannot be done"
+                    " by workers: they do assign, assign_add, assign_sub, scatter_add and scatter_sub, of float32"
+                )
+            if last.type == "AssignVariableOp":
+                return last.inputs[1]
+            return value_after(*earlier) - _build_decrease(last, variable.shape)
+
+    return value_after
+
+
+def _build_decrease(change: tf.Operation, shape: tf.TensorShape) -> tf.Tensor:
+    """Build by how much a change that adds or subtracts lowers its variable."""
+    operand = change.inputs[-1]
+    if change.type.startswith("ResourceScatter"):
+        places = change.inputs[1]
+        operand = tf.broadcast_to(operand, tf.concat([tf.shape(places), shape[1:]], axis=0))
+        operand = tf.scatter_nd(places[..., tf.newaxis], operand, shape)
+    return operand if "Sub" in change.type else -operand
+
+
+def build_change(variable: tf.Variable, kind: str, value: tf.Tensor) -> tf.Operation:
+    """Build a change of a variable, of which `Change` has the kind and the value."""
+    return (variable.assign if kind == SET else variable.assign_sub)(value, read_value=False)
