@@ -30,7 +30,7 @@ from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.mode import make_optimizer
 from runtime.updates.packing import Packing
 from runtime.updates.ps_shard import Gradient, PsShard
-from runtime.updates.schedule import Rate, Schedule
+from runtime.updates.schedule import Schedule
 from runtime.updates.synchronous import build_sync_updates
 from tests.models import make_batches
 
@@ -103,13 +103,11 @@ class Worker:
                 packing = Packing({"w": self.weight})
                 schedule = Schedule(lr_schedule, LEARNING_RATE, None, train_steps)
 
-                def make_optimizer_of_ps(num_updates):
-                    rates = Schedule("constant", 1.0, None, train_steps) if local_steps > 1 else schedule
-                    return make_optimizer(
-                        optimizer, Rate(lambda: rates.build(num_updates.read_value())), Own(), num_updates
-                    )
+                def make_optimizer_of_ps(rate):
+                    return make_optimizer(rate, optimizer, Own(), tf.train.get_global_step())
 
-                shards = [PsShard(packing, device, make_optimizer_of_ps) for device in packing.variables]
+                rates = Schedule("constant", 1.0, None, train_steps) if local_steps > 1 else schedule
+                shards = [PsShard(packing, of, make_optimizer_of_ps, rates.build) for of in packing.variables]
 
                 build_loss = loss or (lambda weight: (index + 1) * weight)
                 batches = make_nothing(N * local_steps)
@@ -120,7 +118,7 @@ class Worker:
                     else:
                         pace = 1 if replicas else len(task.worker_hosts)
                         length = Length(local_steps, train_steps, num_shares=1, pace=pace)
-                        make_sgd = functools.partial(make_optimizer, "sgd", own=Own())
+                        make_sgd = functools.partial(make_optimizer, name="sgd", own=Own())
                         builder = LocalStepsExchangeBuilder(work, make_sgd, schedule, length)
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
@@ -252,9 +250,7 @@ class ClassicWorker:
             with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
                 self.global_step = tf.train.create_global_step()
                 self.weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
-                classic = tf.train.SyncReplicasOptimizer(
-                    make_optimizer(optimizer, Rate(lambda: LEARNING_RATE), Own()), 2
-                )
+                classic = tf.train.SyncReplicasOptimizer(make_optimizer(LEARNING_RATE, optimizer, Own()), 2)
                 self.train_op = classic.minimize(loss(self.weight), self.global_step)
             initializer = tf.global_variables_initializer()
         self.session, self.hooks = servers.worker_session(index, graph), []
@@ -507,7 +503,8 @@ class Parts:
                 tf.train.create_global_step()
                 packing = Packing({"w": tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())})
             shards = [
-                PsShard(packing, of, lambda _: tf.train.GradientDescentOptimizer(1.0)) for of in packing.variables
+                PsShard(packing, of, tf.train.GradientDescentOptimizer, lambda steps: tf.constant(1.0))
+                for of in packing.variables
             ]
             aggregations = [Aggregation(shard, Rule(3, 3, 1, 100)) for shard in shards]
             unsaved = [variable for each in aggregations for variable in (*each.variables, each.shard.ready_marker)]
@@ -891,7 +888,7 @@ def test_schedules(graph, name, warmup_steps, expected):
 def test_optimizers(graph, name, expected):
     weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
     tf.train.create_global_step()
-    train_op = make_optimizer(name, Rate(lambda: LEARNING_RATE), Own()).minimize(1 * weight)
+    train_op = make_optimizer(LEARNING_RATE, name, Own()).minimize(1 * weight)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         session.run(train_op)
@@ -908,13 +905,13 @@ def test_an_optimizer_that_changes_what_nobody_calls_is_refused():
     with pytest.raises(
         UnusableError, match=r"this program does not call compute_gradients\(\) of the Clipped of build_optimizer"
     ):
-        make_optimizer("sgd", Rate(lambda: LEARNING_RATE), Own(build_optimizer=Clipped))
+        make_optimizer(LEARNING_RATE, "sgd", Own(build_optimizer=Clipped))
 
 
 def test_the_variables_of_a_users_optimizer_have_the_names_that_checkpoints_have(graph):
     tf.train.create_global_step()
     packing = Packing({"w": tf.get_variable("w", [1])})
-    shard = PsShard(packing, "", lambda _: tf.train.AdamOptimizer(LEARNING_RATE))
+    shard = PsShard(packing, "", tf.train.AdamOptimizer, lambda steps: tf.constant(LEARNING_RATE))
     gradient, num_steps = Gradient(tf.zeros([1]), []), tf.constant(1, tf.int64)
     with tf.name_scope("exchange"):
         tf.cond(num_steps > 0, lambda: shard.apply(gradient, num_steps), lambda: num_steps)
@@ -946,7 +943,7 @@ def test_adam_on_a_ps_goes_on_from_a_checkpoint_of_tensorflows_own(tmp_path):
         return tf.train.AdamOptimizer(LEARNING_RATE)
 
     def counted(step):
-        return make_optimizer("adam", Rate(lambda: LEARNING_RATE), Own(), step)
+        return make_optimizer(LEARNING_RATE, "adam", Own(), step)
 
     path, _ = train(classic)
     _, expected = train(classic, path)
@@ -966,7 +963,7 @@ def test_the_optimizer_of_local_steps_keeps_its_state_on_the_worker(graph, name,
     packing = Packing({"w": weight})
     builder = LocalStepsExchangeBuilder(
         Work(packing, gradients_of(lambda weight: 1 * weight), make_nothing(2 * 3), tf.float32, [""]),
-        functools.partial(make_optimizer, name, own=Own()),
+        functools.partial(make_optimizer, name=name, own=Own()),
         Schedule("constant", 0.5, None, train_steps=100),
         Length(max_steps=3, train_steps=100, num_shares=1, pace=1),
     )

@@ -23,7 +23,7 @@ def _make_variable(made: Trace, name: str, num_slices: int) -> Any:
     if num_slices:
         partitioner = tf.fixed_size_partitioner(min(num_slices, shape[0]))
     value = traced.initial_value
-    initializer: Any = _make_initializer(made, value)
+    initializer: Any = _make_initializer(made, name)
     if num_slices and name in made.initializers and any(map(is_random, find_ancestors([value.op]))):
         initializer = made.initializers[name]  # it makes each slice by itself: all of a large table would take long
     variable = tf.get_variable(
@@ -37,11 +37,11 @@ def _make_variable(made: Trace, name: str, num_slices: int) -> Any:
     return TableVariable(list(variable)) if num_slices else variable
 
 
-def _make_initializer(made: Trace, value: tf.Tensor) -> Callable[..., tf.Tensor]:
+def _make_initializer(made: Trace, name: str) -> Callable[..., tf.Tensor]:
     """Return what builds a copy of an initial value or, where a variable is split, a slice of its rows."""
 
     def build(shape: Sequence[int], dtype: tf.DType, partition_info: Any = None) -> tf.Tensor:
-        whole = _build_first_value(made, value)
+        whole = build_first_value(made.graph, made.variables, name, {})
         if partition_info is None or not len(shape):
             return whole
         return tf.reshape(tf.slice(whole, partition_info.var_offset, shape), shape)
@@ -49,22 +49,31 @@ def _make_initializer(made: Trace, value: tf.Tensor) -> Callable[..., tf.Tensor]
     return build
 
 
-def _build_first_value(made: Trace, value: tf.Tensor) -> tf.Tensor:
-    """Build a copy of an initial value. Where it reads another variable, that has its own initial value, too."""
-    by_handle = {variable.handle.op: variable for variable in made.variables.values()}
+def build_first_value(
+    graph: tf.Graph, variables: Mapping[str, tf.Variable], name: str, known: Mapping[str, Callable[[], tf.Tensor]]
+) -> tf.Tensor:
+    """Build a copy of the value with which a variable begins. Where it reads others, it reads what these begin with.
+
+    Args:
+      graph: the traced graph.
+      variables: those of the graph.
+      name: of the one.
+      known: what builds the first values of some of them.
+    """
+    if name in known:
+        return known[name]()
+    value = variables[name].initial_value
+    by_handle = {variable.handle.op: name for name, variable in variables.items()}
     # As in tf.cond(tf.is_variable_initialized(v), ...), of tf.train.ExponentialMovingAverage.
     choices = {
-        op.outputs[0]: by_handle[op.inputs[0].op.inputs[0].op].initial_value
+        op.outputs[0]: by_handle[op.inputs[0].op.inputs[0].op]
         for op in find_ancestors([value.op])
         if op.type.endswith("If") and op.inputs[0].op.type == "VarIsInitializedOp"
     }
-    template = Template(made.graph, [value], list(choices))
-    given = [_build_first_value(made, first) for first in choices.values()]
-    values = {
-        name: _build_first_value(made, variable.initial_value)
-        for name, variable in made.variables.items()
-        if template.needs(name)
-    }
+    template = Template(graph, [value], list(choices))
+    given = [build_first_value(graph, variables, chosen, known) for chosen in choices.values()]
+    needed = [other for other in variables if template.needs(other)]
+    values = {other: build_first_value(graph, variables, other, known) for other in needed}
     return template.copy(given, values, "initial_value")[0]
 
 

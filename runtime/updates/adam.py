@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from runtime.updates.schedule import Rate
-
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
 
@@ -18,7 +16,7 @@ class CountedAdamOptimizer(tf.train.Optimizer):
     that TensorFlow's Adam gives them. The methods are those that `tf.train.Optimizer` asks its subclasses for.
     """
 
-    def __init__(self, learning_rate: Rate, num_updates: tf.Variable):
+    def __init__(self, learning_rate: tf.Tensor, num_updates: tf.Variable):
         """Take `num_updates`, int64 [], for the number of updates so far; the caller advances it after each."""
         super().__init__(use_locking=False, name="Adam")
         self._learning_rate, self._num_updates = learning_rate, num_updates
@@ -31,7 +29,6 @@ class CountedAdamOptimizer(tf.train.Optimizer):
     def _prepare(self) -> None:
         number = tf.cast(self._num_updates.read_value() + 1, tf.float32)
         self._powers = {"beta1_power": BETA_1**number, "beta2_power": BETA_2**number}
-        self._rate = tf.convert_to_tensor(self._learning_rate)
 
     def _resource_apply_dense(self, grad: tf.Tensor, handle: tf.Variable) -> tf.Operation:
         return tf.raw_ops.ResourceApplyAdam(
@@ -39,7 +36,7 @@ class CountedAdamOptimizer(tf.train.Optimizer):
             m=self.get_slot(handle, "m").handle,
             v=self.get_slot(handle, "v").handle,
             **self._powers,
-            lr=self._rate,
+            lr=self._learning_rate,
             beta1=BETA_1,
             beta2=BETA_2,
             epsilon=EPSILON,
@@ -50,7 +47,7 @@ class CountedAdamOptimizer(tf.train.Optimizer):
         m, v = self.get_slot(handle, "m"), self.get_slot(handle, "v")
         mean = BETA_1 * m.sparse_read(indices) + (1 - BETA_1) * grad
         variance = BETA_2 * v.sparse_read(indices) + (1 - BETA_2) * grad**2
-        rate = self._rate * tf.sqrt(1 - self._powers["beta2_power"]) / (1 - self._powers["beta1_power"])
+        rate = self._learning_rate * tf.sqrt(1 - self._powers["beta2_power"]) / (1 - self._powers["beta1_power"])
         change = rate * mean / (tf.sqrt(variance) + EPSILON)
         with tf.control_dependencies([change]):
             return tf.group(

@@ -4,8 +4,8 @@ Asynchronous, this is Downpour SGD with n_push = n_fetch (Dean et al. 2012). Syn
 federated averaging (McMahan et al. 2017, arXiv:1602.05629).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -13,10 +13,9 @@ from runtime.model.state import AVERAGE, SET, build_change
 from runtime.model.tables import values_of
 from runtime.updates import towers
 from runtime.updates.exchange import Exchange, Work
+from runtime.updates.optimizer import COPIES, Optimizer, OptimizerMaker
 from runtime.updates.packing import Selection
-from runtime.updates.schedule import Rate, Schedule
-
-COPIES = "copies"  # the scope of a worker's copies of the parameters
+from runtime.updates.schedule import Schedule
 
 
 class Length(NamedTuple):
@@ -44,7 +43,7 @@ class LocalStepsExchangeBuilder:
     def __init__(
         self,
         work: Work,
-        make_optimizer: Callable[[Rate], tf.train.Optimizer],
+        make_optimizer: OptimizerMaker,
         schedule: Schedule,
         length: Length,
     ):
@@ -52,18 +51,16 @@ class LocalStepsExchangeBuilder:
 
         Args:
           work: what the worker computes.
-          make_optimizer: makes what takes the local steps, given what builds its learning rate.
+          make_optimizer: makes what takes the local steps.
           schedule: of the learning rate.
           length: how many local steps an exchange has.
         """
-        self._work, self._length = work, length
-        self._step: tf.Tensor  # int64 [], the global step, as this worker counts, of the one that is being built
-        self._optimizer = make_optimizer(Rate(lambda: schedule.build(self._step)))
+        self._work, self._make_optimizer, self._schedule, self._length = work, make_optimizer, schedule, length
         global_step = tf.train.get_global_step()
         with tf.device(global_step.device), tf.name_scope("num_local_steps"):
             self._first_step = global_step.read_value()
         self._num_steps = length.build(self._first_step)
-        self._copies: list[tf.Variable] = []  # those of the first exchange serve all
+        self._copies: dict[str, tf.Variable] = {}  # those of the first exchange serve all
 
     def build_exchange(
         self, vectors: Sequence[tf.Tensor], selection: Selection, pending: Sequence[Exchange], number: int
@@ -76,22 +73,26 @@ class LocalStepsExchangeBuilder:
             sent = self._work.packing.unpack([tf.cast(change, tf.float32) for change in exchange.gradients])
             values = {n: sent[n] if kinds.get(n) == SET else value - sent[n] for n, value in values.items()}
         if not self._copies:
-            with tf.variable_creator_scope(_make_local), tf.name_scope(COPIES):
-                self._copies = [_make_copy(name, value.shape) for name, value in values.items()]
-        assignments = [copy.assign(value) for copy, value in zip(self._copies, values.values(), strict=True)]
+            with tf.name_scope(COPIES):
+                self._copies = {name: _make_copy(name, value.shape) for name, value in values.items()}
+            trained = {name: copy for name, copy in self._copies.items() if name not in kinds}
+            build_value = self._work.packing.build_value
+            self._optimizer = Optimizer(self._make_optimizer, trained, build_value=build_value) if trained else None
+        assignments = [self._copies[name].assign(value) for name, value in values.items()]
         with tf.control_dependencies(assignments):
             first_step = tf.zeros([], tf.int64)
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            given = self._work.packing.by_name([copy.read_value() for copy in self._copies], selection.ids)
+            given = self._work.packing.by_name([copy.read_value() for copy in self._copies.values()], selection.ids)
             inputs = tf.gather(self._work.batches.inputs, number * self._length.max_steps + step)
             loss, *gradients = towers.average(self._work.devices, self._work.build_gradients, given, inputs)
-            self._step = self._count(number, step)
-            pairs = list(zip(gradients, self._copies, values, strict=True))
-            with tf.variable_creator_scope(_make_local), tf.control_dependencies([loss]):  # it needs the old values
-                trained = [(gradient, copy) for gradient, copy, name in pairs if name not in kinds]
-                changes = [self._optimizer.apply_gradients(trained)] if trained else []
-                changes += [build_change(copy, kinds[name], part) for part, copy, name in pairs if name in kinds]
+            global_step = self._count(number, step)
+            lowers = dict(zip(self._copies, gradients, strict=True))
+            with tf.control_dependencies([loss]):  # it needs the old values
+                changes = [build_change(self._copies[name], kind, lowers.pop(name)) for name, kind in kinds.items()]
+                rate = self._schedule.build(global_step)
+                if self._optimizer:
+                    changes.append(self._optimizer.apply([*lowers.values()], rate, global_step))
             with tf.control_dependencies(changes):
                 return step + 1, loss
 
@@ -103,7 +104,7 @@ class LocalStepsExchangeBuilder:
             name="local_steps",
         )
         with tf.control_dependencies([last_step]):
-            ends = [copy.read_value() for copy in self._copies]
+            ends = [copy.read_value() for copy in self._copies.values()]
             pairs = zip(values.items(), ends, strict=True)
             changes = [self._describe_change(kinds.get(name), start, end) for (name, start), end in pairs]
             packed = self._work.packing.pack(changes, selection.ids)
@@ -126,9 +127,7 @@ class LocalStepsExchangeBuilder:
 
 def _make_copy(name: str, shape: tf.TensorShape) -> tf.Variable:
     """Make a worker's copy of a parameter; that of a table has another number of rows in each exchange."""
-    return tf.Variable(tf.zeros([size or 0 for size in shape]), shape=shape, name=name)
-
-
-def _make_local(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-    """Make a local variable, which is not part of the model: neither shared, nor trained, nor saved."""
-    return next_creator(**{**kwargs, "collections": [tf.GraphKeys.LOCAL_VARIABLES], "trainable": False})
+    keys = [tf.GraphKeys.LOCAL_VARIABLES]
+    return tf.Variable(
+        tf.zeros([size or 0 for size in shape]), shape=shape, name=name, collections=keys, trainable=False
+    )

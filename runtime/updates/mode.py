@@ -15,10 +15,10 @@ from runtime.updates.adam import CountedAdamOptimizer
 from runtime.updates.aggregation import Rule
 from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder, GradientsFunction, LookupsFunction, Updates, Work
-from runtime.updates.local_steps import COPIES, Length, LocalStepsExchangeBuilder
+from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.packing import Packing
 from runtime.updates.ps_shard import PsShard
-from runtime.updates.schedule import Rate, Schedule
+from runtime.updates.schedule import Schedule
 from runtime.updates.synchronous import build_sync_updates
 from runtime.updates.towers import choose_devices
 
@@ -79,7 +79,7 @@ class ScopedOptimizers:
         """
         groups: dict[str, list[tuple[Any, tf.Variable]]] = {}
         for gradient, variable in pairs:
-            name = variable.op.name.rpartition(f"{COPIES}/")[2]
+            name = variable.op.name
             scopes = [scope for scope in self._by_scope if f"{name}/".startswith(f"{scope}/" if scope else "")]
             if not scopes:
                 raise UnusableError(
@@ -89,12 +89,12 @@ class ScopedOptimizers:
         return tf.group(*(self._by_scope[scope].apply_gradients(of_scope) for scope, of_scope in groups.items()))
 
 
-def make_optimizer(name: str, learning_rate: Rate, own: Own, num_updates: tf.Variable | None = None) -> Any:
+def make_optimizer(learning_rate: tf.Tensor, name: str, own: Own, num_updates: tf.Variable | None = None) -> Any:
     """Return an optimizer.
 
     Args:
+      learning_rate: float32 [].
       name: one of `OPTIMIZERS`.
-      learning_rate: of an update where it is applied.
       own: the user's, which comes before `name`.
       num_updates: int64 [], counts the updates; or None, and Adam counts them itself.
 
@@ -114,7 +114,7 @@ def make_optimizer(name: str, learning_rate: Rate, own: Own, num_updates: tf.Var
                 if getattr(type(optimizer), method) is not getattr(tf.train.Optimizer, method):
                     raise UnusableError(
                         f"model.py: this program does not call {method}() of the {type(optimizer).__name__} of"
-                        " build_optimizer(): let its apply_gradients() do that, or take --clip_norm"
+                        " build_optimizer(): let its apply_gradients() do all that it does to gradients"
                     )
         return ScopedOptimizers(by_scope)
     if name == "adam" and num_updates is not None:
@@ -153,13 +153,14 @@ def build_updates(
     num_workers = len(task.worker_hosts)
     schedule = mode.make_schedule(own)
 
-    def make_optimizer_of_ps(num_updates: tf.Variable) -> Any:
+    def make_optimizer_of_ps(rate: tf.Tensor) -> Any:
         if mode.local_steps > 1:
             return tf.train.GradientDescentOptimizer(learning_rate=1.0)  # it gets changes in the place of gradients
-        rate = Rate(lambda: schedule.build(num_updates.read_value()))
-        return make_optimizer(mode.optimizer, rate, own, num_updates)
+        return make_optimizer(rate, mode.optimizer, own, tf.train.get_global_step())
 
-    shards = [PsShard(packing, device, make_optimizer_of_ps, mode.ema_decay) for device in packing.variables]
+    shards = [
+        PsShard(packing, device, make_optimizer_of_ps, schedule.build, mode.ema_decay) for device in packing.variables
+    ]
     with tf.device(task.device):
         wanted = [Lookups({}, [])] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its lookups
@@ -179,7 +180,7 @@ def build_updates(
             pace = 1 if mode.sync_replicas else num_workers
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
-            make = functools.partial(make_optimizer, mode.optimizer, own=own)
+            make = functools.partial(make_optimizer, name=mode.optimizer, own=own)
             build_exchange = LocalStepsExchangeBuilder(work, make, schedule, length).build_exchange
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)

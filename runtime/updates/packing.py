@@ -129,6 +129,12 @@ class Packing:
                 vectors.append(_join(values))
         return vectors
 
+    def build_value(self, name: str) -> tf.Tensor:
+        """Build the value that a parameter has now, whole."""
+        return (
+            tf.concat(self._slices[name], axis=0) if len(self._slices[name]) > 1 else self._slices[name][0].read_value()
+        )
+
     def fetch(self, lookups: Lookups) -> Parameters:
         """Build the parameters as they are now; of the tables the rows of `lookups`."""
         (selection,) = self.select([lookups])

@@ -7,10 +7,8 @@ import tensorflow.compat.v1 as tf
 
 from runtime.model.state import build_change
 from runtime.updates.exchange import Exchange, Updates
+from runtime.updates.optimizer import Optimizer, OptimizerMaker
 from runtime.updates.packing import Packing, split_vector
-
-# Returns the optimizer of a ps, given the variable, int64 [], that counts the steps that this ps has applied.
-OptimizerMaker = Callable[[tf.Variable], tf.train.Optimizer]
 
 
 class Gradient(NamedTuple):
@@ -23,8 +21,23 @@ class Gradient(NamedTuple):
 class PsShard:
     """The parameters on one ps, the optimizer of its own that changes them, and the steps that they have."""
 
-    def __init__(self, packing: Packing, device: str, make_optimizer: OptimizerMaker, ema_decay: float | None = None):
-        """Take what `packing` has on `device`; with `ema_decay`, keep averages of the parameters, but for tables."""
+    def __init__(
+        self,
+        packing: Packing,
+        device: str,
+        make_optimizer: OptimizerMaker,
+        build_rate: Callable[[tf.Tensor], tf.Tensor],
+        ema_decay: float | None = None,
+    ):
+        """Take what `packing` has on a ps.
+
+        Args:
+          packing: of the parameters.
+          device: of the ps.
+          make_optimizer: makes what changes them.
+          build_rate: builds its learning rate, float32 [], from the number of steps that the ps has applied, int64 [].
+          ema_decay: keep averages of the parameters, but for tables.
+        """
         self.device = device
         self._variables, self.table_slices = packing.variables[device], packing.table_slices[device]
         self._kinds = packing.kinds[device]
@@ -42,9 +55,12 @@ class PsShard:
             name = f"steps_of_ps_{tf.DeviceSpec.from_string(device).task}"
             # Unsaved, so that the number of ps tasks may change.
             self.steps = self.ready_marker = self._make_variable(name, step)
-        self._optimizer, self._ema_decay = make_optimizer(self.steps), ema_decay
+        self._build_rate, self._ema_decay = build_rate, ema_decay
         trained = [v for v, kind in zip(self._variables, self._kinds, strict=True) if kind is None]
         self._averages = packing.make_averages(trained, ema_decay) if ema_decay else []
+        named = {variable.op.name: variable for variable in [*trained, *self.table_slices]}
+        with tf.device(device):
+            self._optimizer = Optimizer(make_optimizer, named, len(self.table_slices)) if named else None
 
     def _make_variable(self, name: str, value: Any) -> tf.Variable:
         with tf.device(self.device):
@@ -72,16 +88,15 @@ class PsShard:
     def apply(self, gradient: Gradient, num_steps: tf.Tensor) -> tf.Tensor:
         """Apply a gradient, and count its steps; return `num_steps` after that."""
         parts = split_vector(gradient.vector, self._variables)
-        changes, pairs = [], []
+        changes, gradients = [], list[Any]()
         for part, variable, kind in zip(parts, self._variables, self._kinds, strict=True):
             if kind is None:
-                pairs.append((part, variable))
+                gradients.append(part)
             else:
                 changes.append(build_change(variable, kind, part))
-        pairs += zip(gradient.of_slices, self.table_slices, strict=True)
-        if pairs:
-            with tf.variable_creator_scope(_make_outside):
-                changes.append(self._optimizer.apply_gradients(pairs))
+        if self._optimizer:
+            steps = self.steps.read_value()
+            changes.append(self._optimizer.apply([*gradients, *gradient.of_slices], self._build_rate(steps), steps))
         with tf.control_dependencies(changes):
             averagings = [self._average(variable, average, num_steps) for variable, average in self._averages]
         with tf.control_dependencies([gradient.vector, *changes, *averagings]):
@@ -93,12 +108,6 @@ class PsShard:
         """Move an average towards its variable, by as much as so many steps are worth."""
         weight = 1 - tf.constant(self._ema_decay) ** tf.cast(num_steps, tf.float32)
         return average.assign_sub(weight * (average.read_value() - variable.read_value()), read_value=False)
-
-
-def _make_outside(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-    """Make a variable of an optimizer, such as `beta1_power`, with the name that it has in any other script."""
-    with tf.name_scope(None):
-        return next_creator(**kwargs)
 
 
 def make_updates(

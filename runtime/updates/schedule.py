@@ -4,33 +4,12 @@ A cycle is resumed with the same number of steps, or the rate jumps to that of t
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 LR_SCHEDULES = ("constant", "one_cycle")
 WARMUP_PART = 0.3  # of a cycle
-
-
-class Rate:
-    """A learning rate that is built anew wherever an optimizer turns it into a tensor: once for each update."""
-
-    def __init__(self, build: Callable[[], tf.Tensor]):
-        """Take what builds it, float32 []."""
-        self.build = build
-
-    def __mul__(self, factor: Any) -> "Rate":
-        return Rate(lambda: self.build() * factor)
-
-    def __truediv__(self, divisor: Any) -> "Rate":
-        return Rate(lambda: self.build() / divisor)
-
-    __rmul__ = __mul__
-
-
-tf.register_tensor_conversion_function(
-    Rate, lambda rate, dtype, name, as_ref: tf.cast(rate.build(), dtype or tf.float32)
-)
 
 
 class Schedule(NamedTuple):
