@@ -70,6 +70,7 @@ def build_first_value(
         for op in find_ancestors([value.op])
         if op.type.endswith("If") and op.inputs[0].op.type == "VarIsInitializedOp"
     }
+    choices |= {variables[other].initial_value: other for other in known}
     template = Template(graph, [value], list(choices))
     given = [build_first_value(graph, variables, chosen, known) for chosen in choices.values()]
     needed = [other for other in variables if template.needs(other)]

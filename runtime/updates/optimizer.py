@@ -89,8 +89,9 @@ class Optimizer:
 
 def _trace(name: str, variable: tf.Variable) -> tf.Variable:
     """Make a variable that stands for another one."""
-    shape = [size or 0 for size in variable.shape.as_list()]
-    traced = tf.Variable(tf.zeros(shape, variable.dtype), shape=variable.shape, name=name)
+    first = tf.placeholder(variable.dtype, variable.shape)
+    traced = tf.Variable(first, shape=variable.shape, name=name, validate_shape=False)
+    traced.initialized_value = lambda: first
     traced._set_save_slice_info(variable._get_save_slice_info())
     return traced
 
