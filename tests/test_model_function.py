@@ -407,6 +407,19 @@ def with_custom_gradient(inputs, is_training):
     return dense("out", double(tf.nn.silu(dense("hidden", inputs[0], 5))), NUM_CLASSES)
 
 
+@tf.RegisterGradient("StraightThrough")
+def straight_through(op, gradient):
+    return gradient
+
+
+def with_overrides(inputs, is_training):
+    def sign(x):
+        with tf.get_default_graph().gradient_override_map({"Sign": "StraightThrough"}):
+            return tf.sign(x)
+
+    return dense("out", sign(tf.map_fn(sign, dense("hidden", inputs[0], 5))), NUM_CLASSES)
+
+
 def with_summaries(inputs, is_training):
     logits = two_layers(inputs, is_training)
     tf.summary.scalar("mean", tf.reduce_mean(logits))
@@ -475,6 +488,7 @@ CASES = {
     "partitioned": ([looked_up_in_parts], ["table"], [], []),
     "gather in a loop": ([looked_up_in_a_loop], [], [], []),
     "custom gradient": ([with_custom_gradient], [], [], []),
+    "overridden gradients": ([with_overrides], [], [], []),
     "summaries": ([with_summaries], [], [], []),
 }
 
@@ -811,6 +825,10 @@ REFUSED = [
     (
         "v = tf.get_variable('v', [4])\n    tf.train.AdamOptimizer().minimize(tf.reduce_sum(v * x))\n    x = x + v",
         "model.py, line 6: an optimizer changes v: return it from build_optimizer",
+    ),
+    (
+        "with tf.get_default_graph().gradient_override_map({'Sign': 'Identity'}):\n        x = tf.map_fn(tf.sign, x)",
+        r"model.py, line 6: gradient_override_map\(\) of Sign does not reach into a loop or a branch: enter it inside",
     ),
     ("1 / 0", "model.py, line 5: ZeroDivisionError: division by zero; correct model.py"),
 ]

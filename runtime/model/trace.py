@@ -1,6 +1,7 @@
 """The trace: a user's functions, called once, in a graph of their own."""
 
 import contextlib
+import functools
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from runtime.model.files import Files
 from runtime.model.template import control_flow_v2, find_ancestors
 from runtime.process import environment
 from runtime.process.errors import UnusableError
+from runtime.process.phases import find_place_of
 
 Metric = Any  # float32 [], a mean over the batch; or a pair of a value and an update, as of `tf.metrics`
 
@@ -180,6 +182,7 @@ def traced_as_users_expect(initializers: dict[str, Any], reusable: Mapping[str, 
             _read_outside(variable, graph)
         return variable
 
+    graph.gradient_override_map = functools.partial(_override_gradients, graph, graph.gradient_override_map)
     if environment.has_dimensions:
         tf.disable_v2_tensorshape()
     try:
@@ -191,6 +194,26 @@ def traced_as_users_expect(initializers: dict[str, Any], reusable: Mapping[str, 
             yield
     finally:
         tf.enable_v2_tensorshape()
+
+
+@contextlib.contextmanager
+def _override_gradients(graph: tf.Graph, override: Any, op_types: Mapping[str, str]) -> Iterator[None]:
+    """Override gradients in a graph, and see that no loop or branch in it, which is a graph of its own, misses that."""
+
+    def loops() -> dict[str, tf.Operation]:
+        return {op.name: op for op in graph.get_operations() if op.type.endswith(("While", "If"))}
+
+    before, known = loops(), {function.signature.name for function in graph.as_graph_def().library.function}
+    with override(op_types):
+        yield
+    made = [of_name for name, of_name in loops().items() if name not in before]
+    new = [f for f in graph.as_graph_def().library.function if f.signature.name not in known] if made else []
+    for node in (node for function in new for node in function.node_def):
+        if node.op in op_types and "_gradient_op_type" not in node.attr:
+            raise UnusableError(
+                f"{find_place_of(made[0]) or 'model.py'}: gradient_override_map() of {node.op} does not reach into a"
+                " loop or a branch: enter it inside, by tf.get_default_graph()"
+            )
 
 
 def _read_outside(variable: tf.Variable, graph: tf.Graph) -> None:
