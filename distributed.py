@@ -15,6 +15,11 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
 import os
 import sys
 
+if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
+    # Start again, with one order of sets in all tasks and runs: a model may make unnamed variables in such an order.
+    os.environ["PYTHONHASHSEED"] = "0"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python does, but for -P and -I
 
 from runtime.process import environment  # first: before TensorFlow
