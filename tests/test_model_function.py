@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import types
 
 import numpy as np
@@ -850,3 +851,24 @@ def test_what_cannot_be_trained_is_refused_with_its_place(text, told):
 def test_functions_that_are_not_as_they_must_be_are_refused(functions, told):
     with pytest.raises(UnusableError, match=told):
         trace(make_files(**{"build_logits": two_layers, **functions}))
+
+
+def made_in_order(order, scale=1.0, summary=False):
+    def build_logits(inputs, is_training):
+        if summary:  # as of one worker alone
+            tf.summary.scalar("mean", tf.reduce_mean(inputs[0]))
+        total = tf.reduce_mean(inputs[0], axis=1, keepdims=True)
+        for number in order:
+            total += inputs[0] @ tf.Variable(tf.fill([4, NUM_CLASSES], float(number))) * (1.0 + number)
+        return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, x * scale), (0, total))[1]
+
+    return trace(make_files(build_logits)).digest
+
+
+def test_a_digest_tells_what_was_traced_from_another_graph_with_the_same_names():
+    first = made_in_order([1, 2, 3])
+    for same in (made_in_order([1, 2, 3]), made_in_order([1, 2, 3], 1 + 1e-7), made_in_order([1, 2, 3], summary=True)):
+        assert str(same) == str(first)
+    swapped, scaled = made_in_order([1, 3, 2]), made_in_order([1, 2, 3], 2.0)
+    assert re.search(r"line \d+: VarHandleOp Variable_1$", swapped.describe_difference(str(first)))
+    assert re.search(r"line \d+: (Stateless)?While while$", scaled.describe_difference(str(first)))
