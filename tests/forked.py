@@ -50,7 +50,8 @@ class Popen:
         assert arguments[0] == sys.executable, arguments
         assert stdin == subprocess.DEVNULL
         outputs = [stdout.name, stdout.name if stderr == subprocess.STDOUT else stderr.name]
-        environment = dict(os.environ if env is None else env)
+        # Nobody need start Python again for a hash seed, as distributed.py does without one.
+        environment = {"PYTHONHASHSEED": "0", **(os.environ if env is None else env)}
         arguments = (list(map(str, arguments[1:])), outputs, environment, cwd or os.getcwd(), namespaces_of)
         self._process = _CONTEXT.Process(target=_become, args=arguments, daemon=True)
         self._process.start()

@@ -1,5 +1,6 @@
 """The SavedModel of a run."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from runtime.model.function import Model
 from runtime.process.errors import UnsavedError, UnusableError
 from runtime.saving.export import check_export_dir, export
 from runtime.saving.result import keep_trying
+from tests import forked
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 CHIEF, WORKER_1 = (Task("worker", index, ("a:1",), ("b:2", "c:3")) for index in range(2))
@@ -74,10 +76,15 @@ def make_model_of_words(build_logits):
 
 
 def run_on_words(folder, words):
-    """Return what an exported model makes of words."""
+    """Return what an exported model makes of words, as the loaders of both versions of TensorFlow have it."""
+    script = "import sys, tensorflow as tf; serve = tf.saved_model.load(sys.argv[1]).signatures['serving_default']"
+    script += "; print(serve(words=tf.constant(sys.argv[2:]))['outputs'].numpy().tolist())"
+    newer = forked.run("-c", script, str(folder), *words)
     with tf.Graph().as_default(), tf.Session() as session:
         signature = tf.saved_model.load(session, ["serve"], str(folder)).signature_def["serving_default"]
-        return session.run(signature.outputs["outputs"].name, {signature.inputs["words"].name: words}).tolist()
+        found = session.run(signature.outputs["outputs"].name, {signature.inputs["words"].name: words}).tolist()
+    assert json.loads(newer.stdout or "null") == found, newer.stderr
+    return found
 
 
 def test_an_exported_model_has_filled_its_lookup_tables(tmp_path):
@@ -113,6 +120,16 @@ def test_an_exported_model_has_the_files_of_its_lookup_tables(tmp_path):
     assert run_on_words(tmp_path / "export" / "1", ["b", "c", "a"]) == [10.0, 20.0, 0.0]
     assert run_on_words(tmp_path / "export" / "2", ["b", "c", "a"]) == [0.0, 20.0, 10.0], "another model"
     assert sorted(os.listdir(tmp_path / "export")) == ["1", "2"]
+
+
+def test_an_exported_model_has_filled_the_lookup_tables_of_its_feature_columns(tmp_path):
+    def build_logits(words, is_training):
+        column = tf.feature_column.categorical_column_with_vocabulary_list("words", ["a", "b"], num_oov_buckets=1)
+        features = tf.feature_column.input_layer({"words": words}, [tf.feature_column.indicator_column(column)])
+        return tf.reduce_sum(features * [1.0, 2.0, 3.0], axis=1) * tf.get_variable("scale", [])
+
+    export(str(tmp_path), make_model_of_words(build_logits), lambda: {"scale": np.float32(10)})
+    assert run_on_words(tmp_path / "1", ["b", "c", "a"]) == [20.0, 30.0, 10.0]
 
 
 def test_an_exported_model_computes_with_the_global_step_that_was_tested(tmp_path):

@@ -30,6 +30,7 @@ from runtime.cluster.waiting import Timeouts
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import make_server_config, make_session_config
 from runtime.process.errors import AwayError, UnusableError
+from tests.models import make_model
 
 PS = ("a:1", "b:2")
 WORKERS = ("c:3", "d:4", "e:5")
@@ -267,6 +268,20 @@ def test_other_data_may_be_the_same_in_another_order(local_servers):
     servers.membership("worker", 0).agreement.check_flags({"data_dir": "(9 examples, CRC-32 00000001)"})
     with pytest.raises(UnusableError, match=r"all workers the same examples in the same order \(sort the files, seed"):
         servers.membership("worker", 1).agreement.check_flags({"data_dir": "(9 examples, CRC-32 00000002)"})
+
+
+def test_who_has_traced_another_graph_is_told_the_first_op_of_it(local_servers):
+    servers, spec = local_servers(1, 2), tf.TensorSpec([1], tf.float32, "x")
+    digests = [
+        make_model(lambda x, _, size=size: x * tf.get_variable("w", [size]), lambda x, _: tf.reduce_sum(x), spec).digest
+        for size in (1, 2)
+    ]
+    servers.membership("worker", 0).agreement.check_flags({agreement.GRAPH: digests[0]})
+    servers.membership("worker", 1).agreement.check_flags({agreement.GRAPH: digests[0]})
+    with pytest.raises(
+        UnusableError, match=r"line \d+: Const w/Initializer/random_uniform/shape: worker 1 has another op here"
+    ):
+        servers.membership("worker", 1).agreement.check_flags({agreement.GRAPH: digests[1]})
 
 
 # Records.

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import types
 
 import numpy as np
@@ -522,6 +523,37 @@ def test_a_copy_computes_what_one_session_does(name):
             np.testing.assert_allclose(change, expected, rtol=1e-3, atol=1e-6, err_msg=variable)
 
 
+def with_a_reduction_in(control):
+    def build_logits(inputs, is_training):
+        w = tf.get_variable("w", [4, NUM_CLASSES])
+
+        def normalise(x):
+            return x - 0.1 * tf.reduce_sum(x, 1)[:, tf.newaxis] + 0.1 * tf.reduce_mean(x, 1)[:, tf.newaxis]
+
+        if control == "while_loop":
+            return tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, normalise(x)), (0, inputs[0] @ w))[1]
+        if control == "cond":
+            return tf.cond(tf.reduce_sum(inputs[0]) < 1e9, lambda: normalise(inputs[0] @ w), lambda: inputs[0] @ w)
+        return tf.map_fn(lambda x: normalise(x[tf.newaxis] @ w)[0], inputs[0])
+
+    return build_logits
+
+
+@pytest.mark.parametrize("control", ["while_loop", "cond", "map_fn"])
+def test_copies_of_a_reduction_in_a_loop_may_lie_on_two_tasks(local_servers, control):
+    servers, model = local_servers(1, 2), trace(make_files(with_a_reduction_in(control)))
+    with tf.Graph().as_default():
+        columns, values = [tf.constant(column) for column in BATCH], {"w": tf.ones([4, NUM_CLASSES])}
+        copies = []
+        for index in range(2):
+            with tf.device(servers.task("worker", index).device):
+                copies.append(model.build_gradients(values, columns))
+        with tf.Session(servers.workers[0].target) as session:
+            (loss, lowers), (other_loss, _) = session.run(copies)
+    assert loss == other_loss
+    assert np.isfinite(lowers["w"]).all()
+
+
 @pytest.fixture
 def number_copies(monkeypatch):
     """A function that counts copies from 1 again, as a new process does."""
@@ -877,3 +909,24 @@ def test_what_cannot_be_trained_is_refused_with_its_place(text, told):
 def test_functions_that_are_not_as_they_must_be_are_refused(functions, told):
     with pytest.raises(UnusableError, match=told):
         trace(make_files(**{"build_logits": two_layers, **functions}))
+
+
+def made_in_order(order, scale=1.0, summary=False):
+    def build_logits(inputs, is_training):
+        if summary:  # as of one worker alone
+            tf.summary.scalar("mean", tf.reduce_mean(inputs[0]))
+        total = tf.reduce_mean(inputs[0], axis=1, keepdims=True)
+        for number in order:
+            total += inputs[0] @ tf.Variable(tf.fill([4, NUM_CLASSES], float(number))) * (1.0 + number)
+        return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, x * scale), (0, total))[1]
+
+    return trace(make_files(build_logits)).digest
+
+
+def test_a_digest_tells_what_was_traced_from_another_graph_with_the_same_names():
+    first = made_in_order([1, 2, 3])
+    for same in (made_in_order([1, 2, 3]), made_in_order([1, 2, 3], 1 + 1e-7), made_in_order([1, 2, 3], summary=True)):
+        assert str(same) == str(first)
+    swapped, scaled = made_in_order([1, 3, 2]), made_in_order([1, 2, 3], 2.0)
+    assert re.search(r"line \d+: Const .*$", swapped.describe_difference(str(first)))
+    assert re.search(r"line \d+: (Stateless)?While while$", scaled.describe_difference(str(first)))

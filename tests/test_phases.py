@@ -165,9 +165,9 @@ def copy(tmp_path):
     return tmp_path
 
 
-def run(copy, *command):
+def run(copy, *command, env=None):
     """Run a command there; return its status, its error and its traceback."""
-    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=100)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     return done.returncode, line, done.stderr[: done.stderr.index(line)]
 
@@ -204,6 +204,16 @@ def test_a_file_that_cannot_be_imported_is_told(copy, name, text, status, mistak
     assert re.fullmatch(f"error: {mistake}", line)
     assert f'File "{PROJECT}/' not in traceback
     assert ("Traceback" in traceback) == ("; correct" in mistake)
+
+
+@pytest.mark.parametrize("arguments", [["distributed.py"], ["-m", "runtime.launch"]])
+def test_a_set_has_the_same_order_in_every_process(copy, arguments):
+    (copy / "model.py").write_text("raise ValueError(*{*map(str, range(9))})")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    command = [sys.executable, *arguments, f"--train_dir={copy / 'run'}", "--data_dir=/"]
+    lines = {run(copy, *command, env=environment)[1] for _ in range(2)}
+    assert len(lines) == 1, lines
+    assert run(copy, *command, env={**environment, "PYTHONHASHSEED": "7"})[1] not in lines
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ from runtime.cluster.status import ask_all
 from runtime.cluster.table import ABORT_REASON, CLUSTER, DIGEST, FLAGS, IS_TRAINING, Table
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS
+from runtime.model.digest import Digest
 from runtime.process.end import end_process
 from runtime.process.errors import UNUSABLE_STATUS, UnusableError
 
+GRAPH = "graph"  # what is traced, compared like the flags
 REMEDY = "give all workers the same{}, or end the ps tasks and start them again"
 TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 
@@ -137,13 +139,13 @@ class Agreement:
             time.sleep(POLL_SECS)
 
     def check_flags(self, flags: Mapping[str, object]) -> None:
-        """Compare flags, and checksums of files, with those that the chief has published; the chief then publishes its.
+        """Compare flags, checksums of files and graphs with those that the chief has published; then it publishes its.
 
         They are on ps 0: a model lives only as long as every ps does.
 
         Raises:
           UnavailableError: the ps does not answer.
-          UnusableError: flags differ. For files, there is only a warning.
+          UnusableError: flags or graphs differ. For files, there is only a warning.
         """
         own, table = {name: str(value) for name, value in flags.items()}, self._tables[self._task.servers[0]]
         published = json.loads(table.read(FLAGS)[0] or "{}")
@@ -152,6 +154,13 @@ class Agreement:
             told = "%s does not have the %s that the model on the ps tasks is trained with: %s"
             logging.log_first_n(logging.WARNING, told, 1, self._task, " and ".join(files), REMEDY.format(""))
         for name in differing:
+            graph = flags[name]
+            if isinstance(graph, Digest):
+                raise UnusableError(
+                    f"{graph.describe_difference(published[name])}: {self._task} has another op here than the model on"
+                    " the ps tasks, or one of other inputs: make all in a fixed order, as of sorted(os.listdir()), and"
+                    f" of what is the same everywhere; {REMEDY.format(' packages')}"
+                )
             if name not in files:
                 # The CRC-32 of data is of the examples in their order.
                 order = " examples in the same order (sort the files, seed the shuffle)" if name == "data_dir" else ""

@@ -108,6 +108,7 @@ def get_ready(options: Options) -> NoReturn:
         sys.exit()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # a private network has another user
+    os.environ.setdefault("PYTHONHASHSEED", "0")  # as distributed.py sets it, for the second half and what it forks
     fetch(options)
     if options.prepare:
         sys.exit()

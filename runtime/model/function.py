@@ -7,11 +7,12 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.model.computation import Computation
+from runtime.model.digest import Digest
 from runtime.model.files import Files
 from runtime.model.roles import find_roles, flat
 from runtime.model.tables import Lookups, Parameters, add_rows
 from runtime.model.template import Template, find_ancestors
-from runtime.model.trace import trace, traced_as_users_expect
+from runtime.model.trace import Trace, trace, traced_as_users_expect
 from runtime.process.errors import UnusableError
 from runtime.process.phases import preparing
 
@@ -80,6 +81,7 @@ class Model:
                 f"{place}: {names} is not made for training: make it always, or in a metric with"
                 " collections=[tf.GraphKeys.LOCAL_VARIABLES]"
             )
+        self.digest = Digest(made)  # first: gradients change the loops that they are of
         roles = find_roles(files, made, test, may_have_tables(self.own), is_stepwise)
         self.parameters, self.tables, self.state, self.frozen, outputs, self.training, self.test = roles
         self._take_summaries()
@@ -189,9 +191,7 @@ class Model:
         An exported model has copies of the files that they are read from.
         """
         for made in (self.training, self.test):
-            keys = (tf.GraphKeys.TABLE_INITIALIZERS, tf.GraphKeys.ASSET_FILEPATHS)
-            found = [(key, output) for key in keys for output in made.graph.get_collection(key)]
-            if found:
+            if found := _lookup_tables_of(made):
                 copies = Template(made.graph, [output for _, output in found], []).copy([], {}, "lookup_tables")
                 for (key, _), copied in zip(found, copies, strict=True):
                     tf.add_to_collection(key, copied)
@@ -215,13 +215,16 @@ class Model:
             raise UnusableError(
                 "model.py: the exported outputs depend on the labels, which are unknown when the model is served"
             )
-        computation = Computation(made, outputs, self.tables)
+        # For the loader of TensorFlow 2 another op is another table: the one that is served must be initialised.
+        of_tables = _lookup_tables_of(made)
+        computation = Computation(made, [*outputs, *(output for _, output in of_tables)], self.tables)
         if computation.calls_python:
             raise UnusableError("model.py: what is exported calls a Python function, which no other program has")
         columns += made.columns[len(columns) :]
-        self.build_lookup_tables()
         results, _ = computation.build(columns, parameters, "serving")
-        return Serving(inputs, dict(zip(names, results, strict=True)))
+        for (key, _), copied in zip(of_tables, results[len(names) :], strict=True):
+            tf.add_to_collection(key, copied)
+        return Serving(inputs, dict(zip(names, results, strict=False)))
 
     def build_test_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
         """Build which rows of the tables a test of some examples needs."""
@@ -230,3 +233,9 @@ class Model:
     def build_summary_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
         """Build which rows of the tables the user's summaries of a batch need."""
         return self._summaries.build_lookups(columns, self._stream)
+
+
+def _lookup_tables_of(made: Trace) -> list[tuple[str, Any]]:
+    """Return what initialises the lookup tables of a trace, and the files that these are read from, with its key."""
+    keys = (tf.GraphKeys.TABLE_INITIALIZERS, tf.GraphKeys.ASSET_FILEPATHS)
+    return [(key, output) for key in keys for output in made.graph.get_collection(key)]

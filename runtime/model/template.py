@@ -91,6 +91,9 @@ class Template:
                     todo.append(before)
         if any(_functions_of(node) for node in self._definition.node):
             self._definition.library.CopyFrom(graph.as_graph_def().library)
+            for function in self._definition.library.function:
+                for node in function.node_def:
+                    node.attr.pop("_class", None)  # or copies on two tasks would have to lie where one op is
 
     def needs(self, name: str) -> bool:
         """Return whether a copy needs the value of the variable of that name."""

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import warnings
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last one comes when a terminal closes
@@ -34,6 +35,11 @@ _DEFAULTS = {
     # installed; it never skips the new one.
     "TF_USE_LEGACY_KERAS": "1",
 }
+
+# One order of sets in all tasks and runs: a model may make unnamed variables in such an order. Python must start anew.
+if "PYTHONHASHSEED" not in os.environ and os.path.basename(sys.argv[0]) == "distributed.py":
+    os.environ["PYTHONHASHSEED"] = "0"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 for _name, _value in _DEFAULTS.items():
     os.environ.setdefault(_name, _value)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime import report
+from runtime.cluster.agreement import GRAPH
 from runtime.data.reader import Batches, Columns
 from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Model
@@ -70,7 +71,7 @@ class Training:
                     self._build_summaries()
         placement.log_placement(task)
         unsaved = updates.unsaved_variables
-        agreed = {**me.agreed_flags, **checksums(), "data_dir": data}
+        agreed = {**me.agreed_flags, **checksums(), "data_dir": data, GRAPH: graph.model.digest}
         job = Job(agreed, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal)
         self.scaffold = TrainingScaffold(me.membership, me.connection, job)
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
