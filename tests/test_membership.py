@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
-from runtime.cluster import agreement, departure, membership
+from runtime.cluster import agreement, departure, membership, status
 from runtime.cluster.departure import Departure
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
@@ -58,8 +58,8 @@ REFUSED, SILENT = Status(reason="connection refused"), Status(reason="no answer"
 def test_a_process_that_has_ended_is_told_from_a_link_that_is_cut(looks, ended):
     member = Membership(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
     (ps,) = member.task.needed
-    for second, status in enumerate([FIRST, *looks]):
-        member._note_status(ps, status, float(second))
+    for second, found in enumerate([FIRST, *looks]):
+        member._note_status(ps, found, float(second))
     assert member.ended_servers({ps: "1"}) == (ended and f"ps 0 at a:1 ({ended})")
     assert not (looks[-1] == ANOTHER and member.ended_servers({ps: "2"})), "its forerunner is not of that session"
 
@@ -405,7 +405,7 @@ def test_a_ps_that_is_told_to_stop_while_it_is_busy_waits_for_who_may_train(loca
     assert ends.empty()
     assert not leaving._is_free(is_busy=True)
     leaving._records = [Record(TRAINED)]
-    monkeypatch.setattr(departure, "unreachable", lambda peers: dict.fromkeys(peers, "no answer"))
+    monkeypatch.setattr(status, "ask", lambda _: Status(reason="no answer"))
     assert leaving._is_free(is_busy=True), "nobody is there"
     leaving._records = [Record()]
     monkeypatch.undo()

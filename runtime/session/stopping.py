@@ -14,7 +14,7 @@ from absl import logging
 
 from runtime.cluster import signals
 from runtime.cluster.membership import Membership
-from runtime.cluster.table import REACHED, STOPPED, TRAINED, TRAINING
+from runtime.cluster.table import REACHED, STOPPED, TRAINED, TRAINING, absent
 from runtime.cluster.task import Peer
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.end import end_process
@@ -154,7 +154,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
         def describe_training() -> str:
             records = self._membership.repeat_until_answered(self._membership.records, OTHERS_SECS)
-            return ", ".join(f"{peer} to stop" for peer in self._task.clients if records[peer.index].state == TRAINING)
+            training = [peer for peer in self._task.clients if records[peer.index].state == TRAINING]
+            return ", ".join(f"{peer} to stop" for peer in {*training} - absent(training, records).keys())
 
         with contextlib.suppress(AwayError):
             wait_until_nothing_is_missing(self._task, describe_training, OTHERS_SECS)
