@@ -934,6 +934,39 @@ def test_an_optimizer_that_changes_what_nobody_calls_is_refused():
         make_optimizer("sgd", Rate(lambda: LEARNING_RATE), Own(build_optimizer=Clipped))
 
 
+@pytest.mark.parametrize("name", ["photocopies/w", "layer/copies/w"])
+def test_a_users_optimizer_is_found_by_the_scope_of_the_variable(graph, name):
+    weight, rate = tf.get_variable(name, [], initializer=tf.zeros_initializer()), Rate(lambda: LEARNING_RATE)
+    scope = name.partition("/")[0]
+    own = Own(lambda rate: {scope: tf.train.GradientDescentOptimizer(rate)})
+    make_optimizer("sgd", rate, own).apply_gradients([(tf.constant(1.0), weight)])
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        (lambda rate: 2 * rate * 0.5 / 4, [0.25, 0.5]),
+        (lambda rate: 1 - (rate - 0.5), [0.5, -0.5]),
+        (lambda rate: 0.5 + (rate + 0.25), [1.75, 2.75]),
+    ],
+)
+def test_what_a_user_computes_of_a_rate_follows_it(graph, compute, expected):
+    rates = iter([tf.constant(1.0), tf.constant(2.0)])
+    rate = compute(Rate(lambda: next(rates)))
+    built = [tf.convert_to_tensor(rate) for _ in expected]
+    with tf.Session() as session:
+        assert session.run(built) == expected
+
+
+def test_a_rate_that_a_user_makes_a_tensor_of_is_refused_where_each_local_step_has_its_own(graph):
+    tf.train.create_global_step()
+    work = Work(Packing({}), None, make_nothing(4), tf.float32, [""])
+    own = Own(lambda rate: tf.train.GradientDescentOptimizer(tf.maximum(rate, 1e-4)))
+    make = functools.partial(make_optimizer, "sgd", own=own)
+    with pytest.raises(UnusableError, match=r"model.py: build_optimizer\(\) makes a tensor of its learning rate"):
+        LocalStepsExchangeBuilder(work, make, Schedule("constant", 0.5, None, 100), Length(4, 100, 1, 1))
+
+
 def test_the_variables_of_a_users_optimizer_have_the_names_that_checkpoints_have(graph):
     tf.train.create_global_step()
     packing = Packing({"w": tf.get_variable("w", [1])})

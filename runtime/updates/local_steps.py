@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime.model.tables import values_of
+from runtime.process.errors import UnusableError
 from runtime.updates import towers
 from runtime.updates.exchange import Exchange, Work
 from runtime.updates.packing import Selection
 from runtime.updates.schedule import Rate, Schedule
 
-COPIES = "copies"  # the scope of a worker's copies of the parameters
+COPIES = "copies_of_worker"  # the scope of a worker's copies of the parameters, which no user's scope ends with
 
 
 class Length(NamedTuple):
@@ -56,8 +57,9 @@ class LocalStepsExchangeBuilder:
           length: how many local steps an exchange has.
         """
         self._work, self._length = work, length
-        self._step: tf.Tensor  # int64 [], the global step, as this worker counts, of the one that is being built
-        self._optimizer = make_optimizer(Rate(lambda: schedule.build(self._step)))
+        # int64 [], the global step, as this worker counts, of the one that is being built
+        self._step: tf.Tensor | None = None
+        self._optimizer = make_optimizer(Rate(lambda: schedule.build(self._step_of_rate())))
         global_step = tf.train.get_global_step()
         with tf.device(global_step.device), tf.name_scope("num_local_steps"):
             self._first_step = global_step.read_value()
@@ -113,6 +115,15 @@ class LocalStepsExchangeBuilder:
             ends = self._work.packing.pack(ends, selection.ids)
             changes = [tf.cast(start - end, self._work.dtype) for start, end in zip(starts, ends, strict=True)]
         return Exchange(changes, self._num_steps, loss, selection)
+
+    def _step_of_rate(self) -> tf.Tensor:
+        if self._step is None:
+            raise UnusableError(
+                "model.py: build_optimizer() makes a tensor of its learning rate, but each local step has another one:"
+                " let build_learning_rate(global_step) compute the rate, and build_optimizer() only add to it, subtract"
+                " from it, multiply or divide it"
+            )
+        return self._step
 
     def _count(self, number: int, step: tf.Tensor) -> tf.Tensor:
         """Build the global step, int64 [], of a step of an exchange.

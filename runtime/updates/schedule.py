@@ -4,12 +4,17 @@ A cycle is resumed with the same number of steps, or the rate jumps to that of t
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 LR_SCHEDULES = ("constant", "one_cycle")
 WARMUP_PART = 0.3  # of a cycle
+
+
+def _later(operator: str) -> Callable[..., "Rate"]:
+    """Return what builds the result of an operator of tensors, such as `__mul__`, whenever the rate is built."""
+    return lambda rate, *others: Rate(lambda: getattr(rate.build(), operator)(*others))
 
 
 class Rate:
@@ -19,13 +24,8 @@ class Rate:
         """Take what builds it, float32 []."""
         self.build = build
 
-    def __mul__(self, factor: Any) -> "Rate":
-        return Rate(lambda: self.build() * factor)
-
-    def __truediv__(self, divisor: Any) -> "Rate":
-        return Rate(lambda: self.build() / divisor)
-
-    __rmul__ = __mul__
+    __add__, __radd__, __sub__, __rsub__ = map(_later, ("__add__", "__radd__", "__sub__", "__rsub__"))
+    __mul__, __rmul__, __truediv__ = map(_later, ("__mul__", "__rmul__", "__truediv__"))
 
 
 tf.register_tensor_conversion_function(
