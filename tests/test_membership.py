@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
-from runtime.cluster import agreement, departure, membership, status
+from runtime.cluster import agreement, departure, membership, status, table
 from runtime.cluster.departure import Departure
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
@@ -328,6 +328,19 @@ def test_a_table_is_read_again_after_its_session_was_closed_or_its_server_was_aw
         away.read(7)
     away._address = servers.ps_hosts[0]
     assert away.read(7) == ["ä"]
+
+
+def test_nothing_is_asked_of_a_server_that_has_ended_through_the_session_that_it_had(local_servers, monkeypatch):
+    class Stuck:
+        """A session that waits for its server."""
+
+        run = close = threading.Event().wait
+
+    kept = Table(local_servers(1, 1).ps_hosts[0])
+    kept._session = Stuck()
+    monkeypatch.setattr(table, "ask", lambda _: Status(reason="connection refused"))
+    with pytest.raises(tf.errors.UnavailableError, match="connection refused"):
+        kept.read(7)
 
 
 # The end.

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from runtime.cluster.status import ALIVE_SECS, ANSWER_SECS, STARTING, ask, statuses_of
 from runtime.cluster.task import Peer
 from runtime.process.errors import reason
+from runtime.process.threads import start_guard
 
 # What a worker that trains says that it does: its state.
 TRAINING = "training"
@@ -93,13 +94,18 @@ class Table:
             self._close()
 
     def _close(self) -> None:
-        session, self._session = self._session, None
-        if session:
+        def close(session: tf.Session) -> None:
             with contextlib.suppress(tf.errors.OpError):  # a server that is gone does not answer
                 session.close()
 
+        session, self._session = self._session, None
+        if session:
+            start_guard("close_table", close, session)  # nobody needs to wait for it
+
     def _run(self, fetches: Any, feed_dict: Mapping[tf.Tensor, Any]) -> Any:
         with self._using:
+            if self._session and ask(self._address).reason:  # TensorFlow would wait for a process that has ended
+                self._close()
             was_kept = self._session is not None
             try:
                 self._session = self._session or self._connect()
