@@ -84,7 +84,7 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Sourc
         # The updates: gradients are built of a batch and of the parameters that the ps tasks have sent, and sent there.
         build_gradients, build_lookups = traced.build_gradients, traced.build_lookups
         updates = build_updates(
-            packing, build_gradients, build_lookups, batches, me.mode, me.task, me.session_config, traced.own
+            packing, build_gradients, build_lookups, batches, me.mode, me.membership, me.session_config, traced.own
         )
     return TrainingGraph(batches, packing, updates, traced)
 

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 from benchmarks import contenders, report
 from benchmarks.testbed.messages import num_tensors_sent
+from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
 from runtime.data.sources import open_source
 from runtime.launch import ports
@@ -53,6 +54,7 @@ def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:
     servers.append(tf.train.Server(cluster, "worker", 0))
     source = open_source(distributed.FLAGS.data_dir, "train", mnist_input).share(0, 1)
     me = Member(distributed.FLAGS, task, RunFolder(""), make_session_config(task))
+    me.membership = Membership(task, me.timeouts)
     environment.choose_behavior()
     with tf.Graph().as_default():
         batches, _, updates, *_ = distributed.build_graph(me, cluster, source)

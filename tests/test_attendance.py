@@ -69,10 +69,19 @@ def test_the_chief_waits_for_a_worker_that_has_not_begun_while_that_answers(loca
     ending.join(60)
     assert not ending.is_alive()
     late.say("")
-    monkeypatch.setattr(attendance, "unreachable", lambda peers: dict.fromkeys(peers, "connection refused"))
+    monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))
     ending = start_to_end()
     ending.join(60)
     assert not ending.is_alive(), "nobody waits for one that is not there"
+
+
+def test_the_chief_does_not_wait_for_who_came_in_the_place_of_a_worker_that_trained(local_servers, monkeypatch, caplog):
+    """However fast that was, and however long it reads its data."""
+    monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)
+    servers = local_servers(1, 2)
+    Table(servers.ps_hosts[0]).write({1: json.dumps(Record(TRAINING, "of the process before"))})
+    WaitForWorkersHook(servers.membership("worker", 0, recovery_secs=1e6)).end(None)
+    assert f"ending without worker 1 at {servers.worker_hosts[1]}" in caplog.text
 
 
 def test_the_chief_says_who_never_took_part(local_servers, monkeypatch, caplog):
@@ -104,7 +113,7 @@ class Chief:
 
 def test_a_new_synchronous_model_is_not_trained_before_all_workers_are_there(local_servers):
     servers = local_servers(1, 2)
-    awaited = f"waited 0 s for worker 1 at {servers.worker_hosts[1]}: start each missing"
+    awaited = rf"waited 0 s for worker 1 at {servers.worker_hosts[1]} \(still starting\): start each missing"
     with pytest.raises(TimeoutError, match=awaited):
         Chief(servers, step=0).start()
 
@@ -112,7 +121,7 @@ def test_a_new_synchronous_model_is_not_trained_before_all_workers_are_there(loc
 def test_a_synchronous_model_that_has_trained_goes_on_without_who_does_not_come_back(local_servers, caplog):
     servers = local_servers(1, 2)
     Chief(servers, step=5).start()
-    assert f"waited 0 s for worker 1 at {servers.worker_hosts[1]}: training goes on" in caplog.text
+    assert f"waited 0 s for worker 1 at {servers.worker_hosts[1]} (still starting): training goes on" in caplog.text
 
 
 def test_workers_that_have_trained_and_left_are_not_waited_for_when_the_first_checkpoint_is_restored(
@@ -137,7 +146,7 @@ def test_the_record_of_an_earlier_process_does_not_count(local_servers, caplog):
     servers = local_servers(1, 2)
     Table(servers.ps_hosts[0]).write({1: json.dumps(Record(TRAINING, "1"))})  # another one answers
     Chief(servers, step=5).start()
-    assert f"waited 0 s for worker 1 at {servers.worker_hosts[1]}: training goes on" in caplog.text
+    assert f"waited 0 s for worker 1 at {servers.worker_hosts[1]} (still starting): training goes on" in caplog.text
     servers.membership("worker", 1).say(TRAINING)
     caplog.clear()
     Chief(servers, step=5).start()

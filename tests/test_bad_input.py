@@ -93,6 +93,10 @@ def assert_refused(tmp_path):
         ([*WORKER, "--warmup_steps=9", "--partition_bytes=1000000000000001"], "it must be at most 1000000000000000"),
         ([*WORKER, "--startup_timeout_secs=nan"], "flag --startup_timeout_secs=nan: it must be a number"),
         ([*WORKER, "--stop_at_accuracy=nan", "--eval_every_secs=1"], "flag --stop_at_accuracy=nan: it must be a num"),
+        (
+            [*WORKER, "--stop_at=accuracy:nan", "--eval_every_secs=1"],
+            "flag --stop_at=accuracy:nan: it must be NAME:VALUE",
+        ),
         ([*WORKER, "--clip_norm=0"], "flag --clip_norm=0.0: nothing would be trained: leave it out, or raise it"),
         ([*WORKER, "--batch_size=0"], "flag --batch_size=0"),
         ([*WORKER, "--hidden_units=0"], "flag --hidden_units=0"),

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 import distributed
 import mnist_input
 from benchmarks.testbed.messages import tensors_sent, types_sent
+from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.machine.session_config import make_session_config
@@ -25,6 +26,7 @@ EXAMPLES = MemorySource(mnist_input.Examples(np.zeros((50, 784), np.uint8), np.z
 def build_graph(task):
     """Build a worker's graph as the flags say."""
     me = Member(distributed.FLAGS, task, RunFolder(""), make_session_config(task))
+    me.membership = Membership(task, me.timeouts)
     return distributed.build_graph(me, tf.train.ClusterSpec(task.jobs), me.share_of(EXAMPLES))
 
 

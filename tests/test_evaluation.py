@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from runtime.cluster.membership import Membership
 from runtime.cluster.table import REACHED, TRAINED, TRAINING
 from runtime.cluster.task import Task
-from runtime.cluster.waiting import Timeouts
+from runtime.cluster.waiting import POLL_SECS, Timeouts
 from runtime.model.tables import TableReader
 from runtime.model.variables import make_variables
 from runtime.monitoring import evaluation
@@ -553,15 +554,37 @@ def test_a_worker_that_did_not_hear_the_chief_once_listens_on_and_ends_if_its_st
     for _ in range(2):
         hook._stop_with_chief()
     chief.say(REACHED)
+    hook._look_at = 0.0
     hook._stop_with_chief()
     context = tf.train.SessionRunContext(None, None)
     for is_in_step in (True, False):
         if not is_in_step:
             hook.after_run(context, None)
+        hook._look_at = 0.0
         hook._stop_with_chief()
         assert ends == [0]
     assert [record.state for record in chief.records()] == [REACHED, TRAINED]
     assert context.stop_requested
+
+
+def test_workers_of_a_large_cluster_seldom_ask_whether_the_chief_has_stopped(monkeypatch):
+    membership = Membership(Task("worker", 1, ("ps:1",), tuple(f"w{n}:1" for n in range(1000))), Timeouts(60, 60))
+    hook, looks, now = StopWithChiefHook(membership), [], 0.0
+    monkeypatch.setattr(hook, "_has_chief_stopped", lambda: looks.append(now))
+    hook.after_create_session(None, tf.train.Coordinator())
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now)
+    for _ in range(100):
+        now += POLL_SECS
+        hook._stop_with_chief()
+    assert len(looks) == 1 + 100 * POLL_SECS / 5, "200 a second, of all of them"
+
+
+def test_a_session_may_end_while_the_thread_looks_whether_the_chief_has_stopped(local_servers):
+    class Hook(StopWithChiefHook):
+        values = iter([tf.train.Coordinator(), None])
+        _coord = property(lambda self: next(self.values), lambda self, value: None)
+
+    Hook(local_servers(1, 2).membership("worker", 1))._stop_with_chief()
 
 
 FIGURES = {"global_step": 40, "test_accuracy": 0.5, "test_loss": 1.0}

@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
-from runtime.cluster import agreement, departure, membership
+from runtime.cluster import agreement, departure, membership, status, table
 from runtime.cluster.departure import Departure
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
@@ -59,8 +59,8 @@ REFUSED, SILENT = Status(reason="connection refused"), Status(reason="no answer"
 def test_a_process_that_has_ended_is_told_from_a_link_that_is_cut(looks, ended):
     member = Membership(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
     (ps,) = member.task.needed
-    for second, status in enumerate([FIRST, *looks]):
-        member._note_status(ps, status, float(second))
+    for second, found in enumerate([FIRST, *looks]):
+        member._note_status(ps, found, float(second))
     assert member.ended_servers({ps: "1"}) == (ended and f"ps 0 at a:1 ({ended})")
     assert not (looks[-1] == ANOTHER and member.ended_servers({ps: "2"})), "its forerunner is not of that session"
 
@@ -345,6 +345,19 @@ def test_a_table_is_read_again_after_its_session_was_closed_or_its_server_was_aw
     assert away.read(7) == ["ä"]
 
 
+def test_nothing_is_asked_of_a_server_that_has_ended_through_the_session_that_it_had(local_servers, monkeypatch):
+    class Stuck:
+        """A session that waits for its server."""
+
+        run = close = threading.Event().wait
+
+    kept = Table(local_servers(1, 1).ps_hosts[0])
+    kept._session = Stuck()
+    monkeypatch.setattr(table, "ask", lambda _: Status(reason="connection refused"))
+    with pytest.raises(tf.errors.UnavailableError, match="connection refused"):
+        kept.read(7)
+
+
 # The end.
 
 
@@ -420,7 +433,7 @@ def test_a_ps_that_is_told_to_stop_while_it_is_busy_waits_for_who_may_train(loca
     assert ends.empty()
     assert not leaving._is_free(is_busy=True)
     leaving._records = [Record(TRAINED)]
-    monkeypatch.setattr(departure, "unreachable", lambda peers: dict.fromkeys(peers, "no answer"))
+    monkeypatch.setattr(status, "ask", lambda _: Status(reason="no answer"))
     assert leaving._is_free(is_busy=True), "nobody is there"
     leaving._records = [Record()]
     monkeypatch.undo()

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import distributed
 import mnist_input
+from runtime.cluster.membership import Membership
 from runtime.data import convert
 from runtime.data.memory import MemorySource
 from runtime.data.sources import open_source
@@ -42,6 +43,7 @@ class Worker:
         task = servers.task("worker", index)
         with tf.Graph().as_default() as graph:
             me = Member(distributed.FLAGS, task, RunFolder(""), servers.connection("worker", index).config)
+            me.membership = Membership(task, me.timeouts)
             batches, _, updates, *_ = distributed.build_graph(me, tf.train.ClusterSpec(task.jobs), me.share_of(source))
             columns = batches.columns(tf.reshape(batches.inputs, [-1]))
             self._run = [*updates.train_op, columns[0]]

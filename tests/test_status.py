@@ -146,7 +146,7 @@ def test_ten_silent_hosts_take_as_long_as_one():
         silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(10)]
         task = Task("ps", 0, ("a:1",), tuple(f"127.0.0.1:{server.getsockname()[1]}" for server in silent))
         start = time.monotonic()
-        assert set(status.unreachable(task.others("worker")).values()) == {"no answer"}
+        assert {of.reason for of in status.statuses_of(task.others("worker")).values()} == {"no answer"}
         assert time.monotonic() < start + 5 * (status.ANSWER_SECS + status.ALIVE_SECS), (
             "one after the other: twice that"
         )
@@ -156,7 +156,8 @@ def test_what_does_not_answer_is_named_with_its_reason(local_servers):
     there = local_servers(1, 1).ps_hosts[0]
     (port,) = choose_ports(1)
     task = Task("worker", 0, (there, f"localhost:{port}", "no.such.host.invalid:1"), ("c:3",))
-    assert status.describe(status.unreachable(task.others("ps"))) == (
+    reasons = {peer: of.reason for peer, of in status.statuses_of(task.others("ps")).items() if of.reason}
+    assert status.describe(reasons) == (
         f"ps 1 at localhost:{port} (connection refused), ps 2 at no.such.host.invalid:1 (name not known)"
     )
 

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 import distributed
 import mnist_input
 from benchmarks.testbed.processes import DEADLINE_SECS
+from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.model.tables import Lookups
@@ -68,6 +69,7 @@ def train(servers, index, train_dir):
     with tf.Graph().as_default():
         connection = servers.connection("worker", index)
         me = Member(distributed.FLAGS, task, RunFolder(train_dir), connection.config)
+        me.membership = Membership(task, me.timeouts)
         graph = distributed.build_graph(me, tf.train.ClusterSpec(task.jobs), EXAMPLES)
         batches, updates = graph.batches, graph.updates
         with tf.device(task.device):

@@ -100,7 +100,8 @@ class Worker:
     ):
         model = make_model_of_tables(tables, num_firsts, is_stepwise=mode.local_steps == 1)
         assert model.tables == [*tables]
-        task = dataclasses.replace(servers.task("worker", index), replication=replication)
+        membership = servers.membership("worker", index)
+        task = membership.task = dataclasses.replace(membership.task, replication=replication)
         with tf.Graph().as_default() as graph:
             spec = tf.train.ClusterSpec(task.jobs)
             setter = tf.train.replica_device_setter(worker_device=task.device, cluster=spec, ps_strategy=strategy)
@@ -124,7 +125,7 @@ class Worker:
                     model.build_lookups,
                     make_batches(tf.constant(inputs)),
                     mode,
-                    task,
+                    membership,
                     tf.ConfigProto(),
                 )
                 with tf.device(task.device):
@@ -410,7 +411,7 @@ def train_alone(servers, model, mode, num_devices=1):
                 model.build_lookups,
                 make_batches(tf.zeros([mode.num_batches, 4, 3], tf.int32)),
                 mode,
-                task,
+                servers.membership("worker", 0),
                 tf.ConfigProto(device_count={"CPU": num_devices}),
             )
         initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]

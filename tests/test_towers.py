@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 import distributed
 import mnist_input
 from benchmarks.testbed.messages import tensors_sent
+from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.launch.ports import choose_ports
@@ -35,6 +36,7 @@ class Client:
         with tf.Graph().as_default() as graph:
             cluster = tf.train.ClusterSpec(task.jobs)
             me = Member(distributed.FLAGS, task, RunFolder(""), connection.config)
+            me.membership = Membership(task, me.timeouts)
             batches, _, self.updates, *_ = distributed.build_graph(me, cluster, source)
             self.indices, self.parameters = batches.inputs, tf.trainable_variables()
             self.variables = tf.global_variables()

@@ -6,6 +6,7 @@ Worker i's loss is (i + 1) * w: its gradient is the constant i + 1.
 import contextlib
 import functools
 import itertools
+import json
 import random
 import re
 import threading
@@ -19,6 +20,7 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import poll_for
 from runtime.cluster import status
 from runtime.cluster.status import Status
+from runtime.cluster.table import TRAINING, Record, Table
 from runtime.model.function import Own
 from runtime.model.tables import Lookups
 from runtime.process.errors import UnusableError
@@ -94,7 +96,8 @@ class Worker:
         lr_schedule="constant",
         dtype=tf.float32,
     ):
-        task = servers.task("worker", index)
+        membership = servers.membership("worker", index)
+        task = membership.task
         with tf.Graph().as_default() as graph:
             spec = tf.train.ClusterSpec(task.jobs)
             with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
@@ -130,7 +133,7 @@ class Worker:
                 else:
                     rule = Rule(len(task.worker_hosts), replicas, local_steps, train_steps)
                     selections = packing.select([NO_LOOKUPS] * exchanges)
-                    updates = build_sync_updates(packing, selections, shards, builder.build_exchange, rule, task)
+                    updates = build_sync_updates(packing, selections, shards, builder.build_exchange, rule, membership)
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
             self.updates, self.train_op, self.hooks = updates, updates.train_op, updates.hooks
@@ -244,7 +247,8 @@ class ClassicWorker:
     """A worker whose updates `tf.train.SyncReplicasOptimizer` makes."""
 
     def __init__(self, servers, index, loss, optimizer):
-        task = servers.task("worker", index)
+        membership = servers.membership("worker", index)
+        task = membership.task
         with tf.Graph().as_default() as graph:
             spec = tf.train.ClusterSpec(task.jobs)
             with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
@@ -415,6 +419,25 @@ def test_an_update_averages_the_gradients_of_the_workers_that_answer(local_serve
     back.join(60)
     assert workers[0].read() == [0 - 0.5 * (2 * (1 + 2 + 3) / 3 + 2 * (1 + 3) / 2), 4]
     poll_for(lambda: re.search(r"update \d on: the average of 3 of 3 gradients\n", caplog.text), "news of the return")
+
+
+def test_no_update_waits_for_who_came_in_the_place_of_a_worker(local_servers, monkeypatch, caplog):
+    """However fast that was, and however long it reads its data."""
+    monkeypatch.setattr(lost_workers, "LOOK_SECS", 0.05)
+    servers = local_servers(1, 2)
+    chief, other = (Worker(servers, index, replicas=2) for index in range(2))
+    table, record = Table(servers.ps_hosts[0]), Record(TRAINING, "1")
+    table.write({0: json.dumps(record), 1: json.dumps(record)})
+    monkeypatch.setattr(status, "ask", lambda _: Status("1"))
+    step_together(chief, other)
+    monkeypatch.setattr(status, "ask", lambda address: Status("2" if address == servers.worker_hosts[1] else "1"))
+    step_together(chief)
+    poll_for(lambda: f"without worker 1 at {servers.worker_hosts[1]} (still starting)" in caplog.text, "news")
+    table.write({1: json.dumps(record._replace(incarnation="2"))})
+    (back,) = come_back(chief, other)
+    step_together(chief)
+    back.join(60)
+    assert chief.read() == [0 - 0.5 * ((1 + 2) / 2 + 1 + (1 + 2) / 2), 3]
 
 
 @pytest.mark.parametrize("num_ps", [1, 2])
@@ -906,6 +929,14 @@ def test_an_optimizer_that_changes_what_nobody_calls_is_refused():
         UnusableError, match=r"this program does not call compute_gradients\(\) of the Clipped of build_optimizer"
     ):
         make_optimizer(LEARNING_RATE, "sgd", Own(build_optimizer=Clipped))
+
+
+@pytest.mark.parametrize("name", ["photocopies/w", "layer/copies/w"])
+def test_a_users_optimizer_is_found_by_the_scope_of_the_variable(graph, name):
+    weight = tf.get_variable(name, [], initializer=tf.zeros_initializer())
+    scope = name.partition("/")[0]
+    own = Own(lambda rate: {scope: tf.train.GradientDescentOptimizer(rate)})
+    make_optimizer(LEARNING_RATE, "sgd", own).apply_gradients([(tf.constant(1.0), weight)])
 
 
 def test_the_variables_of_a_users_optimizer_have_the_names_that_checkpoints_have(graph):

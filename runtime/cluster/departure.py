@@ -9,8 +9,8 @@ from absl import logging
 
 from runtime.cluster import signals
 from runtime.cluster.membership import Membership
-from runtime.cluster.status import REFUSED, ask, unreachable
-from runtime.cluster.table import EVALUATED, REACHED, TRAINED, TRAINING, Record
+from runtime.cluster.status import REFUSED, STARTING, ask
+from runtime.cluster.table import EVALUATED, REACHED, TRAINED, TRAINING, Record, absent
 from runtime.cluster.waiting import MIN_POLL_SECS, POLL_SECS
 from runtime.process.end import STOP_SECS, end_process
 from runtime.records import events
@@ -74,4 +74,5 @@ class Departure:
         awaited = [of for of in self._task.clients if is_busy or states[of.index] in (TRAINING, REACHED)]
         if states[0] == TRAINED and not is_busy:
             awaited.append(self._task.clients[0])
-        return len(unreachable(awaited)) == len(awaited)
+        gone = absent(awaited, self._records)
+        return len(gone) == len(awaited) and not (is_busy and STARTING in gone.values())

@@ -18,6 +18,7 @@ REFUSED = "connection refused"  # the host is there, but the task is not
 UNKNOWN_NAME = "name not known"  # managers take it away with the task
 NO_ANSWER = "no answer"
 SOMETHING_ELSE = "something else answers there"
+STARTING = "still starting"  # a process answers, but not yet as the one that is asked for
 # What gRPC says, and the reason.
 REASONS = {
     "Connection refused": REFUSED,
@@ -96,11 +97,6 @@ def statuses_of(peers: Collection[Peer]) -> dict[Peer, Status]:
     return ask_all(peers, lambda peer: ask(peer.address))
 
 
-def unreachable(peers: Collection[Peer]) -> dict[Peer, str]:
-    """Return the peers that do not answer, each with the reason."""
-    return {peer: status.reason for peer, status in statuses_of(peers).items() if status.reason}
-
-
 def describe(reasons: Mapping[Peer, str]) -> str:
-    """Return what `unreachable()` returned as text: "" if everybody answers."""
+    """Return as text why peers do not answer: "" if there are none."""
     return ", ".join(f"{peer} ({reason})" for peer, reason in reasons.items())

@@ -4,13 +4,15 @@ import contextlib
 import functools
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.status import ALIVE_SECS, ANSWER_SECS, ask
+from runtime.cluster.status import ALIVE_SECS, ANSWER_SECS, STARTING, ask, statuses_of
+from runtime.cluster.task import Peer
 from runtime.process.errors import reason
+from runtime.process.threads import start_guard
 
 # What a worker that trains says that it does: its state.
 TRAINING = "training"
@@ -39,6 +41,19 @@ class Record(NamedTuple):
 def parse_record(text: str) -> Record:
     """Return the record that `json.dumps()` has made a text of; "" if there is none."""
     return Record(*json.loads(text)) if text else Record()
+
+
+def absent(workers: Collection[Peer], records: Sequence[Record]) -> dict[Peer, str]:
+    """Return those of the workers that are not there to do what their `records`, by index, say, each with the reason.
+
+    A record counts while the process that wrote it answers, or is too busy to say which one it is. One that was started
+    in its place may read its data for long.
+    """
+    reasons = {
+        worker: status.reason or (STARTING if status.incarnation not in ("", records[worker.index].incarnation) else "")
+        for worker, status in statuses_of(workers).items()
+    }
+    return {worker: reason for worker, reason in reasons.items() if reason}
 
 
 class Table:
@@ -79,13 +94,18 @@ class Table:
             self._close()
 
     def _close(self) -> None:
-        session, self._session = self._session, None
-        if session:
+        def close(session: tf.Session) -> None:
             with contextlib.suppress(tf.errors.OpError):  # a server that is gone does not answer
                 session.close()
 
+        session, self._session = self._session, None
+        if session:
+            start_guard("close_table", close, session)  # nobody needs to wait for it
+
     def _run(self, fetches: Any, feed_dict: Mapping[tf.Tensor, Any]) -> Any:
         with self._using:
+            if self._session and ask(self._address).reason:  # TensorFlow would wait for a process that has ended
+                self._close()
             was_kept = self._session is not None
             try:
                 self._session = self._session or self._connect()

@@ -18,9 +18,9 @@ LOOK_SECS = 1.0  # how often a task looks at what seldom changes
 LOOKS_PER_SEC = 200  # at one server, of all workers together
 
 
-def look_secs(num_workers: int) -> float:
+def look_secs(num_workers: int, least_secs: float = LOOK_SECS) -> float:
     """Return how often a task of a cluster looks: less often in a large one, whose questions would keep a ps busy."""
-    return max(LOOK_SECS, num_workers / LOOKS_PER_SEC)
+    return max(least_secs, num_workers / LOOKS_PER_SEC)
 
 
 class Timeouts(NamedTuple):

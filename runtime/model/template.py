@@ -25,11 +25,13 @@ _numbers = itertools.count(1)
 @contextlib.contextmanager
 def control_flow_v2() -> Iterator[None]:
     """Build loops and conditions of version 2; within it, TensorFlow also puts up with a colocation it cannot see."""
+    was_enabled = tf.control_flow_v2_enabled()
     tf.enable_control_flow_v2()
     try:
         yield
     finally:
-        tf.disable_control_flow_v2()
+        if not was_enabled:
+            tf.disable_control_flow_v2()
 
 
 class Template:

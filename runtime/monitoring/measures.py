@@ -59,9 +59,10 @@ class Target(NamedTuple):
           ValueError: it is neither.
         """
         name, _, value = text.partition(":")
-        if not name.isidentifier():
+        number = float(value.removeprefix("<"))
+        if not name.isidentifier() or np.isnan(number):
             raise ValueError(text)
-        return cls(name, float(value.removeprefix("<")), value.startswith("<"))
+        return cls(name, number, value.startswith("<"))
 
     def is_reached(self, value: float) -> bool:
         """Return whether a value is good enough."""

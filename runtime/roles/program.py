@@ -86,6 +86,6 @@ def describe_end(error: BaseException) -> tuple[int, str]:
     if isinstance(error, AwayError):
         return 1, str(error)
     if isinstance(error, tf.train.NanLossDuringTrainingError):
-        return UNUSABLE_STATUS, f"the loss is not a number: {DIVERGED}"
+        return UNUSABLE_STATUS, f"the loss is not finite: {DIVERGED}"
     logging.debug("unexpected error", exc_info=error)  # at --verbosity=1
     return describe_failure(error)

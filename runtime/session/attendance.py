@@ -7,8 +7,8 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.membership import Membership
-from runtime.cluster.status import statuses_of, unreachable
-from runtime.cluster.table import TRAINED, TRAINING, Record
+from runtime.cluster.status import STARTING, describe
+from runtime.cluster.table import TRAINED, TRAINING, Record, absent
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.errors import AwayError, reason
 
@@ -56,14 +56,10 @@ class AttendanceHook(tf.train.SessionRunHook):
 
     def _describe_absent(self) -> str:
         records = self._membership.records()
-        statuses = statuses_of([worker for worker in self._task.clients if records[worker.index] not in self._present])
-        # The process that has written a record must still answer: that of an earlier one does not count.
-        found = {records[worker.index]: status.incarnation for worker, status in statuses.items()}
-        self._present |= {
-            record for record, answers in found.items() if record.incarnation and record.incarnation == answers
-        }
-        absent = {worker: of.reason for worker, of in statuses.items() if records[worker.index] not in self._present}
-        return ", ".join(f"{worker} ({reason})" if reason else f"{worker}" for worker, reason in absent.items())
+        unseen = [worker for worker in self._task.clients if records[worker.index] not in self._present]
+        missing = absent(unseen, records)
+        self._present |= {records[worker.index] for worker in unseen if worker not in missing}
+        return describe(missing)
 
     def end(self, session: tf.Session) -> None:
         try:
@@ -105,11 +101,13 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
             # A ps that was restarted has forgotten all of them, the chief too.
             if not records[0].state or time.monotonic() > start + GRACE_SECS:
                 coming.clear()
-            missing, now = unreachable([*training, *coming]), time.monotonic()
-            answered_at.update(dict.fromkeys({*training, *coming} - missing.keys(), now))
+            missing, now = absent([*training, *coming], records), time.monotonic()
+            answered_at.update(dict.fromkeys({*training} - missing.keys(), now))
             awaited = [worker for worker in training if now < answered_at[worker] + GRACE_SECS]
-            texts = [f"worker {worker.index} to take its last step" for worker in awaited]
-            texts += [f"worker {worker.index} to begin" for worker in coming if worker not in missing]
+            texts = [
+                f"worker {of.index} to {'begin' if missing.get(of) == STARTING else 'take its last step'}"
+                for of in [*awaited, *(worker for worker in coming if missing.get(worker) == STARTING)]
+            ]
             return ", ".join(texts)
 
         recovery_secs = self._membership.timeouts.recovery_secs

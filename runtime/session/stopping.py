@@ -14,9 +14,9 @@ from absl import logging
 
 from runtime.cluster import signals
 from runtime.cluster.membership import Membership
-from runtime.cluster.table import REACHED, STOPPED, TRAINED, TRAINING
+from runtime.cluster.table import REACHED, STOPPED, TRAINED, TRAINING, absent
 from runtime.cluster.task import Peer
-from runtime.cluster.waiting import wait_until_nothing_is_missing
+from runtime.cluster.waiting import POLL_SECS, look_secs, wait_until_nothing_is_missing
 from runtime.process.end import end_process
 from runtime.process.errors import AwayError, UnusableError, reason
 from runtime.process.threads import make_guard, start_guard
@@ -41,6 +41,7 @@ class StopWithChiefHook(tf.train.SessionRunHook):
         self._membership = membership
         self._coord: tf.train.Coordinator | None = None  # of a session in which a step may be going on
         self._end_at = math.inf  # once the chief has stopped
+        self._look_at = 0.0
         membership.decisions.append(self._stop_with_chief)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -58,8 +59,10 @@ class StopWithChiefHook(tf.train.SessionRunHook):
         return True
 
     def _stop_with_chief(self) -> None:
-        if not self._coord or self._coord.should_stop():
+        coord = self._coord  # the main thread may take it away
+        if not coord or coord.should_stop() or (now := time.monotonic()) < self._look_at:
             return
+        self._look_at = now + look_secs(len(self._membership.task.worker_hosts), POLL_SECS)
         with contextlib.suppress(tf.errors.UnavailableError):  # it tries again at the next look
             if self._end_at == math.inf and self._has_chief_stopped():
                 self._end_at = time.monotonic() + LAST_STEP_SECS
@@ -154,7 +157,8 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
         def describe_training() -> str:
             records = self._membership.repeat_until_answered(self._membership.records, OTHERS_SECS)
-            return ", ".join(f"{peer} to stop" for peer in self._task.clients if records[peer.index].state == TRAINING)
+            training = [peer for peer in self._task.clients if records[peer.index].state == TRAINING]
+            return ", ".join(f"{peer} to stop" for peer in {*training} - absent(training, records).keys())
 
         with contextlib.suppress(AwayError):
             wait_until_nothing_is_missing(self._task, describe_training, OTHERS_SECS)

@@ -7,8 +7,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster.status import describe, unreachable
-from runtime.cluster.task import Peer, Task
+from runtime.cluster.membership import Membership
+from runtime.cluster.status import describe
+from runtime.cluster.table import absent
+from runtime.cluster.task import Peer
 from runtime.updates.aggregation import Aggregation, Rule
 
 LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
@@ -16,15 +18,16 @@ REMINDER_SECS = 60.0  # how often it says whom it waits for while nothing moves
 
 
 class LostWorkersHook(tf.train.SessionRunHook):
-    """Lets no update wait for a worker that does not answer, until that takes its next step. For the chief.
+    """Lets no update wait for a worker that does not train any more, until its next step. For the chief.
 
     While updates happen, an exchange may take as long as it takes. When none has happened for a look, the chief asks
-    who answers, and tells every ps who is lost. A `SessionThread` looks.
+    who still trains, and tells every ps who is lost. A `SessionThread` looks.
     """
 
-    def __init__(self, aggregations: Sequence[Aggregation], rule: Rule, task: Task):
-        """Build the ops of `task`, the chief, in the default graph."""
-        self.aggregations, self._rule, self._task = aggregations, rule, task
+    def __init__(self, aggregations: Sequence[Aggregation], rule: Rule, membership: Membership):
+        """Build the ops of the chief, which has this `membership`, in the default graph."""
+        self.aggregations, self._rule = aggregations, rule
+        self._membership, self._task = membership, membership.task
         self._last_num_gradients = rule.num_gradients
         num_updates = [aggregation.num_updates for aggregation in aggregations]
         steps = [aggregation.shard.steps for aggregation in aggregations]
@@ -57,7 +60,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
             return False
         lost = dict[Peer, str]()
         if not is_moving:
-            lost = unreachable(self._task.others("worker"))
+            lost = absent(self._task.others("worker"), self._membership.records())
             are_lost = np.zeros(self._rule.num_workers, bool)
             are_lost[[worker.index for worker in lost]] = True
             # A chief that has taken its last step waits for the others, and these may still wait for another ps.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.task import Task
+from runtime.cluster.membership import Membership
 from runtime.data.reader import Batches
 from runtime.model.function import Own
 from runtime.model.tables import Lookups
@@ -134,7 +134,7 @@ def build_updates(
     build_lookups: LookupsFunction,
     batches: Batches,
     mode: Mode,
-    task: Task,
+    membership: Membership,
     config: tf.ConfigProto,
     own: Own = Own(),  # noqa: B008  # it never changes
 ) -> Updates:
@@ -146,11 +146,11 @@ def build_updates(
       build_lookups: builds which rows some examples need.
       batches: of a run, `mode.num_batches`.
       mode: how the workers update the parameters.
-      task: this worker.
+      membership: of this worker.
       config: of its sessions.
       own: what the user's model says of its training.
     """
-    num_workers = len(task.worker_hosts)
+    task, num_workers = membership.task, len(membership.task.worker_hosts)
     schedule = mode.make_schedule(own)
 
     def make_optimizer_of_ps(rate: tf.Tensor) -> Any:
@@ -184,7 +184,7 @@ def build_updates(
             build_exchange = LocalStepsExchangeBuilder(work, make, schedule, length).build_exchange
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
-        return build_sync_updates(packing, selections, shards, build_exchange, rule, task)
+        return build_sync_updates(packing, selections, shards, build_exchange, rule, membership)
     # A classic step must know all that its worker has done before. Local steps are worth computing ahead, unless the
     # next exchange has other rows of a table.
     max_pending = 0 if mode.local_steps == 1 or packing.tables else 1

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.task import Task
+from runtime.cluster.membership import Membership
 from runtime.process.threads import SessionThread
 from runtime.updates import lost_workers
 from runtime.updates.aggregation import Aggregation, Rule
@@ -19,14 +19,14 @@ def build_sync_updates(
     shards: Sequence[PsShard],
     build_exchange: ExchangeFunction,
     rule: Rule,
-    task: Task,
+    membership: Membership,
 ) -> Updates:
     """Build a run of exchanges, one for each selection, of which each waits for the update that it is a part of.
 
     With fewer gradients in an update than there are workers, the slowest ones are dropped: these come from the backup
     workers.
     """
-    aggregations = [Aggregation(shard, rule) for shard in shards]
+    task, aggregations = membership.task, [Aggregation(shard, rule) for shard in shards]
     exchanges: list[Exchange] = []
     taken: list[list[tf.Tensor]] = [[] for _ in shards]  # the steps that each exchange has taken, on each ps
     for number, selection in enumerate(selections):
@@ -46,7 +46,7 @@ def build_sync_updates(
             updates = updates._replace(global_step=tf.reduce_min(tf.stack(steps)))
     hooks: list[tf.train.SessionRunHook] = []
     if task.is_chief:
-        lost = lost_workers.LostWorkersHook(aggregations, rule, task)
+        lost = lost_workers.LostWorkersHook(aggregations, rule, membership)
         look = SessionThread("look", lost.look, lost_workers.LOOK_SECS, f"{task} could not see who is lost")
         hooks = [lost, look]
     return updates._replace(
