@@ -165,7 +165,7 @@ def load_model(folder: str) -> Callable[..., dict[str, tf.Tensor]]:
 
 def main() -> None:
     """Print the class of each picture, and how sure the model is."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", metavar="DIR", required=True, help="the --export_dir of distributed.py")
     parser.add_argument("pictures", metavar="picture", nargs="+", help="a picture of one digit")
     arguments = parser.parse_args()

@@ -400,6 +400,21 @@ def test_a_model_that_is_no_classifier_is_measured_and_makes_no_mistakes(graph):
     assert str(measures) == "test loss 5.0000"
 
 
+def test_a_test_loss_that_is_not_finite_where_the_model_is_asks_for_no_learning_rate(graph):
+    def build_loss(logits, labels):
+        return tf.losses.compute_weighted_loss(logits[:, 0]) / tf.reduce_sum(tf.cast(labels, tf.float32))
+
+    examples = (np.ones([2, 1], np.float32), np.array([0, 0]))
+    spec, of_labels = tf.TensorSpec([1], tf.float32, "images"), [tf.TensorSpec([], tf.int64)]
+    model = make_model(lambda images, is_training: images, build_loss, spec, lambda *columns: columns, of_labels)
+    tf.train.create_global_step()
+    test = ModelTest(model, {}, {}, build_placeholders(examples), examples, batch_size=100)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        with pytest.raises(UnusableError, match=r"^the test loss is not finite: correct the test"):
+            test(session)
+
+
 def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(tmp_path, caplog, monkeypatch):
     recorded, was_written = {}, threading.Event()
     was_written.set()

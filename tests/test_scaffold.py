@@ -3,7 +3,9 @@ import logging
 import math
 import os
 import threading
+import types
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -170,6 +172,14 @@ def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_serv
     assert count_steps(Worker(servers, 1), last_step=5) == 0
     assert count_steps(Worker(servers, 1), last_step=7) == 2
     assert count_steps(Worker(servers, 1), last_step=9, is_done=lambda step: step == 7) == 0
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
+def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step(loss):
+    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, None, None, 100, lambda _: False)
+    line = "worker 1: the loss is not finite at global step 7: give a smaller --learning_rate"
+    with pytest.raises(UnusableError, match=f"^{line}"):
+        hook.after_run(None, types.SimpleNamespace(results=(7, loss)))
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -53,7 +53,7 @@ def load_model(folder: str) -> Callable[..., dict[str, tf.Tensor]]:
 
 def main() -> None:
     """Print the most likely languages of each word."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", metavar="DIR", required=True, help="the --export_dir of distributed.py")
     parser.add_argument("words", metavar="word", nargs="+", help=f"at most {MAX_LETTERS} letters")
     arguments = parser.parse_args()

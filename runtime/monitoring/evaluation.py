@@ -30,6 +30,8 @@ from runtime.records.files import append_lines
 from runtime.records.folder import RunFolder
 
 MAX_WARNINGS = 10  # of metrics that are no numbers
+# The remedy for a test loss that is not finite where all parameters are.
+OF_FINITE_MODEL = "correct the test examples, or build_loss(), such as a mean over no weights, or the loss is too large"
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 
 
@@ -110,7 +112,8 @@ class ModelTest:
                 labels.append(of_batch[1])
         loss, *averages = sums / len(self._examples[0])
         metrics = dict(zip(measured.means, averages, strict=True)) | session.run(measured.values)
-        check_finite({"the test loss": loss, **values})
+        check_finite(values)  # first: the loss of such a model is not finite either
+        check_finite({"the test loss": loss}, OF_FINITE_MODEL)
         _check_fraction(metrics)
         for name in [name for name, value in metrics.items() if not np.isfinite(value)]:
             what = f"{metrics.pop(name):g} as {name} of the test examples, which is left out"

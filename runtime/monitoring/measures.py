@@ -72,8 +72,8 @@ class Target(NamedTuple):
         return f"{self.name}:{'<' * self.is_ceiling}{self.value}"
 
 
-def check_finite(values: Mapping[str, Any]) -> None:
+def check_finite(values: Mapping[str, Any], remedy: str = DIVERGED) -> None:
     """Raise an UnusableError if one of `values`, by name, is not finite: nothing of such a model is reported."""
     for name, value in values.items():
         if not np.isfinite(value).all():
-            raise UnusableError(f"{name} is not finite: {DIVERGED}")
+            raise UnusableError(f"{name} is not finite: {remedy}")

@@ -15,7 +15,7 @@ from runtime.cluster import membership, signals
 from runtime.data.download import DownloadError
 from runtime.process import output, threads
 from runtime.process.end import allow_many_files, end_process
-from runtime.process.errors import DIVERGED, UNUSABLE, UNUSABLE_STATUS, AwayError, FinishedError, UnusableError
+from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, AwayError, FinishedError, UnusableError
 from runtime.process.phases import describe_failure, preparing
 
 
@@ -85,7 +85,5 @@ def describe_end(error: BaseException) -> tuple[int, str]:
         return 0, ""
     if isinstance(error, AwayError):
         return 1, str(error)
-    if isinstance(error, tf.train.NanLossDuringTrainingError):
-        return UNUSABLE_STATUS, f"the loss is not finite: {DIVERGED}"
     logging.debug("unexpected error", exc_info=error)  # at --verbosity=1
     return describe_failure(error)

@@ -8,6 +8,7 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.data.reader import Batches
+from runtime.process.errors import DIVERGED, UnusableError
 from runtime.records import events
 from runtime.session.scaffold import TrainingScaffold
 from runtime.updates.exchange import Updates
@@ -60,8 +61,8 @@ class StepsHook(tf.train.SessionRunHook):
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         step, loss = run_values.results
-        if np.isnan(loss):
-            raise tf.train.NanLossDuringTrainingError
+        if not np.isfinite(loss):
+            raise UnusableError(f"{self._task}: the loss is not finite at global step {step}: {DIVERGED}")
         self._seen_step = int(step)
         if self._seen_step >= self._last_step:
             run_context.request_stop()
