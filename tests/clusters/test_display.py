@@ -80,7 +80,7 @@ def test_ctrl_c_saves_and_leaves_a_clean_terminal_and_a_lost_task_is_shown(launc
     (worker,) = [process for process in running_with(f"{tmp_path}/train") if process.name == "worker-1"]
     os.kill(worker.pid, signal.SIGKILL)
     poll_for(lambda: "restarting" in states_shown(terminal, "worker 1"), "worker that is restarted")
-    assert "worker-1 ended with status 137: starting it again (1 of 3)" in "\n".join(terminal.lines)
+    assert "worker-1 ended with status 137 (signal 9): starting it again (1 of 3)" in "\n".join(terminal.lines)
     poll_for(lambda: states_shown(terminal, "worker 1")[-1] == "training", "worker that trains again")
     terminal.press(b"\x03")
     assert terminal.wait(DEADLINE_SECS) == 128 + signal.SIGINT
