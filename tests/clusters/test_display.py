@@ -59,7 +59,8 @@ def test_the_demonstration_of_the_readme_shows_what_each_page_quotes(launch, tmp
     """The kill goes to the ps of this run alone: others on this machine may have the same name."""
     pages = [(PROJECT / page).read_text() for page in ("README.md", "README.zh-CN.md", "docs/lab.md")]
     demonstration = r"```sh\n\./run_local_cluster\.sh (.*)\n```\n\n[^`]*```sh\npkill -9 ps-0\n```"
-    terminal = launch(*re.search(demonstration, pages[0])[1].split())
+    flags = re.search(demonstration, pages[0])[1].split()
+    terminal = launch(*flags, "--save_checkpoint_secs=600")  # a save just before the kill would leave no step to lose
     poll_for(
         lambda: re.search(r"\n. worker 0 .* local step +[1-9]", "\n".join(terminal.lines)), "steps that can be lost"
     )
