@@ -209,7 +209,6 @@ def test_where_a_file_is_replaced_the_rest_of_the_old_one_is_read_and_then_the_n
         ),
         ("run_local_cluster.sh: interrupted", "run_local_cluster.sh: interrupted", ""),
         ("I1122 22:01:58.9 1 progress.py:59] worker 0: global step 28/100, local step 8, loss 2.4", None, ""),
-        ("I0000 00:00:1795384905.370489   20591 cudart_stub.cc:31] Could not find cuda drivers", None, ""),
     ],
 )
 def test_what_the_picture_tells_is_not_said_too(line, shown, style):
@@ -283,6 +282,24 @@ def test_there_is_no_display_where_standard_output_goes_into_a_file(launch):
     assert terminal.wait(DEADLINE_SECS) == 0
     assert (launch.folder / "output").read_text().endswith("logs\nworker 0: begins\ntest accuracy 1.0\n")
     assert terminal.lines == [""]
+
+
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])
+def test_what_the_libraries_say_of_a_lost_ps_stays_in_the_log(launch, environment):
+    """It is what gRPC says when a ps is killed."""
+    call = "remote target /job:ps/replica:0/task:0 while calling /tensorflow.WorkerService/CleanupGraph:"
+    said = [
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "E0000 00:00:1795800005.733182     138 master_session.cc:1972] Cleanup partition error: UNAVAILABLE: failed",
+        f"Additional GRPC error information from {call}",
+        ':UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"failed to connect to all addresses"}',
+        "F0000 00:00:1795800005.733182     138 tensor.cc:12] Check failed: a fatal error ends the process",
+    ]
+    terminal = launch("cat lines; echo 'worker 0: goes on'", env=environment)
+    (launch.folder / "lines").write_text("".join(f"{line}\n" for line in said))
+    assert terminal.wait(DEADLINE_SECS) == 0
+    assert terminal.lines[2:4] == ["Check failed: a fatal error ends the process", "worker 0: goes on"]
+    assert (launch.train_dir / "logs" / "worker-0.log").read_text().splitlines()[:-1] == said
 
 
 def test_there_is_no_display_where_standard_error_goes_into_a_file(launch):

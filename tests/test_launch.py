@@ -171,10 +171,11 @@ def test_a_python_that_makes_no_environments_is_told_with_the_remedy(install):
 def test_a_failure_of_pip_is_told_with_a_remedy(install):
     (install.project / ".venv" / "bin" / "python").write_text('#!/bin/sh\n[ "$2" != pip ]\n')
     script = install.project / "runtime" / "launch" / "venv.sh"
-    environment = {**os.environ, "PYTHON": ""}  # not that of who runs the tests
+    environment = {**os.environ, "PYTHON": "", "TMPDIR": "/small"}  # not those of who runs the tests
     done = subprocess.run([script, "requirements.txt"], env=environment, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.endswith(": where there is no room, set VENV_DIR=/another/folder\n")
+    remedy = "where there is no room, set VENV_DIR=/another/folder; where /small has none, TMPDIR"
+    assert done.stderr.endswith(f": {remedy}\n")
 
 
 def test_an_environment_that_is_half_made_is_made_anew(install):

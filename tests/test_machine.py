@@ -49,6 +49,24 @@ def test_the_workers_of_a_host_share_out_its_gpus_by_their_order(monkeypatch, gp
     assert chosen == shares
 
 
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        ["NODE1", "node1", "node1.", "Node1"],
+        ["[fd00::1]", "[fd00:0::1]", "[FD00::1]", "[fd00:0:0:0:0:0:0:1]"],
+        ["10.0.0.1", "[::ffff:10.0.0.1]", "[::ffff:a00:1]", "10.0.0.1"],
+        ["localhost", "127.0.0.1", "[::1]", "LOCALHOST."],
+    ],
+)
+def test_a_host_that_is_spelled_in_several_ways_gives_out_its_gpus_and_cores_once(monkeypatch, hosts):
+    monkeypatch.setattr(session_config, "count_gpus", lambda: 4)
+    monkeypatch.setattr(session_config, "count_cores", lambda: 8)
+    workers = tuple(f"{host}:{port}" for port, host in enumerate(hosts, 1))
+    configs = [make_session_config(Task("worker", i, PS, workers), "auto") for i in range(4)]
+    assert [config.gpu_options.visible_device_list for config in configs] == ["0", "1", "2", "3"]
+    assert [config.intra_op_parallelism_threads for config in configs] == [2, 2, 2, 2]
+
+
 def test_a_ps_takes_no_gpu_and_does_not_even_look_for_one(monkeypatch):
     monkeypatch.setattr(session_config, "count_gpus", lambda: pytest.fail("it looks"))
     assert make_session_config(Task("ps", 0, PS, WORKERS), "auto").device_count == {"GPU": 0}

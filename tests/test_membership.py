@@ -65,6 +65,28 @@ def test_a_process_that_has_ended_is_told_from_a_link_that_is_cut(looks, ended):
     assert not (looks[-1] == ANOTHER and member.ended_servers({ps: "2"})), "its forerunner is not of that session"
 
 
+@pytest.mark.parametrize(
+    ("looks", "lost", "back"),
+    [
+        ([ANOTHER], "another process answers there", True),  # it has restarted faster than two looks
+        ([REFUSED, ANOTHER], "another process answers there", True),
+        ([REFUSED, BUSY, ANOTHER], "another process answers there", True),
+        ([REFUSED, REFUSED, ANOTHER], "connection refused", True),
+        ([REFUSED, REFUSED], "connection refused", False),
+        ([BUSY, FIRST], "", False),
+        ([REFUSED, FIRST], "", False),
+    ],
+)
+def test_a_process_that_was_replaced_is_said_to_be_lost_once(looks, lost, back, caplog):
+    caplog.set_level("INFO")
+    member = Membership(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
+    (ps,) = member.task.needed
+    for second, status in enumerate([FIRST, *looks, looks[-1]]):
+        member._note_status(ps, status, float(second))
+    said = [f"worker 0: lost ps 0 at a:1 ({lost})"] * bool(lost) + ["worker 0: ps 0 at a:1 is back"] * back
+    assert caplog.messages == said
+
+
 def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypatch):
     """Others give up at the same time, and are away as well."""
     ends = []

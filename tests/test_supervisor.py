@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Process, poll_for, running_with
+from runtime.launch import tasks
 from tests.fake_tasks import make_command
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
@@ -45,6 +46,31 @@ def test_a_task_is_started_again_as_often_as_was_asked_for(launch):
     run = launch("exit 7", "--max_restarts=1")
     assert run.wait(DEADLINE_SECS) == 7
     assert run.output().count("worker-0 ended with status 7: starting it again") == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "kills_before", "kills_after", "told"),
+    [
+        (
+            signal.SIGKILL,
+            2,
+            3,
+            "(signal 9, likely for want of memory: the kernel has killed a process for that; a smaller",
+        ),
+        (signal.SIGKILL, 2, 2, "(signal 9)"),  # somebody else has sent it
+        (signal.SIGSEGV, 2, 3, "(signal 11)"),
+    ],
+)
+def test_a_task_that_is_killed_for_want_of_memory_is_told_with_what_helps(
+    tmp_path, monkeypatch, number, kills_before, kills_after, told
+):
+    monkeypatch.setattr(tasks, "KERNEL_COUNTS", counts := tmp_path / "vmstat")
+    counts.write_text(f"oom_kill {kills_before}\n")
+    task = tasks.Task("ps-0", str(tmp_path / "log"))
+    task.start(["distributed.py"], lambda: os.kill(os.getpid(), number))
+    poll_for(task.has_just_ended, "end of the task")
+    counts.write_text(f"oom_kill {kills_after}\n")
+    assert task.describe_end().startswith(f"ended with status {128 + number} {told}")
 
 
 def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):

@@ -13,6 +13,7 @@ from runtime.cluster.agreement import Agreement
 from runtime.cluster.status import (
     NO_ANSWER,
     REFUSED,
+    REPLACED,
     UNKNOWN_NAME,
     Answer,
     Status,
@@ -36,6 +37,7 @@ class _Sighting:
 
     missed_since: float | None  # None: it is there
     status: Status = dataclasses.field(default_factory=Status)  # at the last look
+    incarnation: str = ""  # of the last process that has answered
     was_there: bool = False
     is_lost: bool = False
 
@@ -113,16 +115,23 @@ class Membership:
         seen = self._sightings[peer]
         seen.status = status
         if not status.reason:
+            last, seen.incarnation = seen.incarnation, status.incarnation or seen.incarnation
+            if last not in ("", seen.incarnation):  # the launcher restarts a task faster than two looks see it away
+                self._note_loss(peer, REPLACED)
             if seen.is_lost:
                 logging.info("%s: %s is back", self.task, peer)
                 events.record("back", task=f"{peer.job_name} {peer.index}")
             seen.missed_since, seen.was_there, seen.is_lost = None, True, False
         elif seen.missed_since is None:
             seen.missed_since = now  # lost if it is still away a look later: at the end all tasks leave together
-        elif seen.was_there and not seen.is_lost and now > seen.missed_since + LOOK_SECS / 2:
-            logging.warning("%s: lost %s (%s)", self.task, peer, status.reason)
-            events.record("lost", task=f"{peer.job_name} {peer.index}", reason=status.reason)
-            seen.is_lost = True
+        elif seen.was_there and now > seen.missed_since + LOOK_SECS / 2:
+            self._note_loss(peer, status.reason)
+
+    def _note_loss(self, peer: Peer, reason: str) -> None:
+        if not self._sightings[peer].is_lost:
+            logging.warning("%s: lost %s (%s)", self.task, peer, reason)
+            events.record("lost", task=f"{peer.job_name} {peer.index}", reason=reason)
+            self._sightings[peer].is_lost = True
 
     def ended_servers(self, incarnations: Mapping[Peer, str]) -> str:
         """Return each server whose process, of this incarnation, had ended at the last look, with what it held."""
@@ -132,7 +141,7 @@ class Membership:
             if status.reason == REFUSED:
                 ended[server] = REFUSED
             elif status.incarnation not in ("", incarnation):
-                ended[server] = "another process answers there"
+                ended[server] = REPLACED
         return describe(ended)
 
     # The records of the workers that train.

@@ -17,6 +17,7 @@ ALIVE_SECS = 2.0  # how long, after that, to give a sign of life
 REFUSED = "connection refused"  # the host is there, but the task is not
 UNKNOWN_NAME = "name not known"  # managers take it away with the task
 NO_ANSWER = "no answer"
+REPLACED = "another process answers there"
 SOMETHING_ELSE = "something else answers there"
 STARTING = "still starting"  # a process answers, but not yet as the one that is asked for
 # What gRPC says, and the reason.

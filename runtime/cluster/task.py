@@ -1,6 +1,7 @@
 """The tasks of a cluster: which one this process is, and the addresses of the others."""
 
 import collections
+import contextlib
 import dataclasses
 import ipaddress
 import re
@@ -124,8 +125,13 @@ class Task:
 
 
 def host_of(address: str) -> str:
-    """Return the host of `host:port`, an IPv6 address without its brackets."""
-    return address.rpartition(":")[0].strip("[]")
+    """Return the host of `host:port`, in the same words whatever its spelling; "localhost" if only it can reach it."""
+    host = address.rpartition(":")[0].strip("[]").lower().removesuffix(".")
+    with contextlib.suppress(ValueError):
+        found = ipaddress.ip_address(host)
+        found = getattr(found, "ipv4_mapped", None) or found
+        return "localhost" if found.is_loopback else str(found)
+    return "localhost" if "localhost" in host.split(".") else host
 
 
 def port_of(address: str) -> int:

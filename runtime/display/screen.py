@@ -19,8 +19,13 @@ from runtime.records.folder import RunFolder
 STDOUT, STDERR = 1, 2  # their file numbers
 REDRAW_SECS = 1.0  # without news, for the clock
 
-# Of a log line: level, time, thread, source file. TensorFlow's C++ code writes no date before absl is ready there.
+# Of a log line: level, time, thread, source file.
 PREFIX = re.compile(r"^([IWEF])(\d{4}) ([\d:]+)[\d.]* +\d+ \S+\] ")
+# What C++ code says below a fatal error, without a date, and gRPC's own lines about a call that has failed.
+OF_LIBRARIES = re.compile(
+    r"[IWE]0000 00:00:|WARNING: All log messages before absl::|Additional GRPC error information from remote target "
+    r"|:UNKNOWN:Error received from peer "
+)
 STYLES = {"W": "yellow", "E": "red", "F": "red"}
 
 
@@ -41,13 +46,12 @@ def shorten(line: str) -> str:
 
 
 def make_line(line: str) -> Text | None:
-    """Return a line as it is shown; None for what the picture tells, and what TensorFlow's C++ code says of itself."""
+    """Return a line as it is shown; None for what the picture tells."""
     match = PREFIX.match(line)
     text = line[match.end() :] if match else line
-    is_of_tensorflow = (match and match[2] == "0000") or text.startswith("WARNING: All log messages before absl::")
-    if is_of_tensorflow or re.match(r"worker 0: global step \d+/\d+, ", text):
+    if re.match(r"worker 0: global step \d+/\d+, ", text):
         return None
-    return Text.assemble((f"{match[3]} ", "dim"), (text, STYLES.get(match[1], ""))) if match else Text(text)
+    return Text.assemble((shorten(line).removesuffix(text), "dim"), (text, STYLES.get(match[1], "") if match else ""))
 
 
 class Screen:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from runtime.display.screen import STDERR, STDOUT, Screen, do_people_look, shorten
+from runtime.display.screen import OF_LIBRARIES, STDERR, STDOUT, Screen, do_people_look, shorten
 from runtime.launch.options import PROGRAM
 from runtime.launch.tasks import NUM_LAST_LINES
 from runtime.process import output
@@ -48,7 +48,8 @@ class Console:
             self._screen = None
         for address in filter(None, map(BOARD.match, self._board.read())):
             self.say(f"TensorBoard at {address[1]} until this run ends")
-        lines = list(filter(None, self._chief.read()))  # where a line was cut, an empty one ends it
+        # Where a line was cut, an empty one ends it.
+        lines = [line for line in self._chief.read() if line and not OF_LIBRARIES.match(line)]
         while self._lost_lines.poll():
             self.lost_lines.append(self._lost_lines.recv_bytes().decode(errors="replace").rstrip("\n"))
             lines.append(self.lost_lines[-1])

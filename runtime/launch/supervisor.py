@@ -163,10 +163,10 @@ class Supervisor:
         if task.status == UNUSABLE_STATUS:
             raise GivenUpError(task, "cannot use what it was given, or save what it has made", UNUSABLE_STATUS)
         if self._leave_by or task.num_restarts == self._options.max_restarts:
-            raise GivenUpError(task, f"ended with status {task.status}", task.status or 1)
+            raise GivenUpError(task, task.describe_end(), task.status or 1)
         task.num_restarts += 1
         count = f"({task.num_restarts} of {self._options.max_restarts})"
-        self._console.say(f"{task.name} ended with status {task.status}: starting it again {count}")
+        self._console.say(f"{task.name} {task.describe_end()}: starting it again {count}")
         self._console.note(task.name, "restarted", note=count)
         self._start(task)
 

@@ -1,7 +1,10 @@
 """The tasks of a cluster: each is a process that is forked from one which has imported TensorFlow."""
 
+import contextlib
 import multiprocessing
 import os
+import pathlib
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +15,7 @@ from runtime.records.files import Tail
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # a terminal sends them to all: the launcher decides
 DEFAULT = (signal.SIGTERM, signal.SIGCHLD)
 NUM_LAST_LINES = 15  # of a log, that tell why a task could not go on
+KERNEL_COUNTS = pathlib.Path("/proc/vmstat")  # of the whole machine, with what it has done in its cgroups
 
 fork = multiprocessing.get_context("fork")
 
@@ -33,6 +37,7 @@ class Task:
         Raises:
           OSError: its log cannot be written, or the system allows no further process.
         """
+        self._num_oom_kills = count_oom_kills()
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
         def become_task() -> None:
@@ -63,6 +68,26 @@ class Task:
         self.status = code if code >= 0 else 128 - code
         return True
 
+    def describe_end(self) -> str:
+        """Return how it has ended: with which status, and what helps if the memory was probably too small."""
+        if not self.status or self.status <= 128:
+            return f"ended with status {self.status}"
+        reason = f"signal {self.status - 128}"
+        if self.status == 128 + signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
+            reason += (
+                ", likely for want of memory: the kernel has killed a process for that; a smaller --batch_size, fewer"
+                " --workers, or more ps tasks, on other machines, need less here"
+            )
+        return f"ended with status {self.status} ({reason})"
+
     def read_last_lines(self) -> list[str]:
         """Return the last lines of what it has said in this run, once it has ended."""
         return self._tail.read()[-NUM_LAST_LINES:]
+
+
+def count_oom_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory; 0 where it does not say so."""
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^oom_kill (\d+)$", KERNEL_COUNTS.read_text(), re.MULTILINE):
+            return int(match[1])
+    return 0

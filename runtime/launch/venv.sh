@@ -108,7 +108,8 @@ for requirements in "$@"; do
   if [[ -n "$locked" ]]; then file="${requirements%.txt}.lock"; fi
   installed="$venv/installed/$requirements" # a copy of the file, or of its lock, as it was last installed
   if ! cmp -s "$project/$file" "$installed"; then
-    install "$file" || fail "pip could not install $file into $venv: where there is no room, set VENV_DIR=/another/folder"
+    install "$file" || fail "pip could not install $file into $venv: where there is no room, set" \
+      "VENV_DIR=/another/folder; where ${TMPDIR:-/tmp} has none, TMPDIR"
     mkdir -p "$(dirname "$installed")"
     cp "$project/$file" "$installed"
   fi

@@ -1,6 +1,5 @@
 """The port of a task: can it listen there, does its address lead there, and who can reach it?"""
 
-import ipaddress
 import shlex
 import socket
 
@@ -32,12 +31,7 @@ def check_address(task: Task) -> None:
                 f"{task} cannot listen on port {port} of {task.address}: {error.strerror}{_describe_listeners(port)};"
                 " end the process that does, or change the port in the host lists of every task"
             ) from error
-    host = host_of(task.address)
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = "localhost" in host.lower().split(".")
-    if not is_loopback:
+    if host_of(task.address) != "localhost":
         logging.warning(
             "%s: anyone who can reach %s, by any interface, can read and change everything: see docs/security.md",
             task,

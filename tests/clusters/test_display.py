@@ -55,13 +55,33 @@ def test_a_terminal_shows_how_the_tasks_come_along(launch):
     assert terminal.is_cursor_shown
 
 
+def test_the_demonstration_of_the_readme_shows_what_each_page_quotes(launch, tmp_path):
+    """The kill goes to the ps of this run alone: others on this machine may have the same name."""
+    pages = [(PROJECT / page).read_text() for page in ("README.md", "README.zh-CN.md", "docs/lab.md")]
+    demonstration = r"```sh\n\./run_local_cluster\.sh (.*)\n```\n\n[^`]*```sh\npkill -9 ps-0\n```"
+    flags = re.search(demonstration, pages[0])[1].split()
+    terminal = launch(*flags, "--save_checkpoint_secs=600")  # a save just before the kill would leave no step to lose
+    poll_for(
+        lambda: re.search(r"\n. worker 0 .* local step +[1-9]", "\n".join(terminal.lines)), "steps that can be lost"
+    )
+    (ps,) = [process for process in running_with(f"{tmp_path}/train") if process.name == "ps-0"]
+    os.kill(ps.pid, signal.SIGKILL)
+    for page in pages:
+        (quoted,) = re.findall(r"```text\n([^`]*: ps-0 ended with [^`]*)```", page)
+        lines = [".*".join(map(re.escape, line.split("…"))) for line in quoted.splitlines()]
+        poll_for(lambda lines=lines: re.search("(?s:.*)".join(lines), "\n".join(terminal.lines)), f"lines: {quoted}")
+    assert "CleanupGraph" not in "\n".join(terminal.lines)
+    terminal.press(b"\x03")
+    assert terminal.wait(DEADLINE_SECS) == 128 + signal.SIGINT
+
+
 def test_ctrl_c_saves_and_leaves_a_clean_terminal_and_a_lost_task_is_shown(launch, tmp_path):
     terminal = launch("--train_steps=1000000", "--save_checkpoint_secs=600")
     poll_for(lambda: "training" in states_shown(terminal, "worker 1"), "worker that trains")
     (worker,) = [process for process in running_with(f"{tmp_path}/train") if process.name == "worker-1"]
     os.kill(worker.pid, signal.SIGKILL)
     poll_for(lambda: "restarting" in states_shown(terminal, "worker 1"), "worker that is restarted")
-    assert "worker-1 ended with status 137: starting it again (1 of 3)" in "\n".join(terminal.lines)
+    assert "worker-1 ended with status 137 (signal 9): starting it again (1 of 3)" in "\n".join(terminal.lines)
     poll_for(lambda: states_shown(terminal, "worker 1")[-1] == "training", "worker that trains again")
     terminal.press(b"\x03")
     assert terminal.wait(DEADLINE_SECS) == 128 + signal.SIGINT

@@ -141,7 +141,7 @@ def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir):
     run = launcher.start("--train_steps=3000", "--log_every_secs=0.2", f"--data_dir={black_and_white_dir}")
     kill(launcher, "worker-0")
     assert run.wait() == 0, run.output()
-    assert "worker-0 ended with status 137: starting it again (1 of 3)" in run.output()
+    assert "worker-0 ended with status 137 (signal 9): starting it again (1 of 3)" in run.output()
     assert "worker 0: the ps tasks hold a living model: keeping it, at global step" in run.output()
     assert "test accuracy 1.0000" in run.output()
 
@@ -154,8 +154,11 @@ def test_a_task_that_dies_too_often_ends_the_run_with_its_log_and_status(launche
     kill(launcher, "worker-1")
     assert run.wait() == 128 + signal.SIGKILL
     output = run.output()
-    assert output.count("worker-1 ended with status 137: starting it again") == 1
-    assert f"error: worker-1 ended with status 137; all tasks were ended. The end of {launcher.train_dir}" in output
+    assert output.count("worker-1 ended with status 137 (signal 9): starting it again") == 1
+    assert (
+        f"error: worker-1 ended with status 137 (signal 9); all tasks were ended. The end of {launcher.train_dir}"
+        in output
+    )
     assert "worker 1: global step" in output
 
 
