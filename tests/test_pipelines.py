@@ -1,16 +1,19 @@
 """A pipeline of the user's own: what is taken, what the program does itself, and who reads what of it."""
 
+import threading
 import types
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from benchmarks.testbed.processes import poll_for
 from examples.pictures import mnist_input as pictures
 from runtime.data import pipeline
 from runtime.data.sources import open_source
 from runtime.model.files import Files
 from runtime.model.function import Model
+from runtime.process import threads
 from runtime.process.errors import UnusableError
 from runtime.saving.export import export
 from tests.models import have_tables
@@ -237,6 +240,48 @@ def test_python_functions_and_random_numbers_may_be_in_it(data_dir):
     (inputs, labels), _ = draw(source.share(0, 1), 10)
     assert ((inputs[:, 0] - labels >= 1) & (inputs[:, 0] - labels <= 2)).all()
     assert open_source(data_dir, "train", reader).description == source.description
+
+
+def test_a_session_closes_while_a_python_function_does_not_return(data_dir, local_servers, monkeypatch, caplog):
+    monkeypatch.setattr(threads, "REMINDER_SECS", 0.05)
+    monkeypatch.setattr(pipeline, "MIN_WINDOW", 1)
+    monkeypatch.setattr(pipeline, "WINDOW_BYTES", 1)
+    num_returned, is_stuck, go_on = iter(range(7)), threading.Event(), threading.Event()
+    go_on.set()
+
+    def wait(x):
+        if not go_on.is_set() and next(num_returned, None) is None:
+            is_stuck.set()
+            go_on.wait()
+        return x
+
+    def build_waiting(data_dir, split):
+        return build_dataset(data_dir, split).map(
+            lambda x, y: (tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), [2]), y)
+        )
+
+    source = open_source(data_dir, "train", reader_of(build_waiting)).share(0, 1)
+    go_on.clear()
+    servers = local_servers(1, 1)
+    with tf.Graph().as_default() as graph:
+        with tf.device(servers.task("worker", 0).device):
+            batches = source.draw(1, 5, 0)
+        session, later = (servers.worker_session(0, graph) for _ in range(2))
+        batches.start(session, 0)
+        session.run(batches.drawn)
+        assert is_stuck.wait(60)
+        closing, starting = (
+            threading.Thread(target=act, args=arguments, daemon=True)
+            for act, arguments in ((session.close, []), (batches.start, [later, 0]))
+        )
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive()
+        starting.start()
+        poll_for(lambda: "still ending what has read ahead" in caplog.text, "what a later session waits for")
+        go_on.set()
+        starting.join(60)
+        assert later.run(batches.drawn[1]).size == 5
 
 
 def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_path):

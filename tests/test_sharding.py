@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import distributed
 import mnist_input
+from runtime.cluster.holdings import Holding
 from runtime.cluster.membership import Membership
 from runtime.data import convert
 from runtime.data.memory import MemorySource
@@ -162,6 +163,27 @@ def test_of_a_killed_worker_only_what_it_held_is_not_read(start, open_files, cap
     assert len({number % 10 for number in lost}) <= 3
     start_worker(1).train()
     assert re.search(r"worker 1: the rest of \S+/train-0000\d-of-00010.tfrecord, which this worker held", caplog.text)
+
+
+def test_a_session_closes_while_the_next_piece_is_asked_for(start, open_files, monkeypatch):
+    take, has_taken, is_asked = Holding.take, threading.Event(), threading.Event()
+
+    def take_one_and_wait(holding, session, next_piece, name_of):
+        if has_taken.is_set():  # from then on no answer comes
+            with session.graph.as_default():
+                next_piece = tf.FIFOQueue(1, [tf.int64]).dequeue()
+            is_asked.set()
+        has_taken.set()
+        return take(holding, session, next_piece, name_of)
+
+    worker = start(open_files(NUM_EXAMPLES // RUN_SIZE), DYNAMIC)(0)
+    monkeypatch.setattr(Holding, "take", take_one_and_wait)
+    worker.train()
+    assert is_asked.wait(60)
+    closing = threading.Thread(target=worker.session.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
 
 
 @pytest.mark.parametrize("kind", ["memory", "files"])

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -97,7 +98,9 @@ class PipelineSource:
 
         with tf.device(None), tf.device(place):
             runs = self._to_runs(self._build_windows(self._make_open(), first, seed), run_size).prefetch(1)
-            iterator = make_iterator(runs, NUM_THREADS)  # it may wait for a disk, and no thread that computes shall
+            # It may wait for a disk, and no thread that computes shall. A session that took it along would wait for
+            # what it reads ahead, in Python functions too; and those of a closing session wait for TensorFlow's lock.
+            iterator = make_iterator(runs, NUM_THREADS, shared_name=uuid.uuid4().hex)
         parts = [tf.ensure_shape(part, [run_size, *part.shape[1:]]) for part in tf.nest.flatten(iterator.get_next())]
 
         def gather(numbers: tf.Tensor) -> list[tf.Tensor]:
@@ -157,12 +160,12 @@ class PipelineSource:
     @contextlib.contextmanager
     def _starting(self, session: tf.Session) -> Iterator[None]:
         """Note which session draws. When a run goes on, examples of this share are counted before the first."""
-        self._session = session
-        with reminding("still counting the examples of this share", self._where):
+        with reminding("still ending what has read ahead, or counting the examples of this share", self._where):
             try:
                 yield
             except tf.errors.OpError as error:
                 self._raise_fault(error)
+        self._session = session  # now that what has read ahead for an earlier one has ended
 
     @contextlib.contextmanager
     def telling_faults(self) -> Iterator[None]:

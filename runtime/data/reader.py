@@ -46,8 +46,8 @@ def signature_of(examples: Any) -> Any:
     return tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], tf.as_dtype(part.dtype)), tuple(examples))
 
 
-def make_iterator(dataset: tf.data.Dataset, num_threads: int = 0) -> Any:
-    """Make an iterator, which may have threads of its own.
+def make_iterator(dataset: tf.data.Dataset, num_threads: int = 0, shared_name: str | None = None) -> Any:
+    """Make an iterator, which may have threads of its own. With a name, it stays when a session ends.
 
     There is nothing to tune, and closing a session would wait for the autotuner's thread, which may sleep a minute.
     """
@@ -55,7 +55,7 @@ def make_iterator(dataset: tf.data.Dataset, num_threads: int = 0) -> Any:
     options.autotune.enabled = False
     if num_threads:
         options.threading.private_threadpool_size = num_threads
-    return tf.data.make_initializable_iterator(dataset.with_options(options))
+    return tf.data.make_initializable_iterator(dataset.with_options(options), shared_name)
 
 
 def build_next_number(name: str) -> tf.Tensor:
