@@ -81,8 +81,8 @@ def test_a_process_that_was_replaced_is_said_to_be_lost_once(looks, lost, back, 
     caplog.set_level("INFO")
     member = Membership(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
     (ps,) = member.task.needed
-    for second, status in enumerate([FIRST, *looks, looks[-1]]):
-        member._note_status(ps, status, float(second))
+    for second, of_look in enumerate([FIRST, *looks, looks[-1]]):
+        member._note_status(ps, of_look, float(second))
     said = [f"worker 0: lost ps 0 at a:1 ({lost})"] * bool(lost) + ["worker 0: ps 0 at a:1 is back"] * back
     assert caplog.messages == said
 
