@@ -862,6 +862,10 @@ REFUSED = [
         "with tf.get_default_graph().gradient_override_map({'Sign': 'Identity'}):\n        x = tf.map_fn(tf.sign, x)",
         r"model.py, line 6: gradient_override_map\(\) of Sign does not reach into a loop or a branch: enter it inside",
     ),
+    (
+        "x = tf.cond(is_training, lambda: x, lambda: 2 * x)",
+        r"model.py, line 5: TypeError: .*pred.* \(is_training is True or False: `if is_training:` chooses",
+    ),
     ("1 / 0", "model.py, line 5: ZeroDivisionError: division by zero; correct model.py"),
 ]
 
@@ -893,6 +897,10 @@ def test_what_cannot_be_trained_is_refused_with_its_place(text, told):
         ({"build_loss": lambda logits: logits}, "model.py, build_loss.*: TypeError: .*takes 1 positional argument"),
         ({"build_logits": lambda inputs, is_training: None}, "build_logits.* must return a tensor, or a dict of them"),
         ({"build_loss": lambda logits, labels: logits}, "build_loss.* must return float32 .*, found float32"),
+        (
+            {"build_loss": lambda logits, labels: (tf.constant(1.0), tf.constant(2.0))},
+            r"build_loss.* must return float32 \[\], found a tuple of 2: float32 \(\), float32 \(\)",
+        ),
         ({"build_loss": lambda logits, labels: 1.0}, "build_loss.* must return float32 .*, found 1.0"),
         ({"build_loss": lambda logits, labels: tf.constant(1.0, tf.float64)}, "build_loss.* found float64"),
         ({"build_metrics": lambda logits, labels: [1.0]}, "build_metrics.* must return a dict by name"),

@@ -115,8 +115,13 @@ METRIC_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 
 def _expected(where: str, what: str, found: Any) -> UnusableError:
-    text = f"{found.dtype.name} {found.shape}" if isinstance(found, tf.Tensor) else f"{found!r:.50}"
-    return UnusableError(f"{where} must return {what}, found {text}")
+    return UnusableError(f"{where} must return {what}, found {_describe(found)}")
+
+
+def _describe(found: Any) -> str:
+    if isinstance(found, tuple | list):
+        return f"a {type(found).__name__} of {len(found)}: {', '.join(map(_describe, found[:3]))}"
+    return f"{found.dtype.name} {found.shape}" if isinstance(found, tf.Tensor) else f"{found!r:.50}"
 
 
 def _check_scalar(where: str, value: Any) -> tf.Tensor:
