@@ -104,5 +104,5 @@ def _trace_gradient(variable: tf.Variable, is_sparse: bool) -> tf.Tensor | tf.In
 
 
 def _flatten(gradients: Sequence[Any]) -> list[tf.Tensor]:
-    parts = [[g.values, g.indices] if isinstance(g, tf.IndexedSlices) else [g] for g in gradients]
+    parts = [[g.values, tf.cast(g.indices, tf.int32)] if isinstance(g, tf.IndexedSlices) else [g] for g in gradients]
     return [part for of_gradient in parts for part in of_gradient]
