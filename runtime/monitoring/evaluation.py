@@ -22,7 +22,7 @@ from runtime.model.tables import Parameters, Rows
 from runtime.model.trace import build_probabilities
 from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
-from runtime.process.errors import UnusableError
+from runtime.process.errors import DIVERGED, UnusableError
 from runtime.process.phases import describe_mistake
 from runtime.process.threads import SessionThread
 from runtime.records import events
@@ -31,7 +31,7 @@ from runtime.records.folder import RunFolder
 
 MAX_WARNINGS = 10  # of metrics that are no numbers
 # The remedy for a test loss that is not finite where all parameters are.
-OF_FINITE_MODEL = "correct the test examples, or build_loss(), such as a mean over no weights, or the loss is too large"
+OF_FINITE_MODEL = f"{DIVERGED}, or build_loss(): a mean over no weights, say, is not a number"
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 
 
