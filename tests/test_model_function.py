@@ -3,6 +3,8 @@
 import itertools
 import random
 import re
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -917,6 +919,48 @@ def test_what_cannot_be_trained_is_refused_with_its_place(text, told):
 def test_functions_that_are_not_as_they_must_be_are_refused(functions, told):
     with pytest.raises(UnusableError, match=told):
         trace(make_files(**{"build_logits": two_layers, **functions}))
+
+
+def test_the_digest_of_a_graph_is_the_same_in_every_process():
+    """Also where a loop and a branch name two functions each: those of an op have another order in each process."""
+    text = (
+        "import runpy; runpy.run_path('tests/conftest.py')\n"
+        "from tests import test_model_function as t\n"
+        "functions = t.with_while_loop, t.with_cond\n"
+        "print(*(t.trace(t.make_files(function)).digest for function in functions))"
+    )
+    command = [sys.executable, "-c", text]
+    found = {subprocess.run(command, cwd=PROJECT, capture_output=True, text=True).stdout for _ in range(3)}
+    assert len(found) == 1
+    assert len(found.pop()) > 100
+
+
+def test_a_summary_of_an_average_of_rows_needs_these_rows_alone(graph):
+    def build_logits(inputs, is_training):
+        logits = averaged_rows(inputs, is_training)
+        tf.summary.histogram("mean", tf.get_collection("mean")[0].read_value())
+        return logits
+
+    def averaged_rows(inputs, is_training):
+        rows = tf.reduce_sum(tf.nn.embedding_lookup(tf.get_variable("table", [NUM_ROWS, 4]), inputs[1]), axis=1)
+        mean = tf.get_variable("mean", [4], initializer=tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection("mean", mean)
+        if is_training:
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(mean, tf.reduce_mean(rows, axis=0)))
+        return dense("out", rows - mean, NUM_CLASSES)
+
+    model = trace(make_files(build_logits))
+    assert model.tables == ["table"]
+    columns = [tf.constant(column) for column in BATCH]
+    variables = make_variables(model.training, model.tables, 1)
+    lookups = model.build_summary_lookups(columns)
+    ids = choose_rows("table", NUM_ROWS, lookups.ids["table"])
+    parameters = {"table": Rows(ids, tf.gather(tf.concat(variables["table"].slices, axis=0), ids))}
+    parameters |= {name: tf.convert_to_tensor(v) for name, v in variables.items() if name != "table"}
+    (summary,) = model.build_summaries(parameters, columns, lookups.samples)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(summary)
 
 
 def made_in_order(order, scale=1.0, summary=False):

@@ -70,7 +70,7 @@ class Task:
 
     def describe_end(self) -> str:
         """Return how it has ended: with which status, and what helps if the memory was probably too small."""
-        if not self.status or self.status <= 128:
+        if not self.status or not 128 < self.status <= 128 + signal.SIGRTMAX:
             return f"ended with status {self.status}"
         reason = f"signal {self.status - 128}"
         if self.status == 128 + signal.SIGKILL and count_oom_kills() > self._num_oom_kills:

@@ -23,7 +23,7 @@ class Computation:
         kept: Sequence[tf.Variable] = (),
     ):
         """Take what `outputs` need; of `tables` that is rows. See `Template` for `kept`."""
-        needed = find_ancestors([getattr(output, "op", output) for output in outputs])
+        needed = find_ancestors([getattr(output, "op", output) for output in outputs], values=made.found)
         self._gathers = [(name, op) for name in tables for op in gathers_of(made, name) if op in needed]
         ids = [op.inputs[1] for _, op in self._gathers]
         samples = [output for op in find_ancestors([i.op for i in ids]) if is_random(op) for output in op.outputs]

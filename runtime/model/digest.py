@@ -31,7 +31,7 @@ class Digest:
 
         def describe(node: tf.NodeDef) -> Iterator[object]:
             yield "" if node.op in functions else node.op  # its name has a number
-            for value in node.attr.values():
+            for value in (node.attr[key] for key in sorted(node.attr)):  # a map has another order in each process
                 for function in (value.func, *value.list.func):
                     if function.name in functions:
                         yield [[*describe(inner)] for inner in functions[function.name].node_def]

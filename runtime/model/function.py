@@ -172,7 +172,7 @@ class Model:
             op for name in self.tables for op in made.variables[name].handle.consumers() if op.type == "ReadVariableOp"
         }
         found = made.graph.get_collection(tf.GraphKeys.SUMMARIES)
-        self.summaries = [summary for summary in found if not reads & find_ancestors([summary.op])]
+        self.summaries = [summary for summary in found if not reads & find_ancestors([summary.op], values=made.found)]
         for summary in found:
             if summary not in self.summaries:
                 logging.warning("%s: no summary of a whole table is written", self._files.place_of(summary))
@@ -210,7 +210,7 @@ class Model:
             inputs[name] = tf.placeholder(spec.dtype, [None, *shape], name)
             columns.append(inputs[name] if is_padded else tf.reshape(inputs[name], [-1, *column.shape[1:]]))
         names, outputs = list(made.predictions), list(made.predictions.values())
-        needed = find_ancestors([output.op for output in outputs])
+        needed = find_ancestors([output.op for output in outputs], values=made.found)
         if any(column.op in needed for column in made.columns[len(columns) :]):
             raise UnusableError(
                 "model.py: the exported outputs depend on the labels, which are unknown when the model is served"

@@ -67,6 +67,8 @@ def replay(files: Files, made: Trace, step: list[tf.Operation]) -> tuple[Trace, 
                 found[op] = value_after(*earlier)
         if in_step := [op for op in changes if op in always]:
             new_value = value_after(*in_step)
+            if variable.dtype.base_dtype != tf.float32:
+                raise _refuse(files, variable, in_step[0])
             if any(op.type == "AssignVariableOp" for op in in_step):
                 results[name] = Change(SET, new_value, in_step[0])
                 continue
@@ -86,16 +88,21 @@ def _values_of(files: Files, variable: tf.Variable) -> Callable[..., tf.Tensor]:
             if not changes:
                 return variable.read_value()
             (*earlier, last) = changes
-            if last.type not in CHANGES or variable.dtype.base_dtype != tf.float32:
-                raise UnusableError(
-                    f"{files.place_of(last)}: {last.type} of {variable.op.name}, {variable.dtype.name}, cannot be done"
-                    " by workers: they do assign, assign_add, assign_sub, scatter_add and scatter_sub, of float32"
-                )
+            if last.type not in CHANGES:
+                raise _refuse(files, variable, last)
             if last.type == "AssignVariableOp":
                 return last.inputs[1]
             return value_after(*earlier) - _build_decrease(last, variable.shape)
 
     return value_after
+
+
+def _refuse(files: Files, variable: tf.Variable, change: tf.Operation) -> UnusableError:
+    place, name = files.place_of(change), variable.op.name
+    return UnusableError(
+        f"{place}: {change.type} of {name}, {variable.dtype.name}, cannot be done by workers:"
+        " they do assign, assign_add, assign_sub, scatter_add and scatter_sub, of float32"
+    )
 
 
 def _build_decrease(change: tf.Operation, shape: tf.TensorShape) -> tf.Tensor:

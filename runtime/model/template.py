@@ -232,12 +232,18 @@ def _adapt(nodes: Iterable[tf.NodeDef], names: Mapping[str, str], salt: str) -> 
             node.attr["seed2"].i = zlib.crc32(f"{node.attr['seed2'].i} {salt}".encode()) % 2**31
 
 
-def find_ancestors(ops: Sequence[tf.Operation], by_values: bool = False) -> set[tf.Operation]:
-    """Return `ops` and all that must run before them; `by_values`, only that whose values they take."""
+def find_ancestors(
+    ops: Sequence[tf.Operation], by_values: bool = False, values: Mapping[tf.Operation, tf.Tensor] | None = None
+) -> set[tf.Operation]:
+    """Return `ops` and all that must run before them; `by_values`, only that whose values they take.
+
+    Of an op in `values`, that is what it finds in a variable: see `replay()`.
+    """
     found, todo = set(ops), list(ops)
     while todo:
         op = todo.pop()
-        for before in (*(tensor.op for tensor in op.inputs), *(() if by_values else op.control_inputs)):
+        taken = [*op.inputs, values[op]] if values and op in values else op.inputs
+        for before in (*(tensor.op for tensor in taken), *(() if by_values else op.control_inputs)):
             if before not in found:
                 found.add(before)
                 todo.append(before)

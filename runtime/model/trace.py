@@ -199,21 +199,21 @@ def traced_as_users_expect(initializers: dict[str, Any], reusable: Mapping[str, 
 @contextlib.contextmanager
 def _override_gradients(graph: tf.Graph, override: Any, op_types: Mapping[str, str]) -> Iterator[None]:
     """Override gradients in a graph, and see that no loop or branch in it, which is a graph of its own, misses that."""
-
-    def loops() -> dict[str, tf.Operation]:
-        return {op.name: op for op in graph.get_operations() if op.type.endswith(("While", "If"))}
-
-    before, known = loops(), {function.signature.name for function in graph.as_graph_def().library.function}
+    num_ops = len(graph.get_operations())
     with override(op_types):
         yield
-    made = [of_name for name, of_name in loops().items() if name not in before]
-    new = [f for f in graph.as_graph_def().library.function if f.signature.name not in known] if made else []
-    for node in (node for function in new for node in function.node_def):
+    made = [op for op in graph.get_operations()[num_ops:] if op.type.endswith(("While", "If"))]
+    library = {f.signature.name: f for f in graph.as_graph_def().library.function} if made else {}
+    todo = [op.node_def for op in made]
+    while todo:
+        node = todo.pop()
         if node.op in op_types and "_gradient_op_type" not in node.attr:
             raise UnusableError(
                 f"{find_place_of(made[0]) or 'model.py'}: gradient_override_map() of {node.op} does not reach into a"
                 " loop or a branch: enter it inside, by tf.get_default_graph()"
             )
+        functions = [function for value in node.attr.values() for function in (value.func, *value.list.func)]
+        todo += [inner for f in functions if f.name in library for inner in library[f.name].node_def]
 
 
 def _read_outside(variable: tf.Variable, graph: tf.Graph) -> None:

@@ -41,7 +41,7 @@ def _make_initializer(made: Trace, name: str) -> Callable[..., tf.Tensor]:
     """Return what builds a copy of an initial value or, where a variable is split, a slice of its rows."""
 
     def build(shape: Sequence[int], dtype: tf.DType, partition_info: Any = None) -> tf.Tensor:
-        whole = build_first_value(made.graph, made.variables, name, {})
+        whole = build_first_values(made.graph, made.variables, [name], {})[0]
         if partition_info is None or not len(shape):
             return whole
         return tf.reshape(tf.slice(whole, partition_info.var_offset, shape), shape)
@@ -49,33 +49,38 @@ def _make_initializer(made: Trace, name: str) -> Callable[..., tf.Tensor]:
     return build
 
 
-def build_first_value(
-    graph: tf.Graph, variables: Mapping[str, tf.Variable], name: str, known: Mapping[str, Callable[[], tf.Tensor]]
-) -> tf.Tensor:
-    """Build a copy of the value with which a variable begins. Where it reads others, it reads what these begin with.
+def build_first_values(
+    graph: tf.Graph,
+    variables: Mapping[str, tf.Variable],
+    names: Sequence[str],
+    known: Mapping[str, Callable[[], tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Build copies of the values with which variables begin. Where these read others, they read what those begin with.
 
     Args:
       graph: the traced graph.
       variables: those of the graph.
-      name: of the one.
-      known: what builds the first values of some of them.
+      names: of some of them.
+      known: what builds the first values of others.
     """
-    if name in known:
-        return known[name]()
-    value = variables[name].initial_value
+    wanted = [variables[name].initial_value for name in names]
+    needed = find_ancestors([value.op for value in wanted])
     by_handle = {variable.handle.op: name for name, variable in variables.items()}
     # As in tf.cond(tf.is_variable_initialized(v), ...), of tf.train.ExponentialMovingAverage.
     choices = {
         op.outputs[0]: by_handle[op.inputs[0].op.inputs[0].op]
-        for op in find_ancestors([value.op])
+        for op in needed
         if op.type.endswith("If") and op.inputs[0].op.type == "VarIsInitializedOp"
     }
-    choices |= {variables[other].initial_value: other for other in known}
-    template = Template(graph, [value], list(choices))
-    given = [build_first_value(graph, variables, chosen, known) for chosen in choices.values()]
-    needed = [other for other in variables if template.needs(other)]
-    values = {other: build_first_value(graph, variables, other, known) for other in needed}
-    return template.copy(given, values, "initial_value")[0]
+    first_of = {variables[name].initial_value: name for name in known}
+    choices |= {value: name for value, name in first_of.items() if value.op in needed}
+    template = Template(graph, wanted, list(choices))
+
+    def build(name: str) -> tf.Tensor:
+        return known[name]() if name in known else build_first_values(graph, variables, [name], known)[0]
+
+    values = {name: build(name) for name in variables if template.needs(name)}
+    return template.copy([build(name) for name in choices.values()], values, "initial_value")
 
 
 def make_constants(model: Model, variables: Mapping[str, Any]) -> None:

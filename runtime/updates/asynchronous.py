@@ -75,5 +75,5 @@ def _apply_if_it_fits(
 ) -> tf.Tensor:
     """Apply a gradient on its ps, which has `steps`, if it fits there; return the number of steps added."""
     with tf.device(shard.device):
-        fits = steps + tf.maximum(num_steps, 1) <= train_steps  # an exchange without a step has nothing to say
+        fits = (num_steps > 0) & (steps + num_steps <= train_steps)
         return tf.cond(fits, lambda: shard.apply(gradient, num_steps), lambda: tf.zeros([], tf.int64))

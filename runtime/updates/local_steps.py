@@ -83,12 +83,13 @@ class LocalStepsExchangeBuilder:
             first_step = tf.zeros([], tf.int64)
 
         def take_step(step: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            given = self._work.packing.by_name([copy.read_value() for copy in self._copies.values()], selection.ids)
+            reads = [copy.read_value() for copy in self._copies.values()]
+            given = self._work.packing.by_name(reads, selection.ids)
             inputs = tf.gather(self._work.batches.inputs, number * self._length.max_steps + step)
             loss, *gradients = towers.average(self._work.devices, self._work.build_gradients, given, inputs)
             global_step = self._count(number, step)
             lowers = dict(zip(self._copies, gradients, strict=True))
-            with tf.control_dependencies([loss]):  # it needs the old values
+            with tf.control_dependencies([loss, *reads]):  # which need the old values
                 changes = [build_change(self._copies[name], kind, lowers.pop(name)) for name, kind in kinds.items()]
                 rate = self._schedule.build(global_step)
                 if self._optimizer:

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from runtime.cluster.membership import Membership
 from runtime.data.reader import Batches
 from runtime.model.function import Own
+from runtime.model.state import SET
 from runtime.model.tables import Lookups
 from runtime.process.errors import UnusableError
 from runtime.updates.adam import CountedAdamOptimizer
@@ -172,6 +173,12 @@ def build_updates(
             raise UnusableError(
                 f"{', '.join(packing.tables)}: rows are chosen at random, for a whole batch, which the GPUs of a worker"
                 " would divide: give each GPU a worker of its own, with --gpus"
+            )
+        assigned = [name for name, kind in packing.state.items() if kind == SET]
+        if assigned and dtype != tf.float32:
+            raise UnusableError(
+                f"--exchange_dtype={dtype.name} would round what model.py assigns to {', '.join(assigned)}: change it"
+                " with assign_add or assign_sub, or leave the flag out"
             )
         work = Work(packing, build_gradients, batches, dtype, devices, mode.clip_norm)
         if mode.local_steps == 1:

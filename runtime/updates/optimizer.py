@@ -12,7 +12,7 @@ from absl import logging
 
 from runtime.model.computation import GLOBAL_STEP
 from runtime.model.template import Template, control_flow_v2
-from runtime.model.variables import build_first_value
+from runtime.model.variables import build_first_values
 from runtime.process.errors import UnusableError
 
 # Returns an optimizer, given its learning rate, float32 []. `tf.train.get_global_step()` counts the updates before.
@@ -71,9 +71,9 @@ class Optimizer:
         named = {**traced, **own, step.op.name: step}
         state = {}
         with tf.name_scope(COPIES if build_value else None), tf.control_dependencies(None):
-            for name, variable in own.items():
-                first = build_first_value(graph, named, name, known)
-                keys = [tf.GraphKeys.LOCAL_VARIABLES if build_value else tf.GraphKeys.GLOBAL_VARIABLES]
+            firsts = build_first_values(graph, named, [*own], known) if own else []
+            keys = [tf.GraphKeys.LOCAL_VARIABLES if build_value else tf.GraphKeys.GLOBAL_VARIABLES]
+            for (name, variable), first in zip(own.items(), firsts, strict=True):
                 state[name] = tf.Variable(first, trainable=False, name=name, shape=variable.shape, collections=keys)
                 state[name]._set_save_slice_info(variable._get_save_slice_info())  # the slots of a slice are slices
         self._handles = [variable.handle for variable in [*variables.values(), *state.values()]]
