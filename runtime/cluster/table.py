@@ -50,9 +50,8 @@ def absent(workers: Collection[Peer], records: Sequence[Record]) -> dict[Peer, s
     in its place may read its data for long.
     """
     reasons = {
-        worker: status.reason or ("" if own and status.incarnation in ("", own) else STARTING)
+        worker: status.reason or (STARTING if status.incarnation not in ("", records[worker.index].incarnation) else "")
         for worker, status in statuses_of(workers).items()
-        for own in [records[worker.index].incarnation]
     }
     return {worker: reason for worker, reason in reasons.items() if reason}
 
