@@ -13,10 +13,12 @@ import pytest
 import requests  # which TensorFlow needs
 import tensorflow.compat.v1 as tf
 
-from benchmarks.testbed.processes import PROJECT
+from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT
 from runtime.launch.ports import choose_ports
 from runtime.process import phases
 from runtime.process.errors import FinishedError, UnusableError
+from runtime.records import events
+from runtime.records.folder import RunFolder
 from tests.models import make_model
 from tests.test_users_files import INPUT, OF_VERSION_1, sum_up
 
@@ -149,6 +151,27 @@ def test_an_error_of_an_op_may_pass_once_there_was_a_step(graph):
         assert told.startswith(line)
         assert told.endswith(f"; {remedy}")
         phases.note_step()
+
+
+def test_an_error_in_a_branch_is_told_with_its_line_and_is_final_the_second_time(graph, tmp_path, monkeypatch):
+    text = (
+        "def build_logits(inputs, is_training):\n"
+        "    scale = tf.get_variable('scale', [])\n"
+        "    with tf.control_dependencies([tf.Assert(scale < 1, ['too big', scale])]):\n"
+        "        return scale * tf.cast(inputs, tf.float32)\n"
+    )
+    model = make_model(in_model(text)["build_logits"], sum_up, INPUT)
+    loss, _ = model.build_gradients({"scale": tf.constant(2.0)}, [tf.zeros([1, 1, 2], tf.uint8)])
+    error = fail(loss, {})
+    line = "model.py, line 3: InvalidArgumentError: assertion failed: [too big] [2]; "
+    assert phases.describe_failure(error) == (2, f"{line}correct model.py, or the examples that it gets")
+    phases.note_step()
+    monkeypatch.setattr(events, "_recorder", None)
+    events.start_recording("worker 0", RunFolder(tmp_path))
+    status, told = phases.describe_failure(error)
+    assert (status, told) == (1, f"{line}start this task again")
+    assert events.record("ended", status=status, message=told).wait(DEADLINE_SECS)
+    assert phases.describe_failure(error) == (2, f"{line}correct model.py, or the examples that it gets")
 
 
 def test_an_error_in_a_function_of_python_is_told_with_the_place_of_its_op(graph):

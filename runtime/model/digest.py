@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.model.template import find_ancestors
 from runtime.model.trace import Trace
-from runtime.process.phases import find_place_of
+from runtime.process.phases import find_place_of, functions_in
 
 NUM_NUMBERS = 8  # of a constant, at most; of a larger one the shape counts
 
@@ -31,10 +31,6 @@ class Digest:
 
         def describe(node: tf.NodeDef) -> Iterator[object]:
             yield "" if node.op in functions else node.op  # its name has a number
-            for value in (node.attr[key] for key in sorted(node.attr)):  # a map has another order in each process
-                for function in (value.func, *value.list.func):
-                    if function.name in functions:
-                        yield [[*describe(inner)] for inner in functions[function.name].node_def]
             if node.op == "Const":
                 array = tf.make_ndarray(node.attr["value"].tensor)
                 is_small = array.dtype.kind in "biuf" and array.size <= NUM_NUMBERS
@@ -44,7 +40,13 @@ class Digest:
         for op in self._ops:
             taken = [(numbers[tensor.op], tensor.value_index) for tensor in op.inputs]
             name = (op.name, str(op.get_attr("shape"))) if op.type == "VarHandleOp" else ""
-            parts = [*describe(op.node_def)], name, taken, sorted(numbers[before] for before in op.control_inputs)
+            inside = [node for function in functions_in(op.node_def, functions) for node in function.node_def]
+            parts = (
+                [[*describe(node)] for node in (op.node_def, *inside)],
+                name,
+                taken,
+                sorted(numbers[before] for before in op.control_inputs),
+            )
             self._digests.append(hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest())
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from runtime.model.files import Files
 from runtime.model.template import control_flow_v2, find_ancestors
 from runtime.process import environment
 from runtime.process.errors import UnusableError
-from runtime.process.phases import find_place_of
+from runtime.process.phases import find_place_of, functions_in
 
 Metric = Any  # float32 [], a mean over the batch; or a pair of a value and an update, as of `tf.metrics`
 
@@ -202,18 +202,14 @@ def _override_gradients(graph: tf.Graph, override: Any, op_types: Mapping[str, s
     num_ops = len(graph.get_operations())
     with override(op_types):
         yield
-    made = [op for op in graph.get_operations()[num_ops:] if op.type.endswith(("While", "If"))]
-    library = {f.signature.name: f for f in graph.as_graph_def().library.function} if made else {}
-    todo = [op.node_def for op in made]
-    while todo:
-        node = todo.pop()
-        if node.op in op_types and "_gradient_op_type" not in node.attr:
-            raise UnusableError(
-                f"{find_place_of(made[0]) or 'model.py'}: gradient_override_map() of {node.op} does not reach into a"
-                " loop or a branch: enter it inside, by tf.get_default_graph()"
-            )
-        functions = [function for value in node.attr.values() for function in (value.func, *value.list.func)]
-        todo += [inner for f in functions if f.name in library for inner in library[f.name].node_def]
+    library = {function.signature.name: function for function in graph.as_graph_def().library.function}
+    for op in graph.get_operations()[num_ops:]:
+        for node in (node for function in functions_in(op.node_def, library) for node in function.node_def):
+            if node.op in op_types and "_gradient_op_type" not in node.attr:
+                raise UnusableError(
+                    f"{find_place_of(op) or 'model.py'}: gradient_override_map() of {node.op} does not reach into a"
+                    " loop or a branch: enter it inside, by tf.get_default_graph()"
+                )
 
 
 def _read_outside(variable: tf.Variable, graph: tf.Graph) -> None:

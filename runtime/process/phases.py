@@ -8,7 +8,7 @@ import ssl
 import sys
 import traceback
 import urllib.error
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -17,6 +17,7 @@ from absl import flags
 import runtime
 from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, FinishedError, UnusableError, reason
 from runtime.process.threads import PASSING
+from runtime.records import events
 
 RUNTIME = os.path.dirname(os.path.abspath(runtime.__file__))
 PROJECT = os.path.dirname(RUNTIME) + os.sep
@@ -40,6 +41,7 @@ HINTS = {
     "same graph": "each call of a function has a graph of its own: let it make its variables and layers itself, and"
     " keep no tensor for the next call",
 }
+IN_FUNCTION = re.compile(r"{{function_node (\S+?)(?:_\d+)?}}")  # copies of a function have a number of their own
 FLAGS_HINT = "no flag can be read while the file is imported: read it in a function, as flags.FLAGS.name"
 
 _has_stepped = False
@@ -77,12 +79,14 @@ def note_step() -> None:
 
 def describe_failure(error: BaseException) -> tuple[int, str]:
     """Return the status and the line of an unexpected error outside of `preparing()`."""
-    op = error.op if isinstance(error, tf.errors.OpError) else None
+    op = (error.op or _find_caller(error)) if isinstance(error, tf.errors.OpError) else None
     place = find_place_of(op) if op else ""
     line = f"{place}: {reason(error)}" if place else reason(error)
-    if (place or "model.py: " in line) and isinstance(error, REPEATED) and not _has_stepped:  # or a lookup's own check
+    message = f"{line}; start this task again"
+    is_of_model = (place or "model.py: " in line) and isinstance(error, REPEATED)  # the latter is a lookup's own check
+    if is_of_model and (not _has_stepped or events.has_recorded("ended", message=message)):
         return UNUSABLE_STATUS, f"{line}; correct model.py, or the examples that it gets"
-    return 1, f"{line}; start this task again"
+    return 1, message
 
 
 def describe_mistake(error: BaseException, where: str = "") -> str:
@@ -122,6 +126,27 @@ def find_place_of(op: tf.Operation) -> str:
             except KeyError:  # a part of an op that only copies have
                 return ""
     return _name_last(_find_users(op.traceback))
+
+
+def _find_caller(error: tf.errors.OpError) -> tf.Operation | None:
+    """Return the loop or the branch in a traced graph inside of which an error came, as TensorFlow's message has it."""
+    names = IN_FUNCTION.findall(f"{error.__context__}")
+    for graph in {*_copies.values()} if names else ():
+        library = {function.signature.name: function for function in graph.as_graph_def().library.function}
+        for op in graph.get_operations():
+            if any(function.signature.name in names for function in functions_in(op.node_def, library)):
+                return op
+    return None
+
+
+def functions_in(node: tf.NodeDef, library: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the functions of a node, such as a loop, with those that are inside of these."""
+    for value in (node.attr[key] for key in sorted(node.attr)):  # a map has another order in each process
+        for function in (value.func, *value.list.func):
+            if function.name in library:
+                yield library[function.name]
+                for inner in library[function.name].node_def:
+                    yield from functions_in(inner, library)
 
 
 def note_copy(prefix: str, traced: tf.Graph) -> None:

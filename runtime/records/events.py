@@ -59,6 +59,12 @@ def record(event: str, unix_secs: float | None = None, **values: object) -> thre
     return was_tried
 
 
+def has_recorded(event: str, **values: object) -> bool:
+    """Return whether this task has recorded such an event in this run before."""
+    path = _recorder.path if _recorder else ""
+    return any(entry | {"event": event, **values} == entry for entry in read_lines(path))
+
+
 def join_run(folder: RunFolder) -> str:
     """Return the folder for the events of the run that goes on here, which this process is a part of from now on.
 
@@ -89,6 +95,7 @@ class _Recorder:
     def __init__(self, task: object, folder: RunFolder):
         self.entries: queue.SimpleQueue[tuple[bytes, threading.Event]] = queue.SimpleQueue()
         self._task, self._folder, self._started_at = task, folder, time.monotonic()
+        self.path = ""  # of the file, once it is there
         threading.Thread(target=self._write, name="write_events", daemon=True).start()
 
     def _write(self) -> None:
@@ -102,7 +109,8 @@ class _Recorder:
                     run = join_run(self._folder)
                 if run and os.path.isdir(self._folder.path):  # it may have been removed
                     os.makedirs(run, exist_ok=True)
-                    append_lines(self._folder.events_of(run, self._task), pending)
+                    self.path = self._folder.events_of(run, self._task)
+                    append_lines(self.path, pending)
             was_tried.set()
 
     def _is_folder_there(self) -> bool:
