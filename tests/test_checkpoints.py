@@ -227,11 +227,16 @@ def test_a_checkpoint_that_no_run_has_named_is_never_deleted(original):
     assert len(list(original.glob("best.*"))) == 2
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(("value", "is_state"), [(np.nan, False), (np.inf, False), (np.nan, True)])
 @pytest.mark.parametrize("partitioner", [None, tf.fixed_size_partitioner(2)])
-def test_a_parameter_that_is_not_finite_is_not_saved_and_the_last_checkpoint_stays(original, value, partitioner):
-    tf.get_variable("mask", [2], initializer=tf.constant_initializer(-np.inf), trainable=False)
-    weights = tf.get_variable("w", [4], initializer=tf.zeros_initializer(), partitioner=partitioner)
+def test_what_is_not_finite_is_not_saved_and_the_last_checkpoint_stays(original, value, is_state, partitioner):
+    of_model = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
+    masks = [*[np.full([2], -np.inf, np.float32)] * 2, np.float32([np.nan])]
+    for mask, keys in zip(masks, [of_model, None, None], strict=True):
+        tf.Variable(mask, trainable=False, collections=keys, name="mask")
+    keys = of_model if is_state else None
+    first = tf.zeros_initializer()
+    weights = tf.get_variable("w", [4], None, first, None, not is_state, keys, partitioner=partitioner)
     saver = make_saver(CHIEF, "ps", 1)
     hook = checkpoints.CheckpointHook(CHIEF, RunFolder(original), tf.train.Scaffold(saver=saver), save_secs=60)
     step = tf.train.get_global_step()
@@ -240,7 +245,9 @@ def test_a_parameter_that_is_not_finite_is_not_saved_and_the_last_checkpoint_sta
         step.load(6, session)
         hook.save(session)
         files = sorted(original.iterdir())
-        assert checkpoints.is_saved(RunFolder(original), 6), "a variable that is no parameter may have what it likes"
+        assert checkpoints.is_saved(RunFolder(original), 6), (
+            "state may be infinite, and what is neither may have what it likes"
+        )
         step.load(7, session)
         (list(weights)[-1] if partitioner else weights).load([0, value] if partitioner else [0, 0, 0, value], session)
         with pytest.raises(UnusableError, match=r"^global step 7 is not saved, since w is not finite: give a smaller"):

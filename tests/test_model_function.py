@@ -865,6 +865,11 @@ REFUSED = [
         r"model.py, line 6: gradient_override_map\(\) of Sign does not reach into a loop or a branch: enter it inside",
     ),
     (
+        "x = tf.keras.layers.Dense(4, weights=[np.eye(4, dtype=np.float32), np.ones(4)])(x)",
+        r"model.py, line 5: a session has set dense/kernel here, as set_weights\(\) does, which no later session knows:"
+        r" give it an initializer, such as tf.constant_initializer\(weights\)",
+    ),
+    (
         "x = tf.cond(is_training, lambda: x, lambda: 2 * x)",
         r"model.py, line 5: TypeError: .*pred.* \(is_training is True or False: `if is_training:` chooses",
     ),
@@ -890,6 +895,18 @@ def write_model(text, functions="build_loss = own_loss"):
 def test_what_cannot_be_trained_is_refused_with_its_place(text, told):
     with pytest.raises(UnusableError, match=told):
         train_copy(trace(make_files(**write_model(text))), {})
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_a_change_that_no_step_makes_is_told(is_added, caplog):
+    layer = "tf.keras.layers.BatchNormalization()"
+    text = f"layer = {layer}\n    x = layer(x, training=is_training)"
+    if is_added:
+        text += "\n    [tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update) for update in layer.updates]"
+    found = trace(make_files(**write_model(text)))
+    told = "model.py, line 6: no step makes this change of batch_normalization/moving_mean: add its op to"
+    assert (told in caplog.text) != is_added
+    assert len(found.state) == 2 * is_added
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from runtime.model.files import Files
 from runtime.model.template import find_ancestors, is_change, refuse_functions
@@ -65,6 +66,8 @@ def replay(files: Files, made: Trace, step: list[tf.Operation]) -> tuple[Trace, 
                 earlier = [change for change in earlier if change in always or change in before]
             if earlier and op not in changes:
                 found[op] = value_after(*earlier)
+        if step and (idle := [op for op in changes if not (op in always or op.name == f"{name}/Assign")]):
+            _tell_of_idle(files, variable, idle[0])
         if in_step := [op for op in changes if op in always]:
             new_value = value_after(*in_step)
             if variable.dtype.base_dtype != tf.float32:
@@ -77,6 +80,21 @@ def replay(files: Files, made: Trace, step: list[tf.Operation]) -> tuple[Trace, 
             depends = variable.handle.op in find_ancestors([decrease.op], by_values=True)
             results[name] = Change(AVERAGE if depends else SUM, decrease, in_step[0])
     return made._replace(found=found), results
+
+
+def _tell_of_idle(files: Files, variable: tf.Variable, change: tf.Operation) -> None:
+    """Tell of a change that no step makes."""
+    place, name = files.place_of(change), variable.op.name
+    if change.inputs[1].op.type == "Placeholder":  # as Keras does it
+        raise UnusableError(
+            f"{place}: a session has set {name} here, as set_weights() does, which no later session knows: give it an"
+            " initializer, such as tf.constant_initializer(weights)"
+        )
+    logging.warning(
+        "%s: no step makes this change of %s: add its op to tf.GraphKeys.UPDATE_OPS, or let the loss depend on it",
+        place,
+        name,
+    )
 
 
 def _values_of(files: Files, variable: tf.Variable) -> Callable[..., tf.Tensor]:

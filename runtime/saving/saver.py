@@ -24,19 +24,24 @@ def _name_and_shape(variable: tf.Variable) -> tuple[str, list[int]]:
 
 
 class _FiniteSaverBuilder(BulkSaverBuilder):
-    """Builds what saves variables, of which it writes none on a ps where a parameter is not finite.
+    """Builds what saves variables, of which it writes none on a ps where a parameter is not finite, or state is NaN.
 
     What is checked are the very values that are saved: other workers may change the variables meanwhile.
     """
 
     def save_op(self, filename_tensor: tf.Tensor, saveables: Sequence[Any]) -> tf.Operation:
         parameters = {_name_and_shape(variable)[0] for variable in tf.trainable_variables()}
+        state = {_name_and_shape(variable)[0] for variable in tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)}
         specs = [spec for saveable in saveables for spec in saveable.specs]
         tensors = [spec.tensor for spec in specs]
         for index, (spec, tensor) in enumerate(zip(specs, tensors, strict=True)):
-            if spec.name in parameters and tensor.dtype.is_floating:
+            if spec.name in parameters | state and tensor.dtype.is_floating:
                 with tf.device(tensor.device):
-                    tensors[index] = tf.check_numerics(tensor, f"{spec.name} is not finite")
+                    number = tensor
+                    if spec.name in state:  # which may be infinite, as a mask is
+                        number = tf.where(tf.math.is_inf(tensor), tf.zeros_like(tensor), tensor)
+                    with tf.control_dependencies([tf.check_numerics(number, f"{spec.name} is not finite")]):
+                        tensors[index] = tf.identity(tensor)
         return tf.raw_ops.SaveV2(
             prefix=filename_tensor,
             tensor_names=[spec.name for spec in specs],
