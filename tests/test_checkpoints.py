@@ -13,6 +13,8 @@ from runtime.records.folder import RunFolder
 from runtime.saving import checkpoints
 from runtime.saving.saver import make_saver
 from runtime.saving.train_dir import open_train_dir
+from tests.models import make_model
+from tests.test_users_files import INPUT, sum_up
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2", "c:3"))
 OTHER = Task("worker", 1, ("a:1",), ("b:2", "c:3"))
@@ -34,12 +36,12 @@ def model(graph):
 
 def test_a_checkpoint_of_this_model_may_have_more_in_it(model, tmp_path):
     save(tmp_path, {"w": [3, 2], "steps": [], "other": [1]})
-    checkpoints.check_last_checkpoint(RunFolder(tmp_path))
+    checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
 
 
 def test_without_a_checkpoint_there_is_nothing_to_check(model, tmp_path):
-    checkpoints.check_last_checkpoint(RunFolder(tmp_path))
-    checkpoints.check_last_checkpoint(RunFolder(""))
+    checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
+    checkpoints.check_last_checkpoint(RunFolder(""), {})
 
 
 @pytest.mark.parametrize(
@@ -53,8 +55,29 @@ def test_without_a_checkpoint_there_is_nothing_to_check(model, tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(model, tmp_path, shapes, message):
     path = save(tmp_path, shapes)
     with pytest.raises(UnusableError) as error:
-        checkpoints.check_last_checkpoint(RunFolder(tmp_path))
+        checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
     assert str(error.value) == f"{path} {message}: give the flags that it was made with, or another --train_dir"
+
+
+def test_weights_that_were_those_of_another_variable_are_refused(graph, tmp_path):
+    def find_uses(order, scale=1.0):
+        def build_logits(inputs, is_training):
+            total = 0.0
+            for number in order:
+                total += tf.cast(inputs[:, 0], tf.float32) @ tf.Variable(tf.zeros([2, 2])) * float(number)
+            return total * scale
+
+        return make_model(build_logits, sum_up, INPUT).digest.uses
+
+    for _ in range(3):
+        tf.Variable(tf.zeros([2, 2]))
+    path = save(tmp_path, {"Variable": [2, 2], "Variable_1": [2, 2], "Variable_2": [2, 2]})
+    for another in (find_uses("312"), find_uses("213", scale=2.0), find_uses("123"), find_uses("123")):
+        checkpoints.check_last_checkpoint(RunFolder(tmp_path), another)
+    for _ in range(2):
+        with pytest.raises(UnusableError) as error:
+            checkpoints.check_last_checkpoint(RunFolder(tmp_path), find_uses("213"))
+        assert str(error.value).startswith(f"{path} has the weights of Variable under the name Variable_1: give ")
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:10], lambda data: data[:-1] + b"x"])
@@ -74,7 +97,7 @@ def test_a_broken_checkpoint_is_refused(model, tmp_path):
     with open(path + ".index", "r+b") as file:
         file.truncate(10)
     with pytest.raises(UnusableError) as error:
-        checkpoints.check_last_checkpoint(RunFolder(tmp_path))
+        checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
     assert str(error.value).startswith(f"{path} cannot be read (")
     assert f"name an older one in {tmp_path}/checkpoint, or give another --train_dir" in str(error.value)
 
@@ -87,7 +110,10 @@ def test_a_new_model_never_takes_the_place_of_a_checkpoint_that_is_not_found(mod
     else:
         state.unlink()
         state.mkdir() if damage == "a folder" else state.write_text("" if damage == "empty" else "model.ckpt-5")
-    for look in (checkpoints.check_last_checkpoint, lambda folder: checkpoints.recover(tf.train.Saver(), folder)):
+    for look in (
+        lambda folder: checkpoints.check_last_checkpoint(folder, {}),
+        lambda folder: checkpoints.recover(tf.train.Saver(), folder),
+    ):
         with pytest.raises(UnusableError, match=f"{state} names no checkpoint that is there: let it name one that is"):
             look(RunFolder(tmp_path))
 
@@ -101,7 +127,7 @@ def test_a_checkpoint_of_which_a_part_is_elsewhere_is_refused(model, tmp_path):
     path = save(tmp_path, {"w": [3, 2], "steps": []})
     os.rename(f"{path}.data-00000-of-00001", f"{path}.data-00001-of-00002")
     with pytest.raises(UnusableError) as error:
-        checkpoints.check_last_checkpoint(RunFolder(tmp_path))
+        checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
     assert str(error.value).startswith(f"{path} has 1 of its 2 parts: copy the others from where they were written")
 
 
@@ -152,7 +178,7 @@ def test_a_variable_whose_name_looks_like_that_of_a_slice_is_whole(graph, tmp_pa
         session.run(tf.global_variables_initializer())
         saver.save(session, str(tmp_path / "model.ckpt"), global_step=5)
     build()
-    checkpoints.check_last_checkpoint(RunFolder(tmp_path))
+    checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
 
 
 @pytest.fixture

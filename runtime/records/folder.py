@@ -39,6 +39,7 @@ class RunFolder:
         self.lock = self._join("chief.lock")  # says which process trains here, and is locked while it does
         self.checkpoint = self._join("model.ckpt")  # begins the names of the files of all checkpoints
         self.checkpoint_state = self._join("checkpoint")  # names the last of them, as TensorFlow demands
+        self.uses = self._join("variables.json")  # what tells whether a checkpoint has them under the same names
         self.evaluations = self._join("eval.jsonl")
         self.result = self._join("result.json")
         self.report = self._join("report.html")

@@ -72,7 +72,8 @@ class Training:
         placement.log_placement(task)
         unsaved = updates.unsaved_variables
         agreed = {**me.agreed_flags, **checksums(), "data_dir": data, GRAPH: graph.model.digest}
-        job = Job(agreed, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal)
+        uses = graph.model.digest.uses
+        job = Job(agreed, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal, uses)
         self.scaffold = TrainingScaffold(me.membership, me.connection, job)
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs, me.folder)

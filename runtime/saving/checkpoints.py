@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import json
 import math
 import ntpath
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -18,6 +20,7 @@ from runtime.cluster.task import Task
 from runtime.process.errors import DIVERGED, UnsavedError, UnusableError, reason
 from runtime.process.threads import reminding
 from runtime.records import events
+from runtime.records.files import read_json, replace_file
 from runtime.records.folder import RunFolder
 from runtime.saving.saver import NOT_FINITE, whole_variables
 
@@ -64,12 +67,31 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
     )
 
 
-def check_last_checkpoint(folder: RunFolder) -> None:
-    """Check the last checkpoint, if there is one, and say what it is good for: see `check_checkpoint()`."""
+def check_last_checkpoint(folder: RunFolder, uses: Mapping[str, str]) -> None:
+    """Check the last checkpoint, if there is one, and say what it is good for: see `check_checkpoint()`.
+
+    Args:
+      folder: of the run.
+      uses: of the variables, by name: see `Digest`. They are kept beside the checkpoints.
+
+    Raises:
+      UnusableError: it has no such model, or has the weights of a variable under the name of another one.
+    """
     if path := find_last_checkpoint(folder):
         unused = check_checkpoint(_widen_global_step(path, folder))
+        before = read_json(folder.uses)
+        moved = sorted(name for name in uses if uses[name] != before.get(name))
+        if moved and sorted(uses.values()) == sorted(before.values()):  # else it is another model
+            names = {use: name for name, use in before.items()}
+            raise UnusableError(
+                f"{path} has the weights of {moved[0]} under the name {names[uses[moved[0]]]}: give variables names of"
+                " their own, or make them in one order, not in that of a set or a folder"
+            )
         more = f"; these are not needed: {', '.join(unused)}" if unused else ""
         logging.info("%s has all variables of this model%s", path, more)
+    if folder.is_given:
+        with contextlib.suppress(OSError):  # the first checkpoint will say so
+            replace_file(folder.uses, json.dumps(uses).encode())
 
 
 def _widen_global_step(path: str, folder: RunFolder) -> str:

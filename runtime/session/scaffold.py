@@ -36,6 +36,7 @@ class Job(NamedTuple):
     written_by: str  # "ps" or "chief": who writes them
     keep_checkpoints: int
     goal: result.Goal
+    uses: Mapping[str, str] = {}  # of the variables: see `checkpoints.check_last_checkpoint()`
 
 
 class TrainingScaffold(tf.train.Scaffold):
@@ -64,7 +65,7 @@ class TrainingScaffold(tf.train.Scaffold):
         """
         task = membership.task
         if task.is_chief:
-            checkpoints.check_last_checkpoint(job.folder)
+            checkpoints.check_last_checkpoint(job.folder, job.uses)
         self.found_session: tf.Session | None = None  # the last one in which the chief found the model
         self.found_step = 0  # the global step that it had there
         super().__init__(
