@@ -897,6 +897,18 @@ def test_what_cannot_be_trained_is_refused_with_its_place(text, told):
         train_copy(trace(make_files(**write_model(text))), {})
 
 
+@pytest.mark.parametrize(
+    "call", ["tf.py_func(abs, [x], tf.float32)", "tf.map_fn(lambda row: tf.py_func(abs, [row], tf.float32), x)"]
+)
+def test_a_python_function_is_refused_with_its_place_where_only_its_own_process_has_it(call):
+    with_call = trace(make_files(**write_model(f"x = tf.ensure_shape({call}, [None, 4])")))
+    with pytest.raises(
+        UnusableError, match=r"^model\.py, line 5: a Python function is called here, and nobody has it$"
+    ):
+        with_call.check_python("nobody has it")
+    trace(make_files(**write_model("x = tf.abs(x)"))).check_python("nobody has it")
+
+
 @pytest.mark.parametrize("is_added", [False, True])
 def test_a_change_that_no_step_makes_is_told(is_added, caplog):
     layer = "tf.keras.layers.BatchNormalization()"

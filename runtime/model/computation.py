@@ -8,6 +8,8 @@ import tensorflow.compat.v1 as tf
 from runtime.model.tables import Lookups, Parameters, Rows, find_places
 from runtime.model.template import PYTHON, Template, find_ancestors
 from runtime.model.trace import Trace
+from runtime.process.errors import UnusableError
+from runtime.process.phases import find_place_of
 
 GLOBAL_STEP = tf.GraphKeys.GLOBAL_STEP  # "global_step", the name of the variable
 
@@ -33,10 +35,10 @@ class Computation:
         self._ids = Template(made.graph, ids, [*made.columns, *samples], found=made.found)
         self._outputs = Template(made.graph, outputs, [*made.columns, *samples, *rows], kept, made.found)
 
-    @property
-    def calls_python(self) -> bool:
-        """Whether there is a Python function in it."""
-        return self._outputs.has(PYTHON)
+    def check_python(self, what: str) -> None:
+        """Raise an UnusableError if a Python function is called; `what` says why none can be."""
+        if op := self._outputs.find(PYTHON):
+            raise UnusableError(f"{find_place_of(op) or 'model.py'}: a Python function is called here, and {what}")
 
     def build_lookups(self, columns: Sequence[tf.Tensor], stream: object = None) -> Lookups:
         """Build which rows of each table some examples need."""

@@ -106,6 +106,10 @@ class Model:
         template = Template(graph, [rate], [steps])
         return lambda steps: template.copy([steps], {}, "rate")[0]
 
+    def check_python(self, what: str) -> None:
+        """Raise an UnusableError if training calls a Python function; `what` says why none can be."""
+        self._training.check_python(what)
+
     # What a worker builds
 
     def build_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
@@ -218,8 +222,9 @@ class Model:
         # For the loader of TensorFlow 2 another op is another table: the one that is served must be initialised.
         of_tables = _lookup_tables_of(made)
         computation = Computation(made, [*outputs, *(output for _, output in of_tables)], self.tables)
-        if computation.calls_python:
-            raise UnusableError("model.py: what is exported calls a Python function, which no other program has")
+        computation.check_python(
+            "an exported model has none: let TensorFlow's ops compute it, or leave --export_dir out"
+        )
         columns += made.columns[len(columns) :]
         results, _ = computation.build(columns, parameters, "serving")
         for (key, _), copied in zip(of_tables, results[len(names) :], strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from runtime.process.errors import UnusableError
-from runtime.process.phases import find_place_of, note_copy
+from runtime.process.phases import find_place_of, functions_in, note_copy
 
 LOOKUP_TABLES = ("HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2")
 PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # call a Python function
@@ -101,10 +101,14 @@ class Template:
         """Return whether a copy needs the value of the variable of that name."""
         return name in self._users
 
-    def has(self, op_types: Sequence[str]) -> bool:
-        """Return whether there is an op of one of these types."""
-        nodes = itertools.chain(self._definition.node, *(f.node_def for f in self._definition.library.function))
-        return any(node.op in op_types for node in nodes)
+    def find(self, op_types: Sequence[str]) -> tf.Operation | None:
+        """Return an op of the traced graph that is, or has inside, one of these types, if there is one."""
+        library = {function.signature.name: function for function in self._definition.library.function}
+        for node in self._definition.node:
+            inside = [inner for function in functions_in(node, library) for inner in function.node_def]
+            if any(inner.op in op_types for inner in (node, *inside)):
+                return self._graph.get_operation_by_name(node.name)
+        return None
 
     def copy(
         self, given: Sequence[tf.Tensor], values: Mapping[str, tf.Tensor], name: str, stream: object = None

@@ -153,6 +153,10 @@ class Member:
                 raise UnusableError(
                     f"--{given[0]} changes nothing, since model.py has {function}(): leave one of them out"
                 )
+        if self.task.batches_per_step > 1:
+            model.check_python(
+                "--replication=in_graph runs it on other workers: let tf.data call it, or TensorFlow's ops"
+            )
         if self.flags.export_dir and self.task.is_chief:
             check_serving(model)
         for kind in ("tables", "state", "frozen"):
