@@ -10,11 +10,13 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
+from mnist_input import Examples
 from runtime.cluster import status
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
+from runtime.data.memory import MemorySource
 from runtime.process import threads
 from runtime.process.errors import FinishedError, UnusableError
 from runtime.records.folder import RunFolder
@@ -174,10 +176,17 @@ def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_serv
     assert count_steps(Worker(servers, 1), last_step=9, is_done=lambda step: step == 7) == 0
 
 
-@pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
-def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step(loss):
-    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, None, None, 100, lambda _: False)
+@pytest.mark.parametrize(("loss", "of_example"), [(np.nan, 1.0), (np.inf, 1.0), (-np.inf, 1.0), (np.nan, np.nan)])
+def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step_and_the_examples(graph, loss, of_example):
+    examples = Examples(np.float32([[1.0, 2.0], [1.0, of_example], [1.0, 1.0]]), np.array([0, 1, 2]))
+    batches = MemorySource(examples, stream=0).draw(1, 2, seed=0)
+    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, None, batches, 100, lambda _: False)
     line = "worker 1: the loss is not finite at global step 7: give a smaller --learning_rate"
+    if of_example != 1.0:
+        line = line.replace(
+            "give a smaller --learning_rate",
+            "correct the examples, which are not finite either: images in 1 of 3 examples$",
+        )
     with pytest.raises(UnusableError, match=f"^{line}"):
         hook.after_run(None, types.SimpleNamespace(results=(7, loss)))
 

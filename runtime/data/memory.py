@@ -77,7 +77,19 @@ class MemorySource:
             initializers.append(iterator.initializer)
         inputs = tf.reshape(numbers, [num_batches, batch_size])
         feed_dict = dict(zip(fed, self._columns, strict=True))
-        return Batches(inputs, gather, self.signature, [inputs], first_example, tf.group(*initializers), feed_dict)
+        initializer = tf.group(*initializers)
+        how = gather, self.signature, [inputs], first_example, initializer, feed_dict
+        return Batches(inputs, *how, describe_not_finite=self._describe_not_finite)
+
+    def _describe_not_finite(self) -> str:
+        counts = {
+            name: np.count_nonzero(~np.isfinite(column.reshape(len(column), -1)).all(axis=1))
+            for name, column in zip(getattr(self._columns, "_fields", ()), self._columns, strict=True)
+            if column.dtype.kind == "f"
+        }
+        return ", ".join(
+            f"{name} in {count} of {self.num_examples} examples" for name, count in counts.items() if count
+        )
 
     def _build_own_stream(self, first: tf.Tensor, run_size: int, seed: int) -> tf.data.Dataset:
         """Build the numbers of the examples of all runs from position `first` on: int32 [run_size] each.

@@ -28,6 +28,7 @@ class Batches(NamedTuple):
     initializer: tf.Operation
     feed_dict: Mapping[tf.Tensor, npt.NDArray[Any]]  # what `initializer` is fed beside that
     starting: Callable[[tf.Session], Any] = contextlib.nullcontext  # is entered when a session starts to draw
+    describe_not_finite: Callable[[], str] = str  # says which columns have numbers that are not finite, as far as known
 
     def columns(self, of_batch: tf.Tensor) -> Columns:
         """Build the examples of some inputs."""

@@ -62,7 +62,9 @@ class StepsHook(tf.train.SessionRunHook):
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         step, loss = run_values.results
         if not np.isfinite(loss):
-            raise UnusableError(f"{self._task}: the loss is not finite at global step {step}: {DIVERGED}")
+            found = self._batches.describe_not_finite() if self._batches else ""
+            remedy = f"correct the examples, which are not finite either: {found}" if found else DIVERGED
+            raise UnusableError(f"{self._task}: the loss is not finite at global step {step}: {remedy}")
         self._seen_step = int(step)
         if self._seen_step >= self._last_step:
             run_context.request_stop()
