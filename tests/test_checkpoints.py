@@ -67,7 +67,7 @@ def test_weights_that_were_those_of_another_variable_are_refused(graph, tmp_path
                 total += tf.cast(inputs[:, 0], tf.float32) @ tf.Variable(tf.zeros([2, 2])) * float(number)
             return total * scale
 
-        return make_model(build_logits, sum_up, INPUT).digest.uses
+        return make_model(build_logits, sum_up, INPUT).uses
 
     for _ in range(3):
         tf.Variable(tf.zeros([2, 2]))

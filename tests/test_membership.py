@@ -292,18 +292,16 @@ def test_other_data_may_be_the_same_in_another_order(local_servers):
         servers.membership("worker", 1).agreement.check_flags({"data_dir": "(9 examples, CRC-32 00000002)"})
 
 
-def test_who_has_traced_another_graph_is_told_the_first_op_of_it(local_servers):
+def test_who_has_traced_another_graph_is_told_the_first_variable_that_it_uses_otherwise(local_servers):
     servers, spec = local_servers(1, 2), tf.TensorSpec([1], tf.float32, "x")
-    digests = [
-        make_model(lambda x, _, size=size: x * tf.get_variable("w", [size]), lambda x, _: tf.reduce_sum(x), spec).digest
-        for size in (1, 2)
+    uses = [
+        make_model(lambda x, _, by=by: x * tf.get_variable("w", [1]) * by, lambda x, _: tf.reduce_sum(x), spec).uses
+        for by in (1.0, 1.0 + 1e-7, 2.0)
     ]
-    servers.membership("worker", 0).agreement.check_flags({agreement.GRAPH: digests[0]})
-    servers.membership("worker", 1).agreement.check_flags({agreement.GRAPH: digests[0]})
-    with pytest.raises(
-        UnusableError, match=r"line \d+: Const w/Initializer/random_uniform/shape: worker 1 has another op here"
-    ):
-        servers.membership("worker", 1).agreement.check_flags({agreement.GRAPH: digests[1]})
+    for index, of_worker in enumerate(uses[:2]):
+        servers.membership("worker", index).agreement.check_flags({agreement.USES: json.dumps(of_worker)})
+    with pytest.raises(UnusableError, match=r"^worker 1 has another graph than .*, and uses w in another way"):
+        servers.membership("worker", 1).agreement.check_flags({agreement.USES: json.dumps(uses[2])})
 
 
 # Records.

@@ -15,11 +15,10 @@ from runtime.cluster.status import ask_all
 from runtime.cluster.table import ABORT_REASON, CLUSTER, DIGEST, FLAGS, IS_TRAINING, Table
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import POLL_SECS
-from runtime.model.digest import Digest
 from runtime.process.end import end_process
 from runtime.process.errors import UNUSABLE_STATUS, UnusableError
 
-GRAPH = "graph"  # what is traced, compared like the flags
+USES = "uses"  # of the variables, in JSON: see `digest_uses()`. They are compared like the flags
 REMEDY = "give all workers the same{}, or end the ps tasks and start them again"
 TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 
@@ -154,12 +153,13 @@ class Agreement:
             told = "%s does not have the %s that the model on the ps tasks is trained with: %s"
             logging.log_first_n(logging.WARNING, told, 1, self._task, " and ".join(files), REMEDY.format(""))
         for name in differing:
-            graph = flags[name]
-            if isinstance(graph, Digest):
+            if name == USES:
+                uses, others = json.loads(own[name]), json.loads(published[name])
+                first = next((of for of in uses if uses[of] != others.get(of)), "another variable")
                 raise UnusableError(
-                    f"{graph.describe_difference(published[name])}: {self._task} has another op here than the model on"
-                    " the ps tasks, or one of other inputs: make all in a fixed order, as of sorted(os.listdir()), and"
-                    f" of what is the same everywhere; {REMEDY.format(' packages')}"
+                    f"{self._task} has another graph than the model on the ps tasks, and uses {first} in another way:"
+                    " make all in a fixed order, as of sorted(os.listdir()), and of what is the same everywhere;"
+                    f" {REMEDY.format(' packages')}"
                 )
             if name not in files:
                 # The CRC-32 of data is of the examples in their order.

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.model.computation import Computation
-from runtime.model.digest import Digest
+from runtime.model.digest import digest_uses
 from runtime.model.files import Files
 from runtime.model.roles import find_roles, flat
 from runtime.model.tables import Lookups, Parameters, add_rows
@@ -81,7 +81,7 @@ class Model:
                 f"{place}: {names} is not made for training: make it always, or in a metric with"
                 " collections=[tf.GraphKeys.LOCAL_VARIABLES]"
             )
-        self.digest = Digest(made)  # first: gradients change the loops that they are of
+        self.uses = digest_uses(made)  # first: gradients change the loops that they are of
         roles = find_roles(files, made, test, may_have_tables(self.own), is_stepwise)
         self.parameters, self.tables, self.state, self.frozen, outputs, self.training, self.test = roles
         self._take_summaries()

@@ -2,12 +2,13 @@
 
 import contextlib
 import functools
+import json
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 from runtime import report
-from runtime.cluster.agreement import GRAPH
+from runtime.cluster.agreement import USES
 from runtime.data.reader import Batches, Columns
 from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Model
@@ -71,9 +72,8 @@ class Training:
                     self._build_summaries()
         placement.log_placement(task)
         unsaved = updates.unsaved_variables
-        agreed = {**me.agreed_flags, **checksums(), "data_dir": data, GRAPH: graph.model.digest}
-        uses = graph.model.digest.uses
-        job = Job(agreed, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal, uses)
+        agreed = {**me.agreed_flags, **checksums(), "data_dir": data, USES: json.dumps(graph.model.uses)}
+        job = Job(agreed, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal, graph.model.uses)
         self.scaffold = TrainingScaffold(me.membership, me.connection, job)
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs, me.folder)

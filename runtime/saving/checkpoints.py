@@ -72,7 +72,7 @@ def check_last_checkpoint(folder: RunFolder, uses: Mapping[str, str]) -> None:
 
     Args:
       folder: of the run.
-      uses: of the variables, by name: see `Digest`. They are kept beside the checkpoints.
+      uses: of the variables, by name: see `digest_uses()`. They are kept beside the checkpoints.
 
     Raises:
       UnusableError: it has no such model, or has the weights of a variable under the name of another one.
