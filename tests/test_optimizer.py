@@ -206,6 +206,18 @@ class Forgetful(Own):
         pass
 
 
-def test_an_optimizer_that_returns_no_op_is_refused(graph):
-    with pytest.raises(UnusableError, match=r"apply_gradients\(\) must return an op, found None"):
-        Optimizer(Forgetful, {"w": tf.get_variable("w", [2])})
+class OfPython(Own):
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return tf.group(*(variable.assign_sub(tf.py_func(abs, [g], tf.float32)) for g, variable in grads_and_vars))
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        (Forgetful, r"apply_gradients\(\) must return an op, found None"),
+        (OfPython, "calls a Python function, which no ps"),
+    ],
+)
+def test_an_optimizer_that_no_ps_can_run_is_refused(graph, own, told):
+    with pytest.raises(UnusableError, match=told):
+        Optimizer(own, {"w": tf.get_variable("w", [2])})

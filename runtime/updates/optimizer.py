@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.model.computation import GLOBAL_STEP
-from runtime.model.template import Template, control_flow_v2
+from runtime.model.template import PYTHON, Template, control_flow_v2
 from runtime.model.variables import build_first_values
 from runtime.process.errors import UnusableError
 
@@ -79,6 +79,10 @@ class Optimizer:
         self._handles = [variable.handle for variable in [*variables.values(), *state.values()]]
         kept = [*traced.values(), *own.values()]
         self._template = Template(graph, [applied], [rate, *_flatten(gradients), *(v.handle for v in kept)], kept)
+        if self._template.find(PYTHON):
+            raise UnusableError(
+                "model.py: build_optimizer() calls a Python function, which no ps has: use TensorFlow ops"
+            )
 
     def apply(self, gradients: Sequence[Any], rate: tf.Tensor, num_updates: tf.Tensor) -> tf.Operation:
         """Build an update, given how many there were before, int64 []."""
