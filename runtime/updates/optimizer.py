@@ -80,9 +80,7 @@ class Optimizer:
         kept = [*traced.values(), *own.values()]
         self._template = Template(graph, [applied], [rate, *_flatten(gradients), *(v.handle for v in kept)], kept)
         if self._template.find(PYTHON):
-            raise UnusableError(
-                "model.py: build_optimizer() calls a Python function, which no ps has: use TensorFlow ops"
-            )
+            raise UnusableError("model.py: build_optimizer() calls a Python function, which no ps has: use ops")
 
     def apply(self, gradients: Sequence[Any], rate: tf.Tensor, num_updates: tf.Tensor) -> tf.Operation:
         """Build an update, given how many there were before, int64 []."""
