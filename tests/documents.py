@@ -14,6 +14,7 @@ import distributed
 from benchmarks import report
 from benchmarks.testbed.processes import PROJECT
 from runtime.data import download
+from runtime.process import environment
 from tests.ported import KINDS
 from tests.test_placement import bytes_by_ps
 
@@ -136,4 +137,5 @@ def main():
 
 
 if __name__ == "__main__":
+    environment.choose_behavior()
     main()

@@ -11,8 +11,7 @@ import tensorflow.compat.v1 as tf
 from runtime import trace
 from runtime.monitoring import profiling
 from runtime.records.folder import RunFolder
-from runtime.trace import clocks, parts
-from runtime.trace.parts import Message, Span
+from runtime.trace import Message, Profile, Span, estimate_offsets
 from tests import forked
 
 PROJECT = pathlib.Path(__file__).parents[1]
@@ -161,8 +160,8 @@ def message(sender, sent_at, receiver, arrived_at):
 
 def test_a_message_that_came_after_a_long_wait_is_no_part_of_what_comes_then():
     early, late = message("ps 0", 1, "worker 0", 700e9), message("ps 0", 700e9, "worker 0", 701e9)
-    last = parts.Trace([*early, *late], [early, late]).since(1)
-    assert last == parts.Trace([early.received, *late], [late])
+    last = Profile([*early, *late], [early, late]).since(1)
+    assert last == Profile([early.received, *late], [late])
 
 
 def test_clocks_that_differ_are_set_to_the_middle_of_what_the_messages_allow():
@@ -171,12 +170,12 @@ def test_clocks_that_differ_are_set_to_the_middle_of_what_the_messages_allow():
         message("worker 0", 50, "ps 0", 170),  # the faster one: its clock is ahead by 120 at most
         message("ps 0", 300, "worker 0", 220),  # and by 80 at least
     ]
-    assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": -100}
+    assert estimate_offsets(messages) == {"worker 0": 0, "ps 0": -100}
 
 
 def test_clocks_stay_where_no_message_arrives_too_early():
     messages = [message("worker 0", 0, "ps 0", 140), message("ps 0", 300, "worker 0", 310)]
-    assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0}
+    assert estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0}
 
 
 def test_tasks_on_another_machine_are_set_alike():
@@ -186,7 +185,7 @@ def test_tasks_on_another_machine_are_set_alike():
         message("worker 1", 0, "ps 0", 10),  # on the machine of ps 0
         message("ps 0", 300, "worker 1", 310),
     ]
-    assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": -90, "worker 1": -90}
+    assert estimate_offsets(messages) == {"worker 0": 0, "ps 0": -90, "worker 1": -90}
 
 
 def test_two_clocks_are_compared_by_way_of_all_others():
@@ -200,19 +199,19 @@ def test_two_clocks_are_compared_by_way_of_all_others():
         message("worker 1", 100, "ps 1", 110),
         message("ps 1", 0, "worker 1", 400),
     ]
-    offsets = clocks.estimate_offsets(messages)
+    offsets = estimate_offsets(messages)
     for sent, received in messages:
         assert sent.end + offsets[sent.task] <= received.end + offsets[received.task]
 
 
 def test_a_task_that_only_receives_keeps_its_clock():
     messages = [message("worker 0", 100, "ps 0", 50), message("worker 0", 0, "ps 1", 10)]
-    assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0, "ps 1": 0}
+    assert estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0, "ps 1": 0}
 
 
 def test_a_clock_that_was_set_meanwhile_is_no_error():
     messages = [message("worker 0", 100, "ps 0", 50), message("ps 0", 100, "worker 0", 50)]
-    assert clocks.estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0}
+    assert estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0}
 
 
 def test_a_trace_that_cannot_be_written_says_why_and_leaves_nothing(train_dir):
