@@ -18,7 +18,7 @@ from benchmarks import report, tables
 from benchmarks.testbed.encrypted import EncryptedNetwork
 from benchmarks.testbed.network import Network
 from benchmarks.testbed.processes import Cluster
-from runtime.updates.asynchronous import EXCHANGES_PER_RUN
+from runtime.updates.mode import EXCHANGES_PER_RUN
 
 BATCH_SIZE = 100
 LINKS = {  # seconds of a round trip, and bits per second of each host, each way

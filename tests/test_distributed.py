@@ -16,7 +16,7 @@ from runtime.machine.session_config import make_session_config
 from runtime.model.tables import Lookups
 from runtime.records.folder import RunFolder
 from runtime.roles.member import Member, choose_task
-from runtime.updates.asynchronous import EXCHANGES_PER_RUN
+from runtime.updates.mode import EXCHANGES_PER_RUN
 
 PS_HOSTS = ("a:1", "b:2")
 WORKER_HOSTS = ("c:3", "d:4")

@@ -25,7 +25,7 @@ from runtime.monitoring.summaries import SummaryHook
 from runtime.records.folder import RunFolder
 from runtime.roles.member import Member
 from runtime.roles.training import Training
-from runtime.updates.asynchronous import EXCHANGES_PER_RUN as N
+from runtime.updates.mode import EXCHANGES_PER_RUN as N
 from tests.test_updates import Worker
 
 BATCH_SIZE, NUM_RUNS = 10, 3

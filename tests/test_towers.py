@@ -16,8 +16,8 @@ from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import Connection, make_session_config
 from runtime.records.folder import RunFolder
 from runtime.roles.member import Member
-from runtime.updates.asynchronous import EXCHANGES_PER_RUN
-from runtime.updates.towers import choose_devices
+from runtime.updates.exchange import choose_devices
+from runtime.updates.mode import EXCHANGES_PER_RUN
 
 RANDOM = np.random.default_rng(0)
 EXAMPLES = mnist_input.Examples(

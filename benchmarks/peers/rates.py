@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-WARMUP_PART = 0.3  # of one cycle, as in `runtime/updates/schedule.py`
+WARMUP_PART = 0.3  # of one cycle, as in `runtime/updates/optimizer.py`
 
 
 def make_rates(learning_rate: float, train_steps: int) -> npt.NDArray[np.float32]:

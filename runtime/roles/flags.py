@@ -17,9 +17,9 @@ from runtime.monitoring.measures import Target
 from runtime.process.end import STOP_SECS, end_process
 from runtime.process.errors import UNUSABLE_STATUS
 from runtime.updates import placement
-from runtime.updates.mode import EXCHANGE_DTYPES, OPTIMIZERS
-from runtime.updates.schedule import LR_SCHEDULES
-from runtime.updates.towers import REPLICATIONS
+from runtime.updates.exchange import REPLICATIONS
+from runtime.updates.mode import EXCHANGE_DTYPES
+from runtime.updates.optimizer import LR_SCHEDULES, OPTIMIZERS
 
 LARGEST = 10**15  # of any whole number: an int64 also holds its products with batches and examples
 

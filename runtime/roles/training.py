@@ -29,9 +29,8 @@ from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.steps import StepsHook
 from runtime.session.stopping import AbandonSessionHook, StopOnSignalHook, StopWithChiefHook
 from runtime.updates import placement
-from runtime.updates.exchange import Updates
+from runtime.updates.exchange import Updates, choose_devices
 from runtime.updates.packing import Packing
-from runtime.updates.towers import choose_devices
 
 
 class TrainingGraph(NamedTuple):

@@ -1,20 +1,24 @@
 """The exchange: a worker reads the parameters, computes, and sends the ps tasks something to apply."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from runtime.cluster.task import Task
 from runtime.data.reader import Batches, Columns
 from runtime.model.tables import Lookups, Parameters
-from runtime.updates import towers
 from runtime.updates.packing import Packing, Selection
+
+REPLICATIONS = ("between_graph", "in_graph")
 
 # Builds the loss of a batch, float32 [], and by how much a step of rate 1 lowers each parameter, by name: its gradient.
 # It is given the parameters, the examples of the batch, and the samples of its lookups.
 GradientsFunction = Callable[[Parameters, Columns, Sequence[tf.Tensor]], tuple[tf.Tensor, Mapping[str, tf.Tensor]]]
 # Builds which rows some examples need.
 LookupsFunction = Callable[[Columns], Lookups]
+# Builds what is averaged, float32 tensors, from what the tower is given and the inputs of its examples, [n, ...].
+Tower = Callable[[Any, tf.Tensor], Sequence[tf.Tensor]]
 
 
 class Work(NamedTuple):
@@ -93,7 +97,7 @@ class GradientExchangeBuilder:
         for vector in vectors:
             with tf.device(vector.device):
                 messages.append(tf.cast(vector, self._work.dtype))
-        loss, *gradients = towers.average(
+        loss, *gradients = average(
             self._work.devices, self._compute, (messages, selection.ids, selection.samples), inputs
         )
         self._last_gradients = [tf.cast(gradient, self._work.dtype) for gradient in gradients]
@@ -124,3 +128,52 @@ class Updates(NamedTuple):
     hooks: Sequence[tf.train.SessionRunHook] = ()
     # float32 [], global steps of others between a read and its write; None: synchronous
     staleness: tf.Tensor | None = None
+
+
+def average(devices: Sequence[str], compute: Tower, given: Any, inputs: tf.Tensor) -> list[tf.Tensor]:
+    """Build, on this client, the average of what `compute` builds on each device for its part of the examples.
+
+    These are towers, replicas of the model. Over the GPUs of a worker this is multi-GPU training; over the workers of a
+    cluster it is in-graph replication, where the chief builds one graph for all of them. Each example counts the same,
+    wherever it is computed, so the number of devices does not change the result.
+
+    Args:
+      devices: of the towers.
+      compute: builds averages over the examples whose inputs it gets.
+      given: tensors, in any structure, that each tower gets: sent to a task once, and from there to its devices.
+      inputs: of the examples of the batch, [b, ...].
+    """
+    if len(devices) == 1:
+        with tf.device(devices[0]):
+            return list(compute(given, inputs))
+    num_examples = inputs.shape[0]
+    num_towers = min(num_examples, len(devices))  # none without examples
+    sizes = [(num_examples + tower) // num_towers for tower in range(num_towers)]
+    arrived: dict[str, Any] = {}
+    results = []
+    for device, own_inputs in zip(devices, tf.split(inputs, sizes), strict=False):
+        host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
+        if host not in arrived:
+            with tf.device(host):
+                arrived[host] = tf.nest.map_structure(tf.identity, given)
+        with tf.device(device), tf.name_scope("tower"):
+            results.append(compute(arrived[host], own_inputs))
+    with tf.device("/device:CPU:0"), tf.name_scope("average"):
+        shares = [size / num_examples for size in sizes]
+        return [
+            tf.add_n([share * part for share, part in zip(shares, parts, strict=True)])
+            for parts in zip(*results, strict=True)
+        ]
+
+
+def choose_devices(task: Task, config: tf.ConfigProto) -> list[str]:
+    """Return where a client has towers: in-graph on each worker, else on each GPU in `config`, or one on all of it.
+
+    Several CPUs in `config`, into which TensorFlow divides a processor, count like GPUs.
+    """
+    if task.batches_per_step > 1:
+        return [f"/job:worker/task:{worker}" for worker in range(task.batches_per_step)]
+    for kind in ("GPU", "CPU"):
+        if (count := config.device_count.get(kind, 0)) > 1:
+            return [f"{task.device}/device:{kind}:{number}" for number in range(count)]
+    return [task.device]

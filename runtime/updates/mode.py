@@ -1,31 +1,38 @@
 """The mode of a run: how its workers update the parameters together."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.membership import Membership
+from runtime.cluster.task import Task
 from runtime.data.reader import Batches
 from runtime.model.function import Own
 from runtime.model.state import SET
 from runtime.model.tables import Lookups
 from runtime.process.errors import UnusableError
-from runtime.updates.adam import CountedAdamOptimizer
-from runtime.updates.aggregation import Rule
-from runtime.updates.asynchronous import EXCHANGES_PER_RUN, build_async_updates
-from runtime.updates.exchange import GradientExchangeBuilder, GradientsFunction, LookupsFunction, Updates, Work
+from runtime.process.threads import SessionThread
+from runtime.updates import lost_workers
+from runtime.updates.aggregation import Aggregation, Rule
+from runtime.updates.exchange import (
+    Exchange,
+    ExchangeFunction,
+    GradientExchangeBuilder,
+    GradientsFunction,
+    LookupsFunction,
+    Updates,
+    Work,
+    choose_devices,
+)
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
-from runtime.updates.packing import Packing
-from runtime.updates.ps_shard import PsShard
-from runtime.updates.schedule import Schedule
-from runtime.updates.synchronous import build_sync_updates
-from runtime.updates.towers import choose_devices
+from runtime.updates.optimizer import Schedule, make_optimizer
+from runtime.updates.packing import Packing, Selection
+from runtime.updates.ps_shard import Gradient, PsShard, make_updates
 
-OPTIMIZERS = ("adam", "adagrad", "momentum", "nesterov", "sgd")
 EXCHANGE_DTYPES = ("float32", "bfloat16")
-MOMENTUM = 0.9
+EXCHANGES_PER_RUN = 8  # they share the cost of a run, and within a run no exchange waits for Python
 SHARES_OF_WORKER = 16  # an asynchronous exchange takes at most one share of the steps that are left: see `Length`
 
 
@@ -63,70 +70,6 @@ class Mode(NamedTuple):
     def num_batches(self) -> int:
         """How many batches one run of a worker's graph may use."""
         return self.local_steps * self.exchanges_per_run
-
-
-class ScopedOptimizers:
-    """Several optimizers, each for the variables of a scope."""
-
-    def __init__(self, by_scope: Mapping[str, tf.train.Optimizer]):
-        """Take the optimizers; of two scopes that a variable is in, the longer one counts."""
-        self._by_scope = by_scope
-
-    def apply_gradients(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> tf.Operation:
-        """Build what applies each gradient to its variable.
-
-        Raises:
-          UnusableError: a variable is in no scope.
-        """
-        groups: dict[str, list[tuple[Any, tf.Variable]]] = {}
-        for gradient, variable in pairs:
-            name = variable.op.name
-            scopes = [scope for scope in self._by_scope if f"{name}/".startswith(f"{scope}/" if scope else "")]
-            if not scopes:
-                raise UnusableError(
-                    f"model.py: build_optimizer() returns no optimizer for {name}: add one for the scope ''"
-                )
-            groups.setdefault(max(scopes, key=len), []).append((gradient, variable))
-        return tf.group(*(self._by_scope[scope].apply_gradients(of_scope) for scope, of_scope in groups.items()))
-
-
-def make_optimizer(learning_rate: tf.Tensor, name: str, own: Own, num_updates: tf.Variable | None = None) -> Any:
-    """Return an optimizer.
-
-    Args:
-      learning_rate: float32 [].
-      name: one of `OPTIMIZERS`.
-      own: the user's, which comes before `name`.
-      num_updates: int64 [], counts the updates; or None, and Adam counts them itself.
-
-    Raises:
-      UnusableError: the user's function returns something else.
-    """
-    if own.build_optimizer:
-        found = own.build_optimizer(learning_rate)
-        by_scope = found if isinstance(found, Mapping) else {"": found}
-        for optimizer in by_scope.values():
-            if not isinstance(optimizer, tf.train.Optimizer):
-                raise UnusableError(
-                    "model.py: build_optimizer() must return a tf.train.Optimizer, or a dict of them by variable scope,"
-                    f" found {type(optimizer).__name__}"
-                )
-            for method in ("compute_gradients", "minimize"):
-                if getattr(type(optimizer), method) is not getattr(tf.train.Optimizer, method):
-                    raise UnusableError(
-                        f"model.py: this program does not call {method}() of the {type(optimizer).__name__} of"
-                        " build_optimizer(): let its apply_gradients() do all that it does to gradients"
-                    )
-        return ScopedOptimizers(by_scope)
-    if name == "adam" and num_updates is not None:
-        return CountedAdamOptimizer(learning_rate, num_updates)
-    if name == "adam":
-        return tf.train.AdamOptimizer(learning_rate)
-    if name == "adagrad":
-        return tf.train.AdagradOptimizer(learning_rate)
-    if name in ("momentum", "nesterov"):
-        return tf.train.MomentumOptimizer(learning_rate, MOMENTUM, use_nesterov=name == "nesterov")
-    return tf.train.GradientDescentOptimizer(learning_rate)
 
 
 def build_updates(
@@ -196,3 +139,114 @@ def build_updates(
     # next exchange has other rows of a table.
     max_pending = 0 if mode.local_steps == 1 or packing.tables else 1
     return build_async_updates(packing, selections, shards, build_exchange, max_pending, mode.train_steps, task)
+
+
+def build_async_updates(
+    packing: Packing,
+    selections: Sequence[Selection],
+    shards: Sequence[PsShard],
+    build_exchange: ExchangeFunction,
+    max_pending: int,
+    train_steps: int,
+    task: Task,
+) -> Updates:
+    """Build a run of several exchanges, one after the other, on parameters that other workers may change meanwhile.
+
+    It has one for each of `selections`. An exchange begins when all but the last `max_pending` of those before it are
+    applied: with 0 a worker knows all that it has done before; with 1 it computes while the exchange before is on its
+    way. A ps does not apply an exchange that has more steps than are left of `train_steps` there when it arrives.
+    """
+    pending: list[Exchange] = []
+    exchanges: list[Exchange] = []
+    added: list[list[tf.Tensor]] = [[] for _ in shards]  # the steps that each exchange has added, on each ps
+    # Staleness, in steps of others, is asked of the ps with the most parameters: that of the global step may have none,
+    # and then it counts before the worker has computed. No exchange sends more for that.
+    asked = max(shards, key=lambda shard: shard.num_parameters)
+    steps_at_reads: list[tf.Tensor] = []  # of each exchange, as what follows
+    steps_at_writes: list[tf.Tensor] = []
+
+    def apply(exchange: Exchange, vectors: Sequence[tf.Tensor]) -> None:
+        # The next exchange takes this one for pending, so `vectors`, which it computes on, must be read before.
+        for ps, (shard, vector) in enumerate(zip(shards, vectors, strict=True)):
+            with tf.name_scope("apply"):
+                received, num_steps = exchange.receive(ps, shard.device, vector)
+                gradient = shard.unpack(received, exchange.selection.places[ps])
+                steps = shard.read_steps(after=[*added[ps][-1:], received])
+                if shard is asked:
+                    steps_at_writes.append(steps)
+                added[ps].append(_apply_if_it_fits(shard, gradient, num_steps, steps, train_steps))
+
+    for number, selection in enumerate(selections):
+        with tf.name_scope("exchange"):
+            after = [of_ps[-1:] for of_ps in added]
+            ps = shards.index(asked)
+            steps_at_reads.append(asked.read_steps(after[ps]))
+            after[ps] = steps_at_reads[-1:]
+            vectors = packing.read(selection, after)
+            with tf.device(task.device):
+                exchanges.append(build_exchange(vectors, selection, pending, number))
+                pending.append(exchanges[-1])
+                if len(pending) > max_pending:
+                    apply(pending.pop(0), vectors)
+    with tf.name_scope("exchange"), tf.device(task.device):
+        for exchange in pending:
+            apply(exchange, vectors)
+    with tf.device(asked.device), tf.name_scope("staleness"):
+        # What was computed while the exchange before was on its way finds the steps of that one, its worker's own.
+        own_steps = added[shards.index(asked)][:-1] if max_pending else []
+        steps_between = tf.reduce_sum(tf.stack(steps_at_writes) - tf.stack(steps_at_reads))
+        staleness = tf.cast(steps_between - sum(own_steps), tf.float32) / len(selections)
+    return make_updates(shards, added, exchanges)._replace(staleness=staleness)
+
+
+def _apply_if_it_fits(
+    shard: PsShard, gradient: Gradient, num_steps: tf.Tensor, steps: tf.Tensor, train_steps: int
+) -> tf.Tensor:
+    """Apply a gradient on its ps, which has `steps`, if it fits there; return the number of steps added."""
+    with tf.device(shard.device):
+        fits = (num_steps > 0) & (steps + num_steps <= train_steps)
+        return tf.cond(fits, lambda: shard.apply(gradient, num_steps), lambda: tf.zeros([], tf.int64))
+
+
+def build_sync_updates(
+    packing: Packing,
+    selections: Sequence[Selection],
+    shards: Sequence[PsShard],
+    build_exchange: ExchangeFunction,
+    rule: Rule,
+    membership: Membership,
+) -> Updates:
+    """Build a run of exchanges, one for each selection, of which each waits for the update that it is a part of.
+
+    An update averages the gradients of several exchanges (Chen et al. 2016, arXiv:1604.00981).
+    With fewer gradients in an update than there are workers, the slowest ones are dropped: these come from the backup
+    workers.
+    """
+    task, aggregations = membership.task, [Aggregation(shard, rule) for shard in shards]
+    exchanges: list[Exchange] = []
+    taken: list[list[tf.Tensor]] = [[] for _ in shards]  # the steps that each exchange has taken, on each ps
+    for number, selection in enumerate(selections):
+        with tf.name_scope("exchange"):
+            nums_updates = [a.join(task.index, of_ps[-1:]) for a, of_ps in zip(aggregations, taken, strict=True)]
+            vectors = packing.read(selection, after=[[num_updates] for num_updates in nums_updates])
+            with tf.device(task.device):
+                exchanges.append(build_exchange(vectors, selection, [], number))
+            for ps, aggregation in enumerate(aggregations):
+                with tf.name_scope("aggregate"):
+                    vector, places = exchanges[-1].gradients[ps], selection.places[ps]
+                    taken[ps].append(aggregation.add(vector, places, nums_updates[ps], task.index))
+    updates = make_updates(shards, taken, exchanges)
+    if not rule.is_strict:  # each ps has dropped other gradients, so each may reach the end at another time
+        with tf.device(task.device):
+            steps = [shard.read_steps(after=of_ps) for shard, of_ps in zip(shards, taken, strict=True)]
+            updates = updates._replace(global_step=tf.reduce_min(tf.stack(steps)))
+    hooks: list[tf.train.SessionRunHook] = []
+    if task.is_chief:
+        lost = lost_workers.LostWorkersHook(aggregations, rule, membership)
+        look = SessionThread("look", lost.look, lost_workers.LOOK_SECS, f"{task} could not see who is lost")
+        hooks = [lost, look]
+    return updates._replace(
+        num_replicas=rule.num_gradients,
+        hooks=hooks,
+        unsaved_variables=[*updates.unsaved_variables, *(v for a in aggregations for v in a.variables)],
+    )

@@ -1,16 +1,18 @@
-"""An optimizer as a function of gradients and a rate: called once, in a graph of its own, and copied for each update.
+"""Optimizers and their rates.
 
-So whatever it makes, it makes once, under the names that its variables have for it, and Python in it runs once.
+An optimizer is taken for a function of gradients and a rate: called once, in a graph of its own, and copied for each
+update. So whatever it makes, it makes once, under the names that its variables have for it, and Python in it runs once.
 """
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.model.computation import GLOBAL_STEP
+from runtime.model.function import Own
 from runtime.model.template import PYTHON, Template, control_flow_v2
 from runtime.model.variables import build_first_values
 from runtime.process.errors import UnusableError
@@ -18,6 +20,11 @@ from runtime.process.errors import UnusableError
 # Returns an optimizer, given its learning rate, float32 []. `tf.train.get_global_step()` counts the updates before.
 OptimizerMaker = Callable[[tf.Tensor], Any]
 
+OPTIMIZERS = ("adam", "adagrad", "momentum", "nesterov", "sgd")
+MOMENTUM = 0.9
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
+LR_SCHEDULES = ("constant", "one_cycle")
+WARMUP_PART = 0.3  # of a cycle
 COPIES = "copies"  # the scope of a worker's copies of the parameters, and of the state that belongs to them
 
 
@@ -108,3 +115,147 @@ def _trace_gradient(variable: tf.Variable, is_sparse: bool) -> tf.Tensor | tf.In
 def _flatten(gradients: Sequence[Any]) -> list[tf.Tensor]:
     parts = [[g.values, tf.cast(g.indices, tf.int32)] if isinstance(g, tf.IndexedSlices) else [g] for g in gradients]
     return [part for of_gradient in parts for part in of_gradient]
+
+
+class ScopedOptimizers:
+    """Several optimizers, each for the variables of a scope."""
+
+    def __init__(self, by_scope: Mapping[str, tf.train.Optimizer]):
+        """Take the optimizers; of two scopes that a variable is in, the longer one counts."""
+        self._by_scope = by_scope
+
+    def apply_gradients(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> tf.Operation:
+        """Build what applies each gradient to its variable.
+
+        Raises:
+          UnusableError: a variable is in no scope.
+        """
+        groups: dict[str, list[tuple[Any, tf.Variable]]] = {}
+        for gradient, variable in pairs:
+            name = variable.op.name
+            scopes = [scope for scope in self._by_scope if f"{name}/".startswith(f"{scope}/" if scope else "")]
+            if not scopes:
+                raise UnusableError(
+                    f"model.py: build_optimizer() returns no optimizer for {name}: add one for the scope ''"
+                )
+            groups.setdefault(max(scopes, key=len), []).append((gradient, variable))
+        return tf.group(*(self._by_scope[scope].apply_gradients(of_scope) for scope, of_scope in groups.items()))
+
+
+def make_optimizer(learning_rate: tf.Tensor, name: str, own: Own, num_updates: tf.Variable | None = None) -> Any:
+    """Return an optimizer.
+
+    Args:
+      learning_rate: float32 [].
+      name: one of `OPTIMIZERS`.
+      own: the user's, which comes before `name`.
+      num_updates: int64 [], counts the updates; or None, and Adam counts them itself.
+
+    Raises:
+      UnusableError: the user's function returns something else.
+    """
+    if own.build_optimizer:
+        found = own.build_optimizer(learning_rate)
+        by_scope = found if isinstance(found, Mapping) else {"": found}
+        for optimizer in by_scope.values():
+            if not isinstance(optimizer, tf.train.Optimizer):
+                raise UnusableError(
+                    "model.py: build_optimizer() must return a tf.train.Optimizer, or a dict of them by variable scope,"
+                    f" found {type(optimizer).__name__}"
+                )
+            for method in ("compute_gradients", "minimize"):
+                if getattr(type(optimizer), method) is not getattr(tf.train.Optimizer, method):
+                    raise UnusableError(
+                        f"model.py: this program does not call {method}() of the {type(optimizer).__name__} of"
+                        " build_optimizer(): let its apply_gradients() do all that it does to gradients"
+                    )
+        return ScopedOptimizers(by_scope)
+    if name == "adam" and num_updates is not None:
+        return CountedAdamOptimizer(learning_rate, num_updates)
+    if name == "adam":
+        return tf.train.AdamOptimizer(learning_rate)
+    if name == "adagrad":
+        return tf.train.AdagradOptimizer(learning_rate)
+    if name in ("momentum", "nesterov"):
+        return tf.train.MomentumOptimizer(learning_rate, MOMENTUM, use_nesterov=name == "nesterov")
+    return tf.train.GradientDescentOptimizer(learning_rate)
+
+
+class CountedAdamOptimizer(tf.train.Optimizer):
+    """Adam; of a table it leaves all rows alone that a gradient does not have, where Adam would move them on.
+
+    It computes the powers of beta from a counter, where TensorFlow's Adam keeps two variables for all its parameters.
+
+    These would lie on one ps, and each step would send them to the others. Checkpoints hold the slots under the names
+    that TensorFlow's Adam gives them. The methods are those that `tf.train.Optimizer` asks its subclasses for.
+    """
+
+    def __init__(self, learning_rate: tf.Tensor, num_updates: tf.Variable):
+        """Take `num_updates`, int64 [], for the number of updates so far; the caller advances it after each."""
+        super().__init__(use_locking=False, name="Adam")
+        self._learning_rate, self._num_updates = learning_rate, num_updates
+
+    def _create_slots(self, var_list: Sequence[tf.Variable]) -> None:
+        for variable in var_list:
+            self._zeros_slot(variable, "m", self.get_name())
+            self._zeros_slot(variable, "v", self.get_name())
+
+    def _prepare(self) -> None:
+        number = tf.cast(self._num_updates.read_value() + 1, tf.float32)
+        self._powers = {"beta1_power": BETA_1**number, "beta2_power": BETA_2**number}
+
+    def _resource_apply_dense(self, grad: tf.Tensor, handle: tf.Variable) -> tf.Operation:
+        return tf.raw_ops.ResourceApplyAdam(
+            var=handle.handle,
+            m=self.get_slot(handle, "m").handle,
+            v=self.get_slot(handle, "v").handle,
+            **self._powers,
+            lr=self._learning_rate,
+            beta1=BETA_1,
+            beta2=BETA_2,
+            epsilon=EPSILON,
+            grad=grad,
+        )
+
+    def _resource_apply_sparse(self, grad: tf.Tensor, handle: tf.Variable, indices: tf.Tensor) -> tf.Operation:
+        m, v = self.get_slot(handle, "m"), self.get_slot(handle, "v")
+        mean = BETA_1 * m.sparse_read(indices) + (1 - BETA_1) * grad
+        variance = BETA_2 * v.sparse_read(indices) + (1 - BETA_2) * grad**2
+        rate = self._learning_rate * tf.sqrt(1 - self._powers["beta2_power"]) / (1 - self._powers["beta1_power"])
+        change = rate * mean / (tf.sqrt(variance) + EPSILON)
+        with tf.control_dependencies([change]):
+            return tf.group(
+                m.scatter_update(tf.IndexedSlices(mean, indices)),
+                v.scatter_update(tf.IndexedSlices(variance, indices)),
+                handle.scatter_sub(tf.IndexedSlices(change, indices)),
+            )
+
+
+class Schedule(NamedTuple):
+    """What the learning rate is at each global step: so a run that is resumed goes on with the rate that it had.
+
+    It rises in a line for `warmup_steps`, up to `learning_rate`. There it stays if it is constant. In a cycle (Smith
+    and Topin 2017, arXiv:1708.07120) it then falls in a line, and would be 0 at `train_steps`. A cycle is resumed with
+    the same number of steps, or the rate jumps to that of the longer cycle.
+    """
+
+    name: str  # one of LR_SCHEDULES
+    learning_rate: float
+    warmup_steps: int | None  # None: WARMUP_PART of a cycle, and none before a constant rate
+    train_steps: int  # more than `warmup_steps`
+    user: Callable[[tf.Tensor], tf.Tensor] | None = None  # the user's own, in the place of all that
+
+    def build(self, steps: tf.Tensor) -> tf.Tensor:
+        """Build the rate, float32 [], after so many `steps`, int64 []."""
+        if self.user:
+            return self.user(steps)
+        is_cycle = self.name == "one_cycle"
+        default_steps = int(WARMUP_PART * self.train_steps) if is_cycle else 0
+        warmup_steps = default_steps if self.warmup_steps is None else self.warmup_steps
+        factors = tf.ones(steps.shape)
+        if warmup_steps:
+            factors = tf.minimum(factors, tf.cast(steps + 1, tf.float32) / warmup_steps)
+        if is_cycle:
+            steps_left = tf.maximum(self.train_steps - steps, 0)
+            factors = tf.minimum(factors, tf.cast(steps_left, tf.float32) / (self.train_steps - warmup_steps))
+        return self.learning_rate * factors

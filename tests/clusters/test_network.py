@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.testbed import network
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Cluster, Process, can_run, poll_for
-from runtime.updates.asynchronous import EXCHANGES_PER_RUN
+from runtime.updates.mode import EXCHANGES_PER_RUN
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
 PS, WORKER_1, SPARE = 0, 2, 3  # the hosts of ps 0 and worker 1, and one without a task
