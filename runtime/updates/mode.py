@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -27,7 +27,7 @@ from runtime.updates.exchange import (
     choose_devices,
 )
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
-from runtime.updates.optimizer import Schedule, make_optimizer
+from runtime.updates.optimizer import OptimizerMaker, Schedule, make_optimizer
 from runtime.updates.packing import Packing, Selection
 from runtime.updates.ps_shard import Gradient, PsShard, make_updates
 
@@ -97,14 +97,12 @@ def build_updates(
     task, num_workers = membership.task, len(membership.task.worker_hosts)
     schedule = mode.make_schedule(own)
 
-    def make_optimizer_of_ps(rate: tf.Tensor) -> Any:
-        if mode.local_steps > 1:
-            return tf.train.GradientDescentOptimizer(learning_rate=1.0)  # it gets changes in the place of gradients
-        return make_optimizer(rate, mode.optimizer, own, tf.train.get_global_step())
-
-    shards = [
-        PsShard(packing, device, make_optimizer_of_ps, schedule.build, mode.ema_decay) for device in packing.variables
-    ]
+    make_own = functools.partial(make_optimizer, name=mode.optimizer, own=own)
+    make: OptimizerMaker = functools.partial(make_own, num_updates=tf.train.get_global_step())
+    build_rate = schedule.build
+    if mode.local_steps > 1:  # a ps gets changes in the place of gradients
+        make, build_rate = tf.train.GradientDescentOptimizer, lambda steps: tf.ones([])
+    shards = [PsShard(packing, device, make, build_rate, mode.ema_decay) for device in packing.variables]
     with tf.device(task.device):
         wanted = [Lookups({}, [])] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its lookups
@@ -130,8 +128,7 @@ def build_updates(
             pace = 1 if mode.sync_replicas else num_workers
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
-            make = functools.partial(make_optimizer, name=mode.optimizer, own=own)
-            build_exchange = LocalStepsExchangeBuilder(work, make, schedule, length).build_exchange
+            build_exchange = LocalStepsExchangeBuilder(work, make_own, schedule, length).build_exchange
     if mode.sync_replicas:
         rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
         return build_sync_updates(packing, selections, shards, build_exchange, rule, membership)
