@@ -29,7 +29,7 @@ flags.DEFINE_integer("first_label", 0, "label of the first class, such as 1 in E
 IMAGE_SHAPE = (28, 28)
 NUM_PIXELS = math.prod(IMAGE_SHAPE)
 INPUT = tf.TensorSpec(IMAGE_SHAPE, tf.uint8, "images")  # what an exported model takes of an example
-PREDICTS = "PICTURE..."  # what predict.py takes: the launcher tells how to use the model
+PREDICTS = "examples/digits/predict.py PICTURE..."  # the launcher tells how to use the model
 FEATURES = {  # of an example in a TFRecord file: its pixels as they lie in memory, and its class
     "image": tf.io.FixedLenFeature([], tf.string),
     "label": tf.io.FixedLenFeature([], tf.int64),

@@ -214,7 +214,9 @@ time.sleep(600)
         pass
 
 
-@pytest.mark.parametrize("arguments", [["mnist_input.py", "-h"], ["predict.py", "-h"], ["distributed.py", "--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["mnist_input.py", "-h"], ["examples/digits/predict.py", "-h"], ["distributed.py", "--version"]]
+)
 def test_a_script_finds_its_modules_where_python_does_not_look_for_them(arguments):
     """As with -P or PYTHONSAFEPATH, too."""
     done = subprocess.run([sys.executable, "-I", *arguments], cwd=PROJECT, capture_output=True, text=True)

@@ -111,7 +111,7 @@ def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
             [
                 "folder",
                 "train on  {command} '--export_dir=my model' --train_steps=14",
-                "predict   {python} predict.py '--model=my model' PICTURE...",
+                "predict   {python} examples/digits/predict.py '--model=my model' PICTURE...",
             ],
         ),
         ({}, [], []),
@@ -130,7 +130,7 @@ def test_the_last_lines_say_what_is_there_and_what_to_do_next(launch, result, fl
         assert line.startswith(start.format_map(names))
 
 
-def test_how_to_predict_is_told_only_where_predict_py_fits_the_data(launch, monkeypatch):
+def test_how_to_predict_is_told_only_where_a_script_fits_the_data(launch, monkeypatch):
     monkeypatch.setenv("PREDICTS", "")
     (launch.folder / "result").write_text('{"global_step": 7}')
     run = launch("mv result train/result.json; echo 'test accuracy 1.0'")

@@ -37,7 +37,7 @@ PACKAGES = (
 )
 PACKAGES += " wpolish wportuguese wspanish wswedish"
 INPUT = tf.TensorSpec([MAX_LETTERS], tf.int32, "words")  # what an exported model takes of an example
-PREDICTS = "WORD..."  # what predict.py takes
+PREDICTS = "examples/languages/predict.py WORD..."  # the launcher tells how to use the model
 
 
 class DataError(Exception):

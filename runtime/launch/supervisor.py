@@ -35,7 +35,7 @@ class Supervisor:
     """Runs a cluster, in which every task does `run`."""
 
     def __init__(self, options: Options, run: Callable[[], None], predicts: str):
-        """Prepare to run it; `predicts` says what predict.py takes, such as "PICTURE...", or is empty."""
+        """Prepare to run it; `predicts` is `PREDICTS` of the user's `mnist_input.py`, or empty."""
         self._options, self._run_script, self._predicts = options, run, predicts
         names = [f"ps-{index}" for index in range(options.ps)]
         names += [f"worker-{index}" for index in range(options.workers)]
@@ -210,8 +210,9 @@ class Supervisor:
         if not self._options.export_dir:
             lines.append(f"export    {_make_command([*given, f'--export_dir={model}'])}")
         if self._predicts:
-            predict = [_shorten(sys.executable), _shorten(f"{PROJECT}/predict.py"), f"--model={model}"]
-            lines.append(f"predict   {shlex.join(predict)} {self._predicts}")
+            script, _, what = self._predicts.partition(" ")
+            predict = [_shorten(sys.executable), _shorten(f"{PROJECT}/{script}"), f"--model={model}"]
+            lines.append(f"predict   {shlex.join(predict)} {what}")
         return lines
 
     def _end_all(self) -> None:
