@@ -301,7 +301,7 @@ EXERCISED = {
     ".venv/bin/python -m pip install -r benchmarks/requirements.txt": Installed(),
     ".venv/bin/python -m benchmarks": Executed(),
     **{f".venv/bin/python -m benchmarks {name}": Explained() for name in BENCHMARKS if name != "redraw"},
-    ".venv/bin/python mnist_input.py convert --shards 16": RunBy('"mnist_input.py", "convert", *flags'),
+    ".venv/bin/python examples/convert.py --shards 16": RunBy('"examples/convert.py", *flags'),
     "./run_local_cluster.sh --data_dir=$HOME/.cache/distributed-mnist/tfrecord": ParsedFlags(),
 }
 
@@ -429,7 +429,7 @@ def test_every_flag_exists(document):
     known = {*distributed.FLAGS, "help", "constraints", "flagfile"}
     for script in ("run_local_cluster.sh", "tests/run"):
         known.update(FLAG.findall((PROJECT / script).read_text()))
-    programs = [PROJECT / name for name in ("tests/chaos.py", "tests/soak.py", "runtime/data/convert.py")]
+    programs = [PROJECT / name for name in ("tests/chaos.py", "tests/soak.py", "examples/convert.py")]
     for benchmark in BENCHMARKS.values():
         known.update(inspect.signature(load(benchmark)).parameters)
     for script in [*programs, *(PROJECT / "benchmarks").rglob("*.py")]:

@@ -4,7 +4,6 @@ Debian and Ubuntu have the lists, in /usr/share/dict. Shapes: n examples, 24 let
 """
 
 import os
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -100,8 +99,3 @@ def decode(words: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def to_inputs(words: tf.Tensor) -> tf.Tensor:
     """Return words, int32 [b, 24], as they are."""
     return words
-
-
-if __name__ == "__main__":
-    print("error: this mnist_input.py has no command: lists of words are read as they are", file=sys.stderr)
-    sys.exit(2)

@@ -33,11 +33,6 @@ class RecordSource(PipelineSource):
         checksum = zlib.crc32(repr(looks).encode(errors="surrogateescape"))
         self.description = f"({len(paths)} files, CRC-32 of names, sizes and first records {checksum:08x})"
         if fault := find_fault(self._files, parse, num_records=1):
-            sizes = [of_input.shape.num_elements() for of_input in inputs_of(spec).values()]
-            if len(self._files[0].first) == 1 + sum(sizes):
-                folder = os.path.dirname(paths[0])
-                fault = f"{folder} has files of version 1, which wrote no tf.train.Example: convert them with python"
-                fault += f" mnist_input.py convert --shards=16 --data_dir={folder} --output_dir={folder}-examples"
             raise UnusableError(fault)
         with tf.Graph().as_default():
             columns = parse(tf.placeholder(tf.string, [None]))

@@ -308,10 +308,6 @@ def test_the_example_of_words_ends_with_2_where_it_cannot_do_what_it_is_told(tmp
     status, answers, errors = predict_languages(tmp_path, "abc")
     assert (status, answers) == (2, "")
     assert errors.splitlines()[-1].startswith("error: --model exported has no exported model of words ([Errno 2]")
-    command = [sys.executable, "mnist_input.py", "convert", "--shards=2"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert "error: this mnist_input.py has no command" in ended.stderr
 
 
 OLD_SCRIPT = """
