@@ -18,7 +18,7 @@ from runtime.launch.ports import choose_ports
 from runtime.process import phases
 from runtime.process.errors import FinishedError, UnusableError
 from tests.models import make_model
-from tests.test_users_files import INPUT, OF_VERSION_1, sum_up
+from tests.test_users_files import INPUT, sum_up
 
 IN_MODEL = PROJECT / "model.py"
 
@@ -185,7 +185,6 @@ def run(copy, *command, env=None):
         ),
         ("model.py", "raise SystemExit(0)", 2, "model.py, line 1: SystemExit: 0; correct model.py"),
         ("model.py", "raise OSError(5, 'away')", 1, "OSError: .* away; start this task again"),
-        ("model.py", "def build_parameters(model, hidden_units): ...", 2, OF_VERSION_1),
         (
             "mnist_input.py",
             "INPUT = 28",

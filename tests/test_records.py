@@ -340,6 +340,18 @@ def test_what_parse_returns_is_read_and_shown(tmp_path):
         open_source(str(tmp_path), "t10k", wrong).load()
 
 
+def test_features_come_in_the_order_of_input(tmp_path):
+    write(tmp_path / "train.tfrecord", [example(**{"a": 1.0, "b": 2.0, "a/label": 3})])
+    spec = {name: tf.TensorSpec([], tf.float32) for name in "ab"}
+    features = {name: tf.io.FixedLenFeature([], tf.float32) for name in "ab"}
+    features["a/label"] = tf.io.FixedLenFeature([], tf.int64)
+    source = open_source(str(tmp_path), "train", reader_of(spec, FEATURES=features))
+    assert [column.tolist() for column in source.load()] == [[1.0], [2.0], [3]]
+    other = reader_of(dict(reversed(spec.items())), FEATURES=features)
+    with pytest.raises(UnusableError, match="expected the inputs in the order of INPUT, b, a, found a, b; correct mn"):
+        open_source(str(tmp_path), "train", other)
+
+
 def test_load_has_the_word_where_a_reader_says_nothing_of_records(make_files):
     loaded = mnist_input.Examples(np.zeros((2, 784), np.uint8), np.zeros(2, np.uint8))
     reader = reader_of(mnist_input.INPUT, load=lambda data_dir, split: loaded)

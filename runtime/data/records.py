@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from runtime.data.files import Parse, find_fault, look_at
 from runtime.data.order import build_numbers, build_seed
 from runtime.data.pipeline import ALL, NUM_THREADS, Open, PipelineSource, untouched
 from runtime.data.reader import build_next_number, signature_of
-from runtime.model.users_files import check_order, check_signature, inputs_of
+from runtime.model.users_files import check_columns
 from runtime.process.errors import UnusableError
 
 BLOCK_SIZE = 128  # neighbours in a file that are read at once
@@ -37,7 +38,7 @@ class RecordSource(PipelineSource):
         with tf.Graph().as_default():
             columns = parse(tf.placeholder(tf.string, [None]))
         self.signature, self._to_columns = signature_of(columns), getattr(type(columns), "_make", list)
-        check_signature(self.signature, spec, where)
+        check_columns(self.signature, spec, where, getattr(columns, "_fields", ()))
         self._num_bytes, self._numbers = len(self._files[0].first), [*range(len(paths))]
         self._hold: Any = None
 
@@ -124,8 +125,9 @@ def make_parse(reader: Any) -> Any:
     def parse(serialized: Any) -> Any:
         if hasattr(reader, "parse"):
             return tf.nest.map_structure(to_dense, reader.parse(serialized))
-        check_order(list(reader.FEATURES), inputs_of(reader.INPUT), "mnist_input.py: FEATURES")
         parsed = tf.io.parse_example(serialized, reader.FEATURES)
-        return tuple(to_dense(parsed[name]) for name in reader.FEATURES)
+        make_type: Any = namedtuple  # mypy knows it with names in the source only
+        columns = make_type("Columns", reader.FEATURES, rename=True)  # a name need be none of Python
+        return columns(*(to_dense(parsed[name]) for name in reader.FEATURES))
 
     return parse if hasattr(reader, "parse") or hasattr(reader, "FEATURES") else None
