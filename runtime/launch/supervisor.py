@@ -41,7 +41,7 @@ class Supervisor:
         names += [f"worker-{index}" for index in range(options.workers)]
         self._tasks = {name: Task(name, options.folder.log_of(name)) for name in names}
         self._chief = self._tasks["worker-0"]
-        self._lock, self._was_warned = lock(options.folder), False
+        _lock(options.folder)
         events = ""
         with contextlib.suppress(OSError):  # then the tasks cannot record anything either
             events = join_run(options.folder)
@@ -123,34 +123,12 @@ class Supervisor:
                 self._console.note(name, "ended", status=task.status)
         self._console.refresh()
 
-    def _keep_folder(self) -> None:
-        """Make the train directory again if somebody has removed it, or moved it away.
-
-        Raises:
-          GivenUpError: another launcher has made it.
-        """
-        folder = self._options.folder
-        with contextlib.suppress(OSError):  # it is gone
-            if os.path.samestat(os.stat(folder.logs), os.fstat(self._lock)):
-                return
-        try:
-            os.makedirs(folder.logs, exist_ok=True)
-            self._lock = lock(folder)
-            self._console.say(f"{folder.path} was removed: it is made again, for what comes from now on")
-        except BlockingIOError:
-            raise GivenUpError(self._chief, "has lost its train directory, which another run uses now", 1) from None
-        except OSError as error:
-            if not self._was_warned:
-                self._was_warned = True
-                self._console.say(f"{folder.path} was removed, and cannot be made again: {error.strerror}")
-
     def _supervise(self) -> None:
         """Start again what has died.
 
         Raises:
           GivenUpError: a task cannot go on, or stays when the chief has ended.
         """
-        self._keep_folder()
         if self._chief.status == 0:
             self._leave_by = self._leave_by or time.monotonic() + LEAVE_SECS
         for task in self._tasks.values():
@@ -230,24 +208,18 @@ class Supervisor:
             task.process.kill()
 
 
-def lock(folder: RunFolder) -> int:
+def _lock(folder: RunFolder) -> None:
     """Keep other launchers out, as long as this process or one of its tasks lives: logs and events would be mixed.
-
-    Returns:
-      The number of an open file, which is inherited by the tasks.
 
     Raises:
       BlockingIOError: another one keeps this one out.
     """
-    descriptor = os.open(folder.logs, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(os.open(folder.logs, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
         raise
     except OSError:  # some network file systems know no locks
         pass
-    return descriptor
 
 
 def _make_command(arguments: Sequence[str]) -> str:
