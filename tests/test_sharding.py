@@ -1,5 +1,6 @@
 """Examples that workers take while they train: each is read once, by whoever comes for it."""
 
+import contextlib
 import re
 import threading
 
@@ -10,8 +11,8 @@ import tensorflow.compat.v1 as tf
 import distributed
 import mnist_input
 from examples import convert
-from runtime.cluster.holdings import Holding
 from runtime.cluster.membership import Membership
+from runtime.cluster.table import Table
 from runtime.data.memory import MemorySource
 from runtime.data.sources import open_source
 from runtime.records.folder import RunFolder
@@ -49,6 +50,7 @@ class Worker:
             columns = batches.columns(tf.reshape(batches.inputs, [-1]))
             self._run = [*updates.train_op, columns[0]]
             self._saver = tf.train.Saver(sharded=True)
+            self.coord, self.batches = tf.train.Coordinator(), batches
             self.session = servers.worker_session(index, graph)
             if restore_from:
                 self._saver.restore(self.session, restore_from)
@@ -56,8 +58,12 @@ class Worker:
                 self.session.run(tf.global_variables_initializer())
                 self.session.run(tf.variables_initializer(updates.unsaved_variables))
             self.session.run(tf.local_variables_initializer())
-            batches.start(self.session, first_batch)
-        self.numbers = []
+            batches.start(self.session, first_batch, self.coord)
+        self._servers, self._index, self.numbers = servers, index, []
+
+    def make_session(self):
+        self.session = self._servers.worker_session(self._index, self.session.graph)
+        return self.session
 
     def train(self, num_runs=1):
         for _ in range(num_runs):
@@ -165,25 +171,37 @@ def test_of_a_killed_worker_only_what_it_held_is_not_read(start, open_files, cap
     assert re.search(r"worker 1: the rest of \S+/train-0000\d-of-00010.tfrecord, which this worker held", caplog.text)
 
 
-def test_a_session_closes_while_the_next_piece_is_asked_for(start, open_files, monkeypatch):
-    take, has_taken, is_asked = Holding.take, threading.Event(), threading.Event()
+def test_a_session_ends_though_ps_0_has_no_answer_and_another_one_begins(start, open_files, monkeypatch):
+    count_up, is_asked = Table.count_up, threading.Event()
 
-    def take_one_and_wait(holding, session, next_piece, name_of):
-        if has_taken.is_set():  # from then on no answer comes
-            with session.graph.as_default():
-                next_piece = tf.FIFOQueue(1, [tf.int64]).dequeue()
-            is_asked.set()
-        has_taken.set()
-        return take(holding, session, next_piece, name_of)
+    def never(table, variable):
+        is_asked.set()
+        raise tf.errors.UnavailableError(None, None, "no answer")
 
     worker = start(open_files(NUM_EXAMPLES // RUN_SIZE), DYNAMIC)(0)
-    monkeypatch.setattr(Holding, "take", take_one_and_wait)
     worker.train()
+    monkeypatch.setattr(Table, "count_up", never)
+
+    def train():
+        with contextlib.suppress(tf.errors.OpError):
+            worker.train(10)  # of which some step waits for a piece
+
+    training = threading.Thread(target=train, daemon=True)
+    training.start()
     assert is_asked.wait(60)
-    closing = threading.Thread(target=worker.session.close, daemon=True)
-    closing.start()
-    closing.join(60)
-    assert not closing.is_alive()
+    worker.coord.request_stop()
+
+    def begin_anew():
+        worker.session.close()
+        worker.batches.start(worker.make_session(), 0, tf.train.Coordinator())
+
+    beginning = threading.Thread(target=begin_anew, daemon=True)
+    beginning.start()
+    for thread in (training, beginning):
+        thread.join(60)
+        assert not thread.is_alive()
+    monkeypatch.setattr(Table, "count_up", count_up)
+    worker.train()
 
 
 @pytest.mark.parametrize("kind", ["memory", "files"])

@@ -3,9 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
 
-import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.table import HELD, Table
@@ -22,22 +20,26 @@ class Holding:
         self._task, self._number, self._has_looked = task, HELD - task.index, False
         self._table = Table(task.ps_hosts[0])
 
-    def take(self, session: tf.Session, next_piece: tf.Tensor, name_of: Callable[[Any], str]) -> Any:
-        """Take the next piece, and note its name. While ps 0 is away, ask again, until the session is closed.
+    def take(self, variable: str, is_over: Callable[[], bool]) -> int:
+        """Return the number of the next piece, which a variable on ps 0 counts. While that is away, ask again.
+
+        It asks with a session of its own: that of training, which is closed when a ps is lost, waits for a step that
+        may wait for the piece, and each call in it then waits for the closing.
 
         Raises:
-          RuntimeError: the session is closed.
+          RuntimeError: nobody needs the piece any more.
         """
-        while True:
-            try:
+        while not is_over():
+            with contextlib.suppress(*PASSING):
                 self._tell_what_is_left()
-                piece = session.run(next_piece)
-                break
-            except PASSING:
-                time.sleep(POLL_SECS)
-        with contextlib.suppress(*PASSING):  # it is only for the log
-            self._table.write({self._number: name_of(piece)})
-        return piece
+                return self._table.count_up(variable)
+            time.sleep(POLL_SECS)
+        raise RuntimeError("the session for which this piece was to be is over")
+
+    def note(self, name: str) -> None:
+        """Note the name of the piece that this worker holds now: it is only for the log."""
+        with contextlib.suppress(*PASSING):
+            self._table.write({self._number: name})
 
     def _tell_what_is_left(self) -> None:
         """Log what another process has left that was this worker."""

@@ -73,6 +73,7 @@ class Table:
             find, insert = tf.raw_ops.LookupTableFindV2, tf.raw_ops.LookupTableInsertV2
             self._found = find(table_handle=table, keys=self._numbers, default_value="")
             self._insert = insert(table_handle=table, keys=self._numbers, values=self._texts)
+        self._counts: dict[str, tf.Tensor] = {}
         self._session: tf.Session | None = None
         self._using = threading.Lock()
 
@@ -87,6 +88,18 @@ class Table:
     def write(self, texts: Mapping[int, str]) -> None:
         """Put texts in the place of those of these numbers; it raises what `read()` does."""
         self._run(self._insert, {self._numbers: [*texts], self._texts: [*texts.values()]})
+
+    def count_up(self, variable: str) -> int:
+        """Return the value of the variable of that name on this server, int64 [], which then has the next one.
+
+        It raises what `read()` does, also while the variable is not initialised.
+        """
+        if variable not in self._counts:
+            with self._graph.as_default(), tf.device("/device:CPU:0"):
+                handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=variable)
+                count = tf.raw_ops.ResourceCountUpTo(resource=handle, limit=tf.int64.max, T=tf.int64)
+                self._counts[variable] = count
+        return int(self._run(self._counts[variable], {}))
 
     def close(self) -> None:
         """End the session, which takes memory on the server; the next use makes another one."""

@@ -158,14 +158,14 @@ class PipelineSource:
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def _starting(self, session: tf.Session) -> Iterator[None]:
-        """Note which session draws. When a run goes on, examples of this share are counted before the first."""
+    def _starting(self, coord: tf.train.Coordinator | None) -> Iterator[None]:
+        """Note until when a session draws. When a run goes on, examples of this share are counted before the first."""
         with reminding("still ending what has read ahead, or counting the examples of this share", self._where):
             try:
                 yield
             except tf.errors.OpError as error:
                 self._raise_fault(error)
-        self._session = session  # now that what has read ahead for an earlier one has ended
+        self._coord = coord  # now that what has read ahead for an earlier one has ended
 
     @contextlib.contextmanager
     def telling_faults(self) -> Iterator[None]:

@@ -27,7 +27,8 @@ class Batches(NamedTuple):
     first_example: tf.Tensor  # int64 [], a placeholder: how many examples earlier sessions have used
     initializer: tf.Operation
     feed_dict: Mapping[tf.Tensor, npt.NDArray[Any]]  # what `initializer` is fed beside that
-    starting: Callable[[tf.Session], Any] = contextlib.nullcontext  # is entered when a session starts to draw
+    # Is entered when a session starts to draw, with the coordinator of its threads.
+    starting: Callable[[tf.train.Coordinator | None], Any] = contextlib.nullcontext
     describe_not_finite: Callable[[], str] = str  # says which columns have numbers that are not finite, as far as known
 
     def columns(self, of_batch: tf.Tensor) -> Columns:
@@ -35,10 +36,10 @@ class Batches(NamedTuple):
         with tf.name_scope("batch"):
             return self.gather(of_batch)
 
-    def start(self, session: tf.Session, first_batch: int) -> None:
-        """Let a session draw; a worker's own stream begins with batch `first_batch`."""
+    def start(self, session: tf.Session, first_batch: int, coord: tf.train.Coordinator | None = None) -> None:
+        """Let a session draw, until `coord` stops; a worker's own stream begins with batch `first_batch`."""
         first_example = first_batch * self.inputs.shape[1]
-        with self.starting(session):
+        with self.starting(coord):
             session.run(self.initializer, {**self.feed_dict, self.first_example: first_example})
 
 
@@ -59,16 +60,24 @@ def make_iterator(dataset: tf.data.Dataset, num_threads: int = 0, shared_name: s
     return tf.data.make_initializable_iterator(dataset.with_options(options), shared_name)
 
 
+def make_counter(name: str) -> tf.Variable:
+    """Make what counts on ps 0 what is dealt out, int64 [].
+
+    It is a variable of the model: so a checkpoint has it, and whoever restores the parameters goes on where they were.
+    """
+    with tf.device("/job:ps/task:0"), tf.name_scope("sharding/"):
+        return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=name)
+
+
 def build_next_number(name: str) -> tf.Tensor:
     """Build the next of the numbers that ps 0 deals out, int64 []; each evaluation takes a new one.
 
-    It counts in a variable of the model: so a checkpoint has it, and whoever restores the parameters goes on where they
-    were. Counting is one op on the ps, which no other worker can come between: `assign_add()` would read the sum with
-    another op.
+    Counting is one op on the ps, which no other worker can come between: `assign_add()` would read the sum with another
+    op.
     """
-    with tf.device("/job:ps/task:0"), tf.name_scope("sharding/"):
-        count = tf.Variable(tf.zeros([], tf.int64), trainable=False, name=name)
-        return tf.raw_ops.ResourceCountUpTo(resource=count.handle, limit=tf.int64.max, T=tf.int64)
+    counter = make_counter(name)
+    with tf.device(counter.device):
+        return tf.raw_ops.ResourceCountUpTo(resource=counter.handle, limit=tf.int64.max, T=tf.int64)
 
 
 def compute_checksum(columns: Columns) -> int:

@@ -6,13 +6,14 @@ from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.data.files import Parse, find_fault, look_at
 from runtime.data.order import build_numbers, build_seed
 from runtime.data.pipeline import ALL, NUM_THREADS, Open, PipelineSource, untouched
-from runtime.data.reader import build_next_number, signature_of
+from runtime.data.reader import make_counter, signature_of
 from runtime.model.users_files import check_columns
 from runtime.process.errors import UnusableError
 
@@ -91,18 +92,22 @@ class RecordSource(PipelineSource):
     def _build_windows(self, open_pieces: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
         if not self._hold:
             return super()._build_windows(open_pieces, first, seed)
-        number = build_next_number("pieces_dealt_out")
-        next_piece = tf.stack([number, build_numbers(number, 1, len(self._numbers), seed, None)[0]])
+        counter = make_counter("pieces_dealt_out")
 
         def take() -> Any:
-            return self._hold.take(
-                self._session, next_piece, lambda piece: self._files[piece[1] // self._num_parts].path
-            )
+            is_over = self._coord.should_stop if self._coord else bool
+            return np.int64(self._hold.take(counter.op.name, is_over))
+
+        def note(piece: Any) -> None:
+            self._hold.note(self._files[piece[0] // self._num_parts].path)
 
         @untouched
         def build_piece(_: tf.Tensor) -> tf.data.Dataset:
-            piece = tf.ensure_shape(tf.numpy_function(take, [], tf.int64), [2])
-            return self._mix(self._to_windows(open_pieces(piece[1:])), build_seed(seed, None, piece[0]))
+            number = tf.ensure_shape(tf.numpy_function(take, [], tf.int64), [])
+            piece = build_numbers(number, 1, len(self._numbers), seed, None)
+            with tf.control_dependencies([tf.numpy_function(note, [piece], [])]):
+                piece = tf.identity(piece)
+            return self._mix(self._to_windows(open_pieces(piece)), build_seed(seed, None, number))
 
         return tf.data.Dataset.range(ALL).flat_map(build_piece)
 

@@ -44,7 +44,7 @@ class StepsHook(tf.train.SessionRunHook):
         step = int(session.run(tf.train.get_global_step(session.graph)))
         if self._batches:
             first_batch = step * self._updates.num_replicas // self._task.num_clients
-            self._batches.start(session, first_batch)
+            self._batches.start(session, first_batch, coord)
         # On the chief, others may have trained since it restored the model.
         found_step = self._scaffold.found_step if self._task.is_chief else step
         if (num_lost := self._seen_step - found_step) > 0:
