@@ -202,7 +202,7 @@ def test_an_evaluator_knows_a_checkpoint_again_by_its_name_and_when_it_was_writt
         return MEASURES._replace(global_step=47)  # asynchronous workers have trained on while it was written
 
     for run in range(1, 3):
-        (finished_run.folder / "events" / str(run)).mkdir(parents=True)
+        (finished_run.folder / "events" / str(run)).mkdir(parents=True, exist_ok=True)
         finished_run.follow(evaluate)
     assert len(measured) == 2
     finished_run.save(40)  # of a new model

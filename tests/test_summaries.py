@@ -213,20 +213,20 @@ MEASURES = Measures(
 
 
 @pytest.mark.parametrize(("job_name", "folder"), [("worker", ""), ("evaluator", "evaluator")])
-def test_an_evaluation_is_an_event_and_is_written_where_its_task_writes(tmp_path, job_name, folder):
+def test_tests_of_the_model_are_events_and_are_drawn_where_their_task_writes(tmp_path, job_name, folder):
     task = Task(job_name, 0, ("a:1",), ("b:2",))
     events.start_recording(task, RunFolder(tmp_path))
     record_evaluation(task, MEASURES, checkpoint_step=30)
-    assert read(tmp_path / folder) == {"test_accuracy": [(40, 0.9375)], "test_loss": [(40, 0.25)]}
-    *_, event = events.read_run(RunFolder(tmp_path))
-    expected = {"event": "evaluated", "global_step": 40, "test_accuracy": 0.9375, "test_loss": 0.25}
-    assert event == {"unix_secs": event["unix_secs"], **expected, "checkpoint_step": 30, "by": f"{job_name} 0"}
-
-
-def test_the_last_evaluation_is_written_for_tensorboard(tmp_path):
-    events.start_recording(Task("worker", 0, ("a:1",), ("b:2",)), RunFolder(tmp_path))
-    record_test(MEASURES, None)
-    assert read(tmp_path) == {"test_accuracy": [(40, 0.9375)], "test_loss": [(40, 0.25)]}
+    record_test(MEASURES._replace(global_step=50), None)
+    assert read(tmp_path / folder) == {
+        "test_accuracy": [(40, 0.9375), (50, 0.9375)],
+        "test_loss": [(40, 0.25), (50, 0.25)],
+    }
+    _, evaluated, tested = events.read_run(RunFolder(tmp_path))
+    figures = {"global_step": 40, "test_accuracy": 0.9375, "test_loss": 0.25}
+    by = {"unix_secs": evaluated["unix_secs"], "by": f"{job_name} 0"}
+    assert evaluated == {"event": "evaluated", **figures, "checkpoint_step": 30, **by}
+    assert (tested["event"], tested["global_step"]) == ("tested", 50)
 
 
 def test_a_full_disk_costs_its_summaries_and_nothing_else(tmp_path, capfd):
