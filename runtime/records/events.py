@@ -23,7 +23,7 @@ MAX_MEMORY_SECS = 60.0  # of an NFS client, by default, for a name that was not 
 WRITING_SECS = 2.0  # how long the end of a process waits until all is written
 MAX_PENDING = 1000  # that wait for a file server; or, of lines, for a folder, or for room on its disk
 
-Work = bytes | Callable[[RunFolder, object], None]
+Work = bytes | Callable[[RunFolder, object], None]  # a line for the events, or what writes something else
 
 _recorder: "_Recorder | None" = None  # of this task; None: nothing is recorded
 _locks: list[IO[str]] = []  # never closed
@@ -54,9 +54,9 @@ def record(event: str, unix_secs: float | None = None, **values: object) -> None
 
 
 def write_later(work: Work) -> None:
-    """Let the recorder, if there is one, append a line, or call what writes something else into the train directory.
+    """Let the recorder, if there is one, append a line, or call something with the train directory and this task.
 
-    That is called with the train directory, if it is there, and this task.
+    A line waits until the train directory is there, with room in it. A call is lost without.
     """
     if _recorder:
         try:
