@@ -136,12 +136,14 @@ def test_what_went_wrong_and_was_mended_is_told(train_dir):
 
 @pytest.mark.parametrize(("period_secs", "is_gone"), [(2, True), (60, False)])
 def test_a_worker_that_seldom_says_how_far_it_is_is_not_gone(tmp_path, period_secs, is_gone):
+    """The last word of one that is killed may also be about a test."""
+
     def train(at):
         training = {"global_step": 0, "local_step": 0, "period_secs": period_secs}
         return [(0, "starting", START), (2, "training", training), (at, "progress", progress(100, 60))]
 
-    write(tmp_path, {"worker-0": train(50), "worker-1": train(20)})
-    told = history.tell(history.read(RunFolder(tmp_path)), "worker 1")
+    write(tmp_path, {"worker-1": train(50), "worker-0": [*train(20), (21, "evaluated", {"test_loss": 1.0})]})
+    told = history.tell(history.read(RunFolder(tmp_path)), "worker 0")
     assert ("gone" in [entry.kind for entry in told]) == is_gone
 
 
