@@ -23,6 +23,7 @@ from runtime.data import download
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import Connection, make_server_config, make_session_config
 from runtime.process import environment
+from runtime.records import events
 from tests import forked, idx_files
 
 # SIGTERM, as well as Ctrl-C, ends the tests in order, and with them the processes that they have started. A shell lets
@@ -41,6 +42,13 @@ def graph():
     """A graph of the test's own."""
     with tf.Graph().as_default() as graph:
         yield graph
+
+
+@pytest.fixture
+def start_recording(monkeypatch):
+    """What lets this process record as a task into a folder, until the end of one test."""
+    monkeypatch.setattr(events, "_recorder", None)
+    return events.start_recording
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from runtime.display.picture import make_bar, make_picture
 from runtime.display.screen import Screen, make_line
 from runtime.display.status import RunStatus
 from runtime.records.files import Tail
-from runtime.records.folder import RunFolder
+from runtime.records.folder import EVALUATOR, RunFolder
 from tests.fake_tasks import WAIT, make_command
 from tests.terminal import Terminal
 
@@ -102,7 +102,7 @@ def test_steps_that_are_lost_are_not_counted():
 def test_the_metric_is_the_first_of_the_last_test():
     run = make_run(*BEGUN)
     assert run.test is None
-    run.tell("worker-0", {"unix_secs": 20, "event": "evaluated", "test_accuracy": 0.875, "test_loss": 0.5})
+    run.tell(EVALUATOR, {"unix_secs": 20, "event": "evaluated", "test_accuracy": 0.875, "test_loss": 0.5})
     assert run.test == ("test accuracy", 0.875)
     run.tell("worker-0", {"unix_secs": 30, "event": "tested", "test_auc": 0.75, "test_accuracy": 0.875})
     assert run.test == ("test auc", 0.75)

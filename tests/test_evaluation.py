@@ -6,13 +6,13 @@ import functools
 import json
 import os
 import re
-import threading
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from benchmarks.testbed.processes import DEADLINE_SECS
 from runtime.cluster.membership import Membership
 from runtime.cluster.table import REACHED, TRAINED, TRAINING
 from runtime.cluster.task import Task
@@ -23,13 +23,14 @@ from runtime.monitoring import evaluation
 from runtime.monitoring.evaluation import (
     EXAMPLES,
     EvaluationHook,
-    EvaluationLog,
     ModelTest,
     build_placeholders,
+    record_evaluation,
 )
 from runtime.monitoring.measures import Measures, Target
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.process.errors import UnsavedError, UnusableError
+from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.roles.evaluator import Checkpoint, follow_checkpoints
 from runtime.saving.checkpoints import CheckpointHook
@@ -41,7 +42,6 @@ from tests.models import make_model
 
 CHIEF = Task("worker", 0, ("a:1",), ("b:2",))
 EVALUATOR = Task("evaluator", 0, ("a:1",), ("b:2",))
-NOWHERE = RunFolder("")
 MEASURES = Measures(
     loss=0.25, metrics={"accuracy": 0.9375}, global_step=40, parameters={}, find_mistakes=lambda spec: {}
 )
@@ -60,37 +60,6 @@ class FixedTest:
 
     def __call__(self, session):
         return self._measure(session)
-
-
-def test_each_evaluation_is_a_line_of_a_file_that_several_tasks_write(tmp_path):
-    chief, evaluator = (EvaluationLog(task, RunFolder(tmp_path)) for task in (CHIEF, EVALUATOR))
-    assert evaluator.read() == [], "there is no file yet"
-    chief.write(MEASURES)
-    evaluator.write(MEASURES._replace(global_step=50))
-    entries = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
-    assert [(entry["task"], entry["global_step"]) for entry in entries] == [("worker 0", 40), ("evaluator 0", 50)]
-    assert entries[0]["test_accuracy"] == 0.9375
-    assert entries[0]["test_loss"] == 0.25
-    assert evaluator.read() == entries[1:]
-
-
-def test_a_line_that_was_cut_off_costs_no_other(tmp_path):
-    log = EvaluationLog(EVALUATOR, RunFolder(tmp_path))
-    log.write(MEASURES)
-    with open(tmp_path / "eval.jsonl", "a") as file:
-        file.write('{"global_step": 50, "te')
-    log.write(MEASURES._replace(global_step=60))
-    assert [line["global_step"] for line in log.read()] == [40, 60]
-
-
-def test_an_evaluation_that_cannot_be_written_is_written_with_the_next_one(tmp_path, caplog):
-    (tmp_path / "eval.jsonl").symlink_to("/dev/full")
-    log = EvaluationLog(CHIEF, RunFolder(tmp_path))
-    log.write(MEASURES)
-    assert "the evaluation cannot be written ([Errno 28] No space left on device)" in caplog.text
-    (tmp_path / "eval.jsonl").unlink()
-    log.write(MEASURES._replace(global_step=50))
-    assert [line["global_step"] for line in log.read()] == [40, 50]
 
 
 GOAL = Target("accuracy", 0.9)
@@ -134,10 +103,14 @@ def test_a_run_is_finished_when_its_result_has_reached_the_goal(tmp_path, leave_
     assert not is_finished(RunFolder(""), Goal(100, GOAL)), "without a folder, nobody knows"
 
 
-def test_an_evaluator_that_is_started_again_waits_as_long_as_one_that_was_not(tmp_path, leave_checkpoint):
+def test_an_evaluator_that_is_started_again_waits_as_long_as_one_that_was_not(
+    tmp_path, leave_checkpoint, start_recording
+):
     leave_checkpoint(MEASURES.global_step)
     checkpoint = Checkpoint(MEASURES.global_step, round((tmp_path / "model.ckpt-40.index").stat().st_mtime, 3))
-    EvaluationLog(EVALUATOR, RunFolder(tmp_path)).write(MEASURES, **checkpoint._asdict())
+    start_recording(EVALUATOR, RunFolder(tmp_path))
+    record_evaluation(EVALUATOR, MEASURES, **checkpoint._asdict())
+    assert not events.wait_until_written(DEADLINE_SECS)
     with tf.Graph().as_default():
         tf.get_variable("weights", [])
         timeouts = Timeouts(startup_secs=0, recovery_secs=1)
@@ -157,7 +130,7 @@ def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers, las
         initializer = tf.train.create_global_step().initializer
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
-        hook = EvaluationHook(chief, FixedTest(), NOWHERE, target=Target("accuracy", 0.9), is_done=is_not_done)
+        hook = EvaluationHook(chief, FixedTest(), target=Target("accuracy", 0.9), is_done=is_not_done)
         for is_said in (False, True):
             if is_said:
                 chief.say(last_word)
@@ -182,7 +155,7 @@ def test_any_accuracy_reaches_the_goal_of_0(local_servers):
         initialize = tf.global_variables_initializer()
     with servers.worker_session(0, graph) as session:
         session.run(initialize)
-        hook = EvaluationHook(chief, FixedTest(), NOWHERE, target=Target("accuracy", 0.0), is_done=is_not_done)
+        hook = EvaluationHook(chief, FixedTest(), target=Target("accuracy", 0.0), is_done=is_not_done)
         coord, context = tf.train.Coordinator(), tf.train.SessionRunContext(None, session)
         hook.after_create_session(session, coord)
         assert hook.evaluate(session, coord)
@@ -211,6 +184,7 @@ class FinishedRun:
         with tf.Graph().as_default():
             tf.get_variable("weights", [])
             follow_checkpoints(EVALUATOR, evaluate, RunFolder(self.folder), Goal(40, None), Timeouts(0, 0))
+        assert not events.wait_until_written(DEADLINE_SECS)
 
 
 @pytest.fixture
@@ -218,14 +192,17 @@ def finished_run(tmp_path):
     return FinishedRun(tmp_path)
 
 
-def test_an_evaluator_knows_a_checkpoint_again_by_its_name_and_when_it_was_written(finished_run):
+def test_an_evaluator_knows_a_checkpoint_again_by_its_name_and_when_it_was_written(finished_run, start_recording):
+    """Its events lie in the folders of the runs that it has seen."""
+    start_recording(EVALUATOR, RunFolder(finished_run.folder))
     measured = []
 
     def evaluate(_):
         measured.append(MEASURES.global_step)
         return MEASURES._replace(global_step=47)  # asynchronous workers have trained on while it was written
 
-    for _ in range(2):
+    for run in range(1, 3):
+        (finished_run.folder / "events" / str(run)).mkdir(parents=True, exist_ok=True)
         finished_run.follow(evaluate)
     assert len(measured) == 2
     finished_run.save(40)  # of a new model
@@ -415,10 +392,9 @@ def test_a_test_loss_that_is_not_finite_where_the_model_is_has_a_remedy_of_its_o
             test(session)
 
 
-def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(tmp_path, caplog, monkeypatch):
-    recorded, was_written = {}, threading.Event()
-    was_written.set()
-    monkeypatch.setattr(evaluation.events, "record", lambda _, **values: recorded.update(values) or was_written)
+def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(caplog, monkeypatch):
+    recorded = {}
+    monkeypatch.setattr(evaluation.events, "record", lambda _, **values: recorded.update(values))
 
     class Examples(NamedTuple):
         images: np.ndarray
@@ -435,7 +411,7 @@ def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(tmp_path,
         raise MemoryError("Unable to allocate 3 GiB")
 
     for failing in (find, run_out_of_memory):
-        evaluation.record_test(MEASURES._replace(find_mistakes=failing), RunFolder(tmp_path), None)
+        evaluation.record_test(MEASURES._replace(find_mistakes=failing), None)
     assert recorded == {"global_step": 40, "test_accuracy": 0.9375, "test_loss": 0.25}
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     told = [re.sub(r", line \d+", "", warning.partition("mistakes: ")[2]) for warning in warnings]
@@ -527,7 +503,7 @@ def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers)
     chief = servers.membership("worker", 0)
     with tf.Graph().as_default() as graph:
         initializer = tf.train.create_global_step().initializer
-    hook = EvaluationHook(chief, FixedTest(), NOWHERE, target=Target("accuracy", 0.9), is_done=is_not_done)
+    hook = EvaluationHook(chief, FixedTest(), target=Target("accuracy", 0.9), is_done=is_not_done)
     hook._has_reached = True
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
@@ -542,9 +518,9 @@ def test_an_evaluation_of_a_model_that_was_lost_meanwhile_does_not_end_training(
     chief = servers.membership("worker", 0)
     with tf.Graph().as_default() as graph:
         initializer = tf.train.create_global_step().initializer
-    hook = EvaluationHook(chief, FixedTest(), NOWHERE, target=Target("accuracy", 0.9), is_done=is_not_done)
     coord = tf.train.Coordinator()
-    hook._log.write = lambda _: coord.request_stop()  # as when a ps dies, while the file server takes its time
+    test = FixedTest(lambda _: coord.request_stop() or MEASURES)  # as when a ps dies
+    hook = EvaluationHook(chief, test, target=Target("accuracy", 0.9), is_done=is_not_done)
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
         hook.after_create_session(session, coord)

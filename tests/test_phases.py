@@ -153,7 +153,7 @@ def test_an_error_of_an_op_may_pass_once_there_was_a_step(graph):
         phases.note_step()
 
 
-def test_an_error_in_a_branch_is_told_with_its_line_and_is_final_the_second_time(graph, tmp_path, monkeypatch):
+def test_an_error_in_a_branch_is_told_with_its_line_and_is_final_the_second_time(graph, tmp_path, start_recording):
     text = (
         "def build_logits(inputs, is_training):\n"
         "    scale = tf.get_variable('scale', [])\n"
@@ -166,11 +166,11 @@ def test_an_error_in_a_branch_is_told_with_its_line_and_is_final_the_second_time
     line = "model.py, line 3: InvalidArgumentError: assertion failed: [too big] [2]; "
     assert phases.describe_failure(error) == (2, f"{line}correct model.py, or the examples that it gets")
     phases.note_step()
-    monkeypatch.setattr(events, "_recorder", None)
-    events.start_recording("worker 0", RunFolder(tmp_path))
+    start_recording("worker 0", RunFolder(tmp_path))
     status, told = phases.describe_failure(error)
     assert (status, told) == (1, f"{line}start this task again")
-    assert events.record("ended", status=status, message=told).wait(DEADLINE_SECS)
+    events.record("ended", status=status, message=told)
+    assert not events.wait_until_written(DEADLINE_SECS)
     assert phases.describe_failure(error) == (2, f"{line}correct model.py, or the examples that it gets")
 
 

@@ -1,11 +1,17 @@
+import os
+import pathlib
+import re
 import shutil
+import threading
 
 import pytest
 import tensorflow.compat.v1 as tf
 
+from benchmarks.testbed.processes import DEADLINE_SECS
 from runtime.cluster.task import Task
-from runtime.monitoring import profiling
+from runtime.monitoring import profiling, summaries
 from runtime.process.errors import UnusableError
+from runtime.records import events
 from runtime.records.folder import RunFolder
 
 WORKER = Task("worker", 1, ("ps:1",), ("chief:1", "other:1"))
@@ -17,16 +23,48 @@ def test_a_worker_whose_traces_cannot_be_written_is_refused(graph, tmp_path):
         profiling.ProfileHook(WORKER, tf.train.create_global_step(), "1:2", RunFolder(tmp_path / "file"))
 
 
-def test_a_disk_that_fails_costs_traces_and_nothing_else(graph, tmp_path, caplog):
+def test_a_disk_that_fails_costs_traces_and_nothing_else(graph, tmp_path, caplog, start_recording):
+    start_recording(WORKER, RunFolder(tmp_path))
     step = tf.train.create_global_step().assign_add(1)
-    hooks = [profiling.ProfileHook(WORKER, step, "1:4", RunFolder(tmp_path / "train"))]
+    hooks = [profiling.ProfileHook(WORKER, step, "1:4", RunFolder(tmp_path))]
     with tf.train.MonitoredSession(hooks=hooks) as session:
         session.run(step)
-        shutil.rmtree(tmp_path / "train")
-        (tmp_path / "train").touch()  # a file, in which nothing can be written
+        shutil.rmtree(tmp_path / "profile")
+        (tmp_path / "profile").touch()  # a file, in which nothing can be written
         while session.run(step) < 6:
             pass
     assert "no trace could be written" in caplog.text
+
+
+def test_steps_go_on_though_the_folder_never_answers(graph, tmp_path, start_recording, monkeypatch):
+    """A pipe without a reader stands for a file server that is away; once it is back, nothing is lost."""
+    monkeypatch.setattr(profiling, "WRITING_SECS", 0.0)
+    folder = RunFolder(tmp_path)
+    start_recording(WORKER, folder)
+    step = tf.train.create_global_step().assign_add(1)
+    hook = profiling.ProfileHook(WORKER, step, "1:4", folder)
+    pipe = pathlib.Path(folder.profile_of(WORKER), "step-2.pb.tmp")
+    os.mkfifo(pipe)
+
+    def train():
+        with graph.as_default(), tf.train.MonitoredSession(hooks=[hook]) as session:
+            while (global_step := session.run(step)) < 50:
+                summaries.write_scalars(global_step, {"loss": 0.5})
+                events.record("progress", global_step=int(global_step))
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_SECS)
+    assert not thread.is_alive()
+    said = events.wait_until_written(0)
+    assert re.match(rf"\d+ of the records of this task are missing: see that {tmp_path} answers", said)
+    threading.Thread(target=pipe.read_bytes, daemon=True).start()
+    assert not events.wait_until_written(DEADLINE_SECS)
+    progress = [event for event in events.read_run(folder) if event["event"] == "progress"]
+    assert [event["global_step"] for event in progress] == [*range(1, 50)]
+    (path,) = (tmp_path / "worker-1").iterdir()
+    assert [event.step for event in tf.train.summary_iterator(str(path))] == [0, *range(1, 50)]
+    assert (tmp_path / "profile" / "worker-1" / "step-4.pb").exists()
 
 
 def test_a_task_that_comes_back_after_the_steps_traces_nothing(graph, tmp_path):

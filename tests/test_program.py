@@ -1,6 +1,7 @@
 """How the program ends: a status, and one line for whatever went wrong."""
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import signal
@@ -72,14 +73,18 @@ def test_a_signal_while_tensorflow_is_imported_ends_a_process_without_a_tracebac
     assert process.returncode == status
 
 
-def test_a_task_ends_though_its_events_cannot_be_written(tmp_path):
-    """A reader that never comes stands for a file server that does not answer."""
+def test_a_task_ends_though_its_events_cannot_be_written_and_says_so(tmp_path):
+    """A lock that is never released stands for a file server that does not answer."""
     (tmp_path / "events").mkdir()
-    os.mkfifo(tmp_path / "events" / "lock")
     code = "import sys; from runtime.process import end as process; from runtime.records import events, folder;"
     code += " events.start_recording('ps 0', folder.RunFolder(sys.argv[1]));"
-    code += " events.record('lost'); process.end_process(3)"
-    assert forked.run("-c", code, tmp_path).returncode == 3
+    code += " [events.record('lost') for _ in range(2000)]; process.end_process(3, 'why')"
+    with open(tmp_path / "events" / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = forked.run("-c", code, tmp_path)
+    assert done.returncode == 3
+    said = f"2002 of the records of this task are missing: see that {tmp_path} answers, and has room\nerror: why\n"
+    assert done.stderr == said
 
 
 def test_a_task_may_open_as_many_files_as_the_system_allows():

@@ -5,7 +5,6 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.monitoring import progress
-from runtime.records.folder import RunFolder
 from runtime.updates.exchange import Updates
 
 
@@ -17,7 +16,7 @@ from runtime.updates.exchange import Updates
     ],
 )
 def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
-    graph, monkeypatch, caplog, tmp_path, index, line, examples
+    graph, monkeypatch, caplog, index, line, examples
 ):
     """Five runs of a second, each of two local and four global steps, each global step of three batches of ten."""
     now = 0
@@ -35,7 +34,7 @@ def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
         exchange=None,
         staleness=None,
     )
-    hook = progress.ProgressHook(task, updates, 100, batch_size=10, log_every_secs=4, folder=RunFolder(tmp_path))
+    hook = progress.ProgressHook(task, updates, 100, batch_size=10, log_every_secs=4)
     with tf.Session() as session, caplog.at_level(logging.INFO):
         session.run(tf.global_variables_initializer())
         hook.after_create_session(session, tf.train.Coordinator())

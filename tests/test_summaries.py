@@ -17,11 +17,12 @@ from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.model.tables import Lookups
-from runtime.monitoring import event_files, summaries
-from runtime.monitoring.evaluation import EvaluationLog, record_test
+from runtime.monitoring import summaries
+from runtime.monitoring.evaluation import record_evaluation, record_test
 from runtime.monitoring.measures import Measures
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
+from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.roles.member import Member
 from runtime.roles.training import Training
@@ -36,8 +37,14 @@ NORM_OF_GRADIENT = math.sqrt(9 * 0.1**2 + 0.9**2)  # of ten equal probabilities,
 RATE = 1e-6  # so low that the parameters stay where they are
 
 
+@pytest.fixture(autouse=True)
+def recording(start_recording):
+    """Each test may let this process record."""
+
+
 def read(folder):
-    """Return what the event files in a folder have, as TensorFlow reads them: (step, value) by tag."""
+    """Return what the event files in a folder have in the end, as TensorFlow reads them: (step, value) by tag."""
+    assert not events.wait_until_written(DEADLINE_SECS)
     found = {}
     for path in sorted(glob.glob(f"{folder}/events.out.*")):
         for event in tf.train.summary_iterator(path):
@@ -66,6 +73,7 @@ class StartInput(tf.train.SessionRunHook):
 def train(servers, index, train_dir):
     """Let a worker take some runs, of which the hooks write every one; return its parameters in the end."""
     task = servers.task("worker", index)
+    events.start_recording(task, RunFolder(train_dir))
     with tf.Graph().as_default():
         connection = servers.connection("worker", index)
         me = Member(distributed.FLAGS, task, RunFolder(train_dir), connection.config)
@@ -86,7 +94,7 @@ def train(servers, index, train_dir):
         make = tf.train.ChiefSessionCreator if task.is_chief else tf.train.WorkerSessionCreator
         hooks = [
             StartInput(batches),
-            ProgressHook(task, updates, 10000, BATCH_SIZE, log_every_secs=0, folder=RunFolder(train_dir)),
+            ProgressHook(task, updates, 10000, BATCH_SIZE, log_every_secs=0),
             SummaryHook(task, updates, batches.drawn, RunFolder(train_dir), every_secs=0),
         ]
         with tf.train.MonitoredSession(make(scaffold, connection.target, connection.config), hooks) as session:
@@ -182,6 +190,7 @@ def test_staleness_is_what_others_add_between_a_read_and_its_write(local_servers
         permit_all = make_queue("permissions").enqueue_many([tf.ones([N])])
         summaries.build_staleness(worker.updates)
         hook = SummaryHook(task, worker.updates, [], RunFolder(tmp_path), every_secs=0)
+    events.start_recording(task, RunFolder(tmp_path))
     hook.after_create_session(session, worker.coord)
     fetches, results = hook.before_run(None).fetches, []
     run = threading.Thread(target=lambda: results.extend(session.run([fetches, worker.train_op])), daemon=True)
@@ -203,27 +212,26 @@ MEASURES = Measures(
 )
 
 
-@pytest.mark.parametrize(
-    ("job_name", "hosts", "folder"), [("worker", ("b:2",), ""), ("evaluator", ("b:2",), "evaluator")]
-)
-def test_an_evaluation_is_written_where_its_task_writes(tmp_path, job_name, hosts, folder):
-    EvaluationLog(Task(job_name, 0, ("a:1",), hosts), RunFolder(tmp_path)).write(MEASURES)
-    assert read(tmp_path / folder) == {"test_accuracy": [(40, 0.9375)], "test_loss": [(40, 0.25)]}
-
-
-def test_the_last_evaluation_is_written_for_tensorboard(tmp_path):
-    record_test(MEASURES, RunFolder(tmp_path), None)
-    assert read(tmp_path) == {"test_accuracy": [(40, 0.9375)], "test_loss": [(40, 0.25)]}
-
-
-@pytest.mark.parametrize("folder", ["", "/dev/null/train", "/dev/null/train/worker-1"])
-def test_a_folder_that_is_not_there_costs_nothing_but_summaries(folder):
-    event_files.write_scalars(folder, 1, {"loss": 0.5})
+@pytest.mark.parametrize(("job_name", "folder"), [("worker", ""), ("evaluator", "evaluator")])
+def test_tests_of_the_model_are_events_and_are_drawn_where_their_task_writes(tmp_path, job_name, folder):
+    task = Task(job_name, 0, ("a:1",), ("b:2",))
+    events.start_recording(task, RunFolder(tmp_path))
+    record_evaluation(task, MEASURES, checkpoint_step=30)
+    record_test(MEASURES._replace(global_step=50), None)
+    assert read(tmp_path / folder) == {
+        "test_accuracy": [(40, 0.9375), (50, 0.9375)],
+        "test_loss": [(40, 0.25), (50, 0.25)],
+    }
+    _, evaluated, tested = events.read_run(RunFolder(tmp_path))
+    figures = {"global_step": 40, "test_accuracy": 0.9375, "test_loss": 0.25}
+    by = {"unix_secs": evaluated["unix_secs"], "by": f"{job_name} 0"}
+    assert evaluated == {"event": "evaluated", **figures, "checkpoint_step": 30, **by}
+    assert (tested["event"], tested["global_step"]) == ("tested", 50)
 
 
 def test_a_full_disk_costs_its_summaries_and_nothing_else(tmp_path, capfd):
     folder = tmp_path / "full"
-    writer = event_files.EventFile(str(folder))
+    writer = summaries.EventFile(str(folder))
     folder.touch()  # a file, in which nothing can be written
     writer.write(tf.Event(step=1))
     folder.unlink()
@@ -235,7 +243,7 @@ def test_a_full_disk_costs_its_summaries_and_nothing_else(tmp_path, capfd):
 
 
 def test_a_full_disk_is_not_strewn_with_empty_files(tmp_path):
-    writer = event_files.EventFile(str(tmp_path))
+    writer = summaries.EventFile(str(tmp_path))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # else it ends this process
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime import trace
 from runtime.monitoring import profiling
+from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.trace import Message, Profile, Span, estimate_offsets
 from tests import forked
@@ -62,9 +63,13 @@ def traced(tmp_path_factory, local_servers):
                     step = step.assign_add(1).read_value()
             hooks = [profiling.ProfileHook(task, step, "2:3", RunFolder(train_dir))]
             creator = tf.train.ChiefSessionCreator(master=servers.workers[index].target)
-            with tf.train.MonitoredSession(creator, hooks) as session:
-                for _ in range(4):
-                    session.run(step)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(events, "_recorder", None)
+                events.start_recording(task, RunFolder(train_dir))
+                with tf.train.MonitoredSession(creator, hooks) as session:
+                    for _ in range(4):
+                        session.run(step)
+    shutil.rmtree(train_dir / "events")
     return train_dir
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from runtime.display.picture import make_bar, make_picture
 from runtime.display.status import Event, RunStatus
 from runtime.records.files import Tail
-from runtime.records.folder import RunFolder
+from runtime.records.folder import EVALUATOR, RunFolder
 
 STDOUT, STDERR = 1, 2  # their file numbers
 REDRAW_SECS = 1.0  # without news, for the clock
@@ -66,8 +66,7 @@ class Screen:
         self._console = Console(highlight=False)
         self._widths: list[int] = []  # of the rows of the last picture
         self._drawn_at = 0.0
-        tails = {Tail(folder.events_of(run, name)): name for name in names}
-        self._tails = tails | {Tail(folder.evaluations): "worker-0"}
+        self._tails = {Tail(folder.events_of(run, name)): name for name in (*names, EVALUATOR)}
 
     def note(self, name: str, event: str, **values: object) -> None:
         """Take in that a task has "ended", or was "restarted": one that is killed cannot say so itself."""
@@ -101,7 +100,7 @@ class Screen:
         for tail, name in self._tails.items():
             for line in tail.read():
                 with contextlib.suppress(ValueError):  # a task that was killed may have left half a line
-                    news.append((name, {"event": "evaluated", **json.loads(line)}))  # in eval.jsonl is nothing else
+                    news.append((name, json.loads(line)))
         for name, event in sorted(news, key=lambda item: item[1]["unix_secs"]):
             self._run.tell(name, event)
         return bool(news)

@@ -64,8 +64,9 @@ class RunStatus:
         self.test: tuple[str, float] | None = None  # the first metric of the last test, such as "test accuracy"
 
     def tell(self, name: str, event: Event) -> None:
-        """Take in an event of a task."""
-        self.tasks[name].tell(event)
+        """Take in an event of a task, or of the evaluator, which is none of them."""
+        if name in self.tasks:
+            self.tasks[name].tell(event)
         self.train_steps = event.get("train_steps", self.train_steps)
         self.loss = event.get("loss", self.loss)
         if metrics := [name for name in event if name.startswith("test_")]:

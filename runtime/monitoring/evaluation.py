@@ -1,10 +1,7 @@
 """How good the model is on the test examples: measured at the end, and by the chief while the workers train."""
 
-import collections
 import functools
-import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +19,11 @@ from runtime.model.tables import Parameters, Rows
 from runtime.model.trace import build_probabilities
 from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
+from runtime.monitoring.summaries import write_scalars
 from runtime.process.errors import DIVERGED, UnusableError
 from runtime.process.phases import describe_mistake
 from runtime.process.threads import SessionThread
 from runtime.records import events
-from runtime.records.files import append_lines
-from runtime.records.folder import RunFolder
 
 MAX_WARNINGS = 10  # of metrics that are no numbers
 # The remedy for a test loss that is not finite where all parameters are.
@@ -144,37 +140,15 @@ def _check_fraction(metrics: Mapping[str, Any]) -> None:
         )
 
 
-class EvaluationLog:
-    """Where evaluations go: a log line each, a line of `eval.jsonl`, and a summary for TensorBoard."""
-
-    def __init__(self, task: Task, folder: RunFolder):
-        """Write as `task` into `folder`; only log if none is given."""
-        self._task, self._folder = task, folder
-        self._unwritten: collections.deque[bytes] = collections.deque()  # on a full disk
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the lines of `eval.jsonl` that this task has written."""
-        return [line for line in events.read_lines(self._folder.evaluations) if line.get("task") == str(self._task)]
-
-    def write(self, measures: Measures, **more: object) -> None:
-        """Write one evaluation everywhere, `more` into `eval.jsonl` only, which waits for room on a full disk."""
-        logging.info("%s: %s at global step %d", self._task, measures, measures.global_step)
-        if not self._folder.is_given:
-            return
-        entry: dict[str, Any] = measures.figures
-        entry |= {"unix_secs": round(time.time(), 3), "task": str(self._task), **more}
-        self._unwritten.append(f"{json.dumps(entry)}\n".encode())
-        try:
-            append_lines(self._folder.evaluations, self._unwritten)
-        except OSError as error:
-            logging.error(
-                "%s: the evaluation cannot be written (%s): free disk space or fix permissions", self._task, error
-            )
-        measures.write_summary(self._folder.summaries_of(self._task))
+def record_evaluation(task: Task, measures: Measures, **more: float) -> None:
+    """Log an evaluation of a task, and record it, with `more`."""
+    logging.info("%s: %s at global step %d", task, measures, measures.global_step)
+    events.record("evaluated", **measures.figures, **more)
+    write_scalars(measures.global_step, measures.scalars)
 
 
-def record_test(measures: Measures, folder: RunFolder, spec: Any) -> None:
-    """Record the last evaluation of a run: for the report, with the worst mistakes, and for TensorBoard.
+def record_test(measures: Measures, spec: Any) -> None:
+    """Record the last evaluation of a run, with the worst mistakes, before the report is made.
 
     The result is saved by then. So mistakes that cannot be shown, as `show()` is the user's, are only said. The `spec`,
     the user's INPUT, tells whether an input is a picture.
@@ -184,8 +158,9 @@ def record_test(measures: Measures, folder: RunFolder, spec: Any) -> None:
         values |= measures.find_mistakes(spec)
     except Exception as error:  # whatever it is
         logging.warning("the report goes without the model's mistakes: %s", describe_mistake(error))
-    events.record("tested", **values).wait(events.WRITING_SECS)
-    measures.write_summary(folder.path)
+    events.record("tested", **values)
+    write_scalars(measures.global_step, measures.scalars)
+    events.wait_until_written()
 
 
 class EvaluationHook(tf.train.SessionRunHook):
@@ -195,20 +170,12 @@ class EvaluationHook(tf.train.SessionRunHook):
     it ends with its session. Before any work can be lost, this tries whether the model can be tested.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        test: ModelTest,
-        folder: RunFolder,
-        target: Target | None,
-        is_done: Callable[[int], bool],
-    ):
+    def __init__(self, membership: Membership, test: ModelTest, target: Target | None, is_done: Callable[[int], bool]):
         """Stop all workers once an evaluation has reached `target`, if one is given.
 
         `is_done` tells whether an earlier run has found the model of a global step good enough.
         """
         self._task, self._test, self._membership = membership.task, test, membership
-        self._log = EvaluationLog(self._task, folder)
         self._target, self._is_done = target, is_done
 
     def begin(self) -> None:
@@ -234,10 +201,9 @@ class EvaluationHook(tf.train.SessionRunHook):
         """Evaluate the model, unless it is the one of the last time; return whether it is good enough."""
         if session.run(tf.train.get_global_step(session.graph)) != self._evaluated_step:
             measures = self._test(session)
-            self._log.write(measures)
+            record_evaluation(self._task, measures)
             self._evaluated_step = measures.global_step
-            # The model may have been lost in the time that writing has taken.
-            target = self._target
+            target = self._target  # the model may have been lost meanwhile
             is_good = target is not None and target.is_reached(measures.scalars.get(f"test_{target.name}", math.nan))
             self._has_reached = is_good and not coord.should_stop()
         return self._has_reached

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from runtime.monitoring import event_files
 from runtime.process.errors import DIVERGED, UnusableError
 from runtime.process.output import in_words
 
@@ -28,10 +27,6 @@ class Measures(NamedTuple):
     def figures(self) -> dict[str, float]:
         """What files tell of them, with six significant digits."""
         return {"global_step": self.global_step, **{name: float(f"{v:.6g}") for name, v in self.scalars.items()}}
-
-    def write_summary(self, folder: str) -> None:
-        """Write them into a folder for TensorBoard."""
-        event_files.write_scalars(folder, self.global_step, self.scalars)
 
     def __str__(self) -> str:
         return describe(self.scalars)

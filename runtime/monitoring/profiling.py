@@ -9,8 +9,11 @@ from absl import logging
 from runtime import trace
 from runtime.cluster.task import Task
 from runtime.process.errors import UnusableError
+from runtime.records import events
 from runtime.records.files import replace_file
 from runtime.records.folder import RunFolder
+
+WRITING_SECS = 20.0  # how long the trace of all tasks waits for what was traced
 
 
 def is_step_range(text: str | None) -> bool:
@@ -54,11 +57,16 @@ class ProfileHook(tf.train.SessionRunHook):
         self._step, self._steps_per_run = step, step - self._step
         if run_values.options.trace_level == tf.RunOptions.FULL_TRACE:
             path = os.path.join(self._folder.profile_of(self._task), f"step-{step}.pb")
-            try:
-                replace_file(path, run_values.run_metadata.SerializeToString())
-            except OSError as error:  # on a full disk, say, only the trace is lost
-                logging.error("no trace could be written (%s): free disk space or fix permissions", error)
+            events.write_later(lambda *_: _write(path, run_values.run_metadata))
 
     def end(self, session: tf.Session) -> None:
+        events.wait_until_written(WRITING_SECS)  # before the chief can hear that this worker has trained
         if self._task.is_chief and (path := trace.write(self._folder)):
             logging.info("the trace of all tasks is in %s", path)
+
+
+def _write(path: str, metadata: tf.RunMetadata) -> None:
+    try:
+        replace_file(path, metadata.SerializeToString())
+    except OSError as error:  # on a full disk, say, only the trace is lost
+        logging.error("no trace could be written (%s): free disk space or fix permissions", error)

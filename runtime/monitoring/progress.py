@@ -7,11 +7,10 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.monitoring import event_files
+from runtime.monitoring.summaries import write_scalars
 from runtime.process import phases
 from runtime.process.output import in_words
 from runtime.records import events
-from runtime.records.folder import RunFolder
 from runtime.updates.exchange import Updates
 
 
@@ -21,9 +20,7 @@ class ProgressHook(tf.train.SessionRunHook):
     The chief counts the examples of the whole cluster, by the global step; another worker counts its own.
     """
 
-    def __init__(
-        self, task: Task, updates: Updates, train_steps: int, batch_size: int, log_every_secs: float, folder: RunFolder
-    ):
+    def __init__(self, task: Task, updates: Updates, train_steps: int, batch_size: int, log_every_secs: float):
         """Prepare to count.
 
         Args:
@@ -32,7 +29,6 @@ class ProgressHook(tf.train.SessionRunHook):
           train_steps: the global step at which training ends.
           batch_size: examples in a local step.
           log_every_secs: the period of the line.
-          folder: where summaries are written, if it is given.
         """
         self.train_secs = 0.0  # from the first step to the last
         self.num_examples = 0  # used in that time
@@ -41,7 +37,6 @@ class ProgressHook(tf.train.SessionRunHook):
         self._fetches = [updates.num_steps, updates.loss, updates.global_step]
         self._examples_per_global_step = batch_size * updates.num_replicas
         self._log_every_secs = log_every_secs
-        self._summary_dir = folder.summaries_of(task)
         self._local_step = 0
         self._started_at = math.inf
 
@@ -101,7 +96,7 @@ class ProgressHook(tf.train.SessionRunHook):
         values = {"loss": loss, "worker/examples_per_sec": own_examples_per_sec}
         if self._task.is_chief:
             values["cluster/examples_per_sec"] = examples_per_sec
-        event_files.write_scalars(self._summary_dir, self._global_step, values)
+        write_scalars(self._global_step, values)
         self._record("progress", loss=loss, examples_per_sec=own_examples_per_sec)
         self._note_logged(now)
 

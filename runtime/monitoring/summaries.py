@@ -1,6 +1,9 @@
-"""The summaries of a worker's graph, for TensorBoard."""
+"""What a task writes for TensorBoard: numbers, and the summaries of a worker's graph."""
 
 import contextlib
+import functools
+import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +13,8 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.model.tables import Parameters, values_of
-from runtime.monitoring import event_files
 from runtime.process.errors import reason
+from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.updates.exchange import Updates
 from runtime.updates.optimizer import Schedule
@@ -21,6 +24,54 @@ HISTOGRAMS = "histograms"  # the collection of the summaries that are seldom wri
 SESSION_IS_LOST = (tf.errors.AbortedError, tf.errors.UnavailableError, tf.errors.CancelledError)
 USERS = "users"  # the collection of those that the user's model makes
 HISTOGRAM_PERIOD = 200  # summaries from one with histograms to the next
+
+
+def write(event: tf.Event) -> None:
+    """Let the recorder of this task write an event."""
+    event.wall_time = time.time()
+    events.write_later(lambda folder, task: _find_file(folder.summaries_of(task)).write(event))
+
+
+def write_scalars(global_step: int, values: Mapping[str, float]) -> None:
+    """Let the recorder write numbers by tag."""
+    entries = [tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+    write(tf.Event(step=global_step, summary=tf.Summary(value=entries)))
+
+
+class EventFile:
+    """A file of events, as TensorBoard reads it.
+
+    TensorFlow's `FileWriter` writes from a thread, which dies on a full disk with a traceback and never writes again.
+    """
+
+    def __init__(self, folder: str):
+        """Write into `folder`, where the first event makes a file."""
+        self._folder, self._path = folder, ""
+        self._writer: tf.io.TFRecordWriter | None = None
+
+    def write(self, event: tf.Event) -> None:
+        """Append an event; one that finds no room is lost."""
+        try:
+            writer = self._writer or self._open()
+            writer.write(event.SerializeToString())
+            writer.flush()
+        except (OSError, tf.errors.OpError):
+            self._writer = None  # half an event may be at its end: go on in another file
+            with contextlib.suppress(OSError):
+                if not os.path.getsize(self._path):  # on a full disk, each attempt makes a file
+                    os.remove(self._path)
+
+    def _open(self) -> tf.io.TFRecordWriter:
+        os.makedirs(self._folder, exist_ok=True)
+        # TensorBoard reads the files in the order of their names.
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
+        self._path = os.path.join(self._folder, name)
+        self._writer = tf.io.TFRecordWriter(self._path)
+        self._writer.write(tf.Event(file_version="brain.Event:2", wall_time=time.time()).SerializeToString())
+        return self._writer
+
+
+_find_file = functools.cache(EventFile)  # of a folder
 
 
 def build_staleness(updates: Updates) -> None:
@@ -72,11 +123,11 @@ class SummaryHook(tf.train.SessionRunHook):
 
     def __init__(self, task: Task, updates: Updates, inputs: Sequence[tf.Tensor], folder: RunFolder, every_secs: float):
         """Write the summaries that `build()` has built, if `folder` is given; `inputs` are all that a run draws."""
-        self._folder, self._inputs = folder.summaries_of(task), list(inputs)
+        self._inputs = list(inputs)
         summaries = tf.summary.merge_all()
         self._more = {key: tf.summary.merge_all(key) for key in (USERS, HISTOGRAMS)}
         self._fetches = {"global_step": updates.global_step, "summaries": summaries, "inputs": self._inputs}
-        self._is_used = bool(self._folder) and summaries is not None
+        self._is_used = folder.is_given and summaries is not None
         self._every_secs = every_secs
         self._num_written = 0
         self._last_inputs: Any = None
@@ -85,7 +136,7 @@ class SummaryHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         if self._writes_graph:
             graph = session.graph.as_graph_def(add_shapes=True)
-            event_files.write(self._folder, tf.Event(graph_def=graph.SerializeToString()))
+            write(tf.Event(graph_def=graph.SerializeToString()))
             self._writes_graph = False
         self._written_at = time.monotonic()
 
@@ -124,4 +175,4 @@ class SummaryHook(tf.train.SessionRunHook):
                 logging.warning("no summaries (%s) at global step %d: %s", key, global_step, reason(error))
 
     def _write(self, global_step: int, summary: bytes) -> None:
-        event_files.write(self._folder, tf.Event(step=global_step, summary=tf.Summary.FromString(summary)))
+        write(tf.Event(step=global_step, summary=tf.Summary.FromString(summary)))

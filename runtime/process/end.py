@@ -39,12 +39,13 @@ def end_process(
     At once, since neither a server nor a session in use can be stopped. Neither a log without a reader nor a train
     directory that does not answer must keep the process alive.
     """
-    was_recorded = events.record("ended", status=status, message=message)
+    events.record("ended", status=status, message=message)
+    if unwritten := events.wait_until_written():
+        print(unwritten, file=sys.stderr)
     if message:
         print(f"{'error: ' * is_error}{message}", file=sys.stderr)
     if tell:
         tell(message)
-    was_recorded.wait(events.WRITING_SECS)
     output.wait_until_written()
     for child in multiprocessing.active_children():  # as at the end of any Python program
         child.terminate()

@@ -1,4 +1,4 @@
-"""What this task does, as JSON lines in a file of its own: `events/RUN/worker-0.jsonl` in the train directory."""
+"""The recorder, which writes what a run leaves for people, such as its events: `events/RUN/worker-0.jsonl`."""
 
 import collections
 import contextlib
@@ -11,16 +11,19 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import IO, Any
 
 import psutil
 
 from runtime.records.files import append_lines
-from runtime.records.folder import RunFolder
+from runtime.records.folder import EVALUATOR, RunFolder
 
 MAX_MEMORY_SECS = 60.0  # of an NFS client, by default, for a name that was not there
-WRITING_SECS = 1.0  # how long to wait at most until an event is written, where that matters
-MAX_PENDING = 1000  # events that wait for a folder, or for room on its disk
+WRITING_SECS = 2.0  # how long the end of a process waits until all is written
+MAX_PENDING = 1000  # that wait for a file server; or, of lines, for a folder, or for room on its disk
+
+Work = bytes | Callable[[RunFolder, object], None]  # a line for the events, or what writes something else
 
 _recorder: "_Recorder | None" = None  # of this task; None: nothing is recorded
 _locks: list[IO[str]] = []  # never closed
@@ -44,19 +47,34 @@ def start_recording(task: object, folder: RunFolder) -> None:
     record("starting", started_at, command=[sys.executable, *sys.argv], host=platform.node(), versions=versions)
 
 
-def record(event: str, unix_secs: float | None = None, **values: object) -> threading.Event:
-    """Append an event with its time, now by default, and its values, which JSON can express.
-
-    Returns:
-      What is set once it was written, as far as it can be.
-    """
+def record(event: str, unix_secs: float | None = None, **values: object) -> None:
+    """Append an event with its time, now by default, and its values, which JSON can express."""
     entry = {"unix_secs": round(unix_secs or time.time(), 3), "event": event, **values}
-    was_tried = threading.Event()
+    write_later(f"{json.dumps(entry)}\n".encode())
+
+
+def write_later(work: Work) -> None:
+    """Let the recorder, if there is one, append a line, or call something with the train directory and this task.
+
+    A line waits until the train directory is there, with room in it. A call is lost without.
+    """
     if _recorder:
-        _recorder.entries.put((f"{json.dumps(entry)}\n".encode(), was_tried))
-    else:
-        was_tried.set()
-    return was_tried
+        try:
+            _recorder.work.put_nowait(work)
+        except queue.Full:
+            _recorder.num_lost += 1
+
+
+def wait_until_written(secs: float = WRITING_SECS) -> str:
+    """Wait until all that was recorded is written, `secs` at most; return a line for people if some of it is not."""
+    if not _recorder:
+        return ""
+    work = _recorder.work
+    with work.all_tasks_done:
+        work.all_tasks_done.wait_for(lambda: not work.unfinished_tasks, secs)
+    num_missing = _recorder.num_lost + work.unfinished_tasks + (len(_recorder.lines) if _recorder.path else 0)
+    remedy = f"of the records of this task are missing: see that {_recorder.folder.path} answers, and has room"
+    return f"{num_missing} {remedy}" if num_missing else ""
 
 
 def has_recorded(event: str, **values: object) -> bool:
@@ -90,28 +108,40 @@ def join_run(folder: RunFolder) -> str:
 
 
 class _Recorder:
-    """Writes the events in a thread of its own: a file server that does not answer must not keep a task waiting."""
+    """Writes in a thread of its own: a file server that does not answer must not keep a task waiting."""
 
     def __init__(self, task: object, folder: RunFolder):
-        self.entries: queue.SimpleQueue[tuple[bytes, threading.Event]] = queue.SimpleQueue()
-        self._task, self._folder, self._started_at = task, folder, time.monotonic()
-        self.path = ""  # of the file, once it is there
-        threading.Thread(target=self._write, name="write_events", daemon=True).start()
+        self.folder = folder
+        self.path = ""  # of the file for the events, once this task has seen the train directory
+        self.work: queue.Queue[Work] = queue.Queue(MAX_PENDING)
+        self.num_lost = 0  # for which there was no room in it
+        self.lines: collections.deque[bytes] = collections.deque(maxlen=MAX_PENDING)  # not written yet
+        self._task, self._started_at = task, time.monotonic()
+        threading.Thread(target=self._keep_writing, name="record", daemon=True).start()
 
-    def _write(self) -> None:
-        run = ""  # the folder of the run, once this task has seen the train directory
-        pending: collections.deque[bytes] = collections.deque(maxlen=MAX_PENDING)
+    def _keep_writing(self) -> None:
         while True:
-            line, was_tried = self.entries.get()
-            pending.append(line)
+            work = self.work.get()
+            if isinstance(work, bytes):
+                self.lines.append(work)
             with contextlib.suppress(OSError):
-                if not run and self._is_folder_there():
-                    run = join_run(self._folder)
-                if run and os.path.isdir(self._folder.path):  # it may have been removed
-                    os.makedirs(run, exist_ok=True)
-                    self.path = self._folder.events_of(run, self._task)
-                    append_lines(self.path, pending)
-            was_tried.set()
+                if self._has_found_run():
+                    if isinstance(work, bytes):
+                        append_lines(self.path, self.lines)
+                    else:
+                        work(self.folder, self._task)
+            self.work.task_done()
+
+    def _has_found_run(self) -> bool:
+        folder, is_evaluator = self.folder, str(self._task) == EVALUATOR
+        if not self.path and not self._is_folder_there():
+            return False
+        if not self.path or is_evaluator:  # which may see several runs, and is part of none
+            run = folder.run(max(folder.runs, default=1)) if is_evaluator else join_run(folder)
+            self.path = folder.events_of(run, self._task)
+        if is_there := os.path.isdir(folder.path):  # it may have been removed
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        return is_there
 
     def _is_folder_there(self) -> bool:
         """Return whether the train directory is there, by a look at the folder around it.
@@ -120,7 +150,7 @@ class _Recorder:
         before the chief made it would then see no checkpoint in it. Where that look does not show it, as some that are
         mounted when they are used, it is found after that minute.
         """
-        path = self._folder.path
+        path = self.folder.path
         around, name = os.path.split(path)
         is_late = time.monotonic() > self._started_at + MAX_MEMORY_SECS
         with contextlib.suppress(OSError):
@@ -144,7 +174,7 @@ def read_run(folder: RunFolder, having: str = "training") -> list[dict[str, Any]
 
 
 def read_lines(path: str) -> list[dict[str, Any]]:
-    """Return a log's JSON objects, sorted by time; skip malformed lines, such as a truncated one."""
+    """Return the JSON objects in a file that have a time; skip malformed lines, such as a truncated one."""
     entries, lines = [], list[str]()
     with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
         lines = file.readlines()
@@ -153,4 +183,4 @@ def read_lines(path: str) -> list[dict[str, Any]]:
             entry = json.loads(line)
             if isinstance(entry, dict) and isinstance(entry.get("unix_secs"), float | int):
                 entries.append(entry)
-    return sorted(entries, key=lambda entry: entry["unix_secs"])
+    return entries

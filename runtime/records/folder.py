@@ -4,6 +4,8 @@ import os
 import re
 import sys
 
+EVALUATOR = "evaluator 0"  # beside the tasks of the cluster
+
 
 def why_misread(path: str, is_pattern: bool = True) -> str:
     """Return why TensorFlow would not find at `path` what Python writes there, or nothing if it would.
@@ -40,7 +42,6 @@ class RunFolder:
         self.checkpoint = self._join("model.ckpt")  # begins the names of the files of all checkpoints
         self.checkpoint_state = self._join("checkpoint")  # names the last of them, as TensorFlow demands
         self.uses = self._join("variables.json")  # what tells whether a checkpoint has them under the same names
-        self.evaluations = self._join("eval.jsonl")
         self.result = self._join("result.json")
         self.report = self._join("report.html")
         self.trace = self._join("trace.json")

@@ -7,9 +7,9 @@ import statistics
 from typing import NamedTuple
 
 from runtime.display.status import Event, TaskStatus
-from runtime.records.events import read_lines, read_run
+from runtime.records.events import read_run
 from runtime.records.files import read_json
-from runtime.records.folder import RunFolder
+from runtime.records.folder import EVALUATOR, RunFolder
 
 SILENCE_SECS = 10.0  # a worker that trains says so more often, unless it was told to do so seldom
 NUM_MISSED = 3  # periods without a word of it
@@ -78,20 +78,17 @@ def read(folder: RunFolder) -> History:
     Raises:
       FileNotFoundError: nothing is there.
     """
-    events, result = read_run(folder), read_json(folder.result)
-    if not events and not result:
+    recorded, result = read_run(folder), read_json(folder.result)
+    if not recorded and not result:
         raise FileNotFoundError(2, "no run has recorded anything here", folder.path)
-    began_at = events[0]["unix_secs"] if events else 0.0
-
-    def of_run(entries: list[Event]) -> list[Event]:
-        return [{**entry, "secs": entry["unix_secs"] - began_at} for entry in entries if entry["unix_secs"] >= began_at]
-
-    events = of_run(events)
-    evaluations = of_run(read_lines(folder.evaluations))
-    tests = [event for event in events if "test_loss" in event]
-    evaluations += tests
+    # The evaluator, which may come before the run and go after it, is none of its tasks.
+    began_at = next((event["unix_secs"] for event in recorded if event["by"] != EVALUATOR), 0.0)
+    recorded = [{**event, "secs": event["unix_secs"] - began_at} for event in recorded]
+    events = [event for event in recorded if event["by"] != EVALUATOR]
+    evaluations = [event for event in recorded if "test_loss" in event]
+    is_over = not events or any(event["event"] == "tested" for event in events)
     name, secs = os.path.basename(os.path.abspath(folder.path)), max(events[-1]["secs"], 1e-3) if events else 0.0
-    return History(name, began_at, secs, events, evaluations, result if tests or not events else {})
+    return History(name, began_at, secs, events, evaluations, result if is_over else {})
 
 
 def tell(run: History, task: str) -> list[Entry]:
@@ -128,6 +125,6 @@ def _find_events_about(run: History, task: str) -> list[Event]:
     gaps = [after - before for before, after in itertools.pairwise(at)] or [0.0]  # long ones where a step takes long
     period_secs = next((event.get("period_secs", 0.0) for event in run.of_kind("training", task)), 0.0)
     silence_secs = max(SILENCE_SECS, NUM_MISSED * max(period_secs, statistics.median(gaps)))
-    if last["event"] in ("training", "progress") and run.secs - last["secs"] > silence_secs:
+    if last["event"] in ("training", "progress", "evaluated") and run.secs - last["secs"] > silence_secs:
         about.append({**about[-1], "event": "silent"})
     return about

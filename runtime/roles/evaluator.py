@@ -10,9 +10,9 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
-from runtime.monitoring.evaluation import EXAMPLES, EvaluationLog, ModelTest
+from runtime.monitoring.evaluation import EXAMPLES, ModelTest, record_evaluation
 from runtime.process.errors import UnusableError, reason
-from runtime.records.events import read_run
+from runtime.records.events import read_lines, read_run
 from runtime.records.folder import RunFolder
 from runtime.saving.checkpoints import check_checkpoint, list_checkpoints
 from runtime.saving.result import Goal, is_finished
@@ -37,7 +37,7 @@ def follow_checkpoints(
 ) -> None:
     """Evaluate each checkpoint of a run once, the oldest first, until the run has reached `goal`.
 
-    An evaluator that is started again goes on where the last one was: `eval.jsonl` says which checkpoints it had. Those
+    An evaluator that is started again goes on where the last one was: its events say which checkpoints it had. Those
     that the chief has deleted meanwhile are left out, and broken ones that are not the latest.
 
     Args:
@@ -55,8 +55,8 @@ def follow_checkpoints(
     """
     if not folder.is_given:
         raise UnusableError("the evaluator needs --train_dir, the folder of the run to evaluate")
-    log = EvaluationLog(task, folder)
-    evaluated = {Checkpoint(*(line.get(name, 0) for name in Checkpoint._fields)) for line in log.read()}
+    found = [event for number in folder.runs for event in read_lines(folder.events_of(folder.run(number), task))]
+    evaluated = {Checkpoint(e["checkpoint_step"], e["checkpoint_unix_secs"]) for e in found if "checkpoint_step" in e}
     savers: dict[frozenset[str], tf.train.Saver] = {}  # by what they read of a checkpoint
 
     def describe_missing() -> str:
@@ -93,7 +93,7 @@ def follow_checkpoints(
                         why = reason(error) if isinstance(error, tf.errors.OpError) else error
                         logging.warning("%s: leaving out %s: %s", task, path, why)
                 else:
-                    log.write(test(session), **checkpoint._asdict())
+                    record_evaluation(task, test(session), **checkpoint._asdict())
             if was_finished:
                 logging.info("%s: the run is finished, and its checkpoints are evaluated", task)
                 return

@@ -75,7 +75,9 @@ class Member:
         """
         task = dataclasses.replace(choose_task(values), replication=values.replication)
         if task.job_name == "evaluator":
-            return cls(values, task, open_train_dir(task, values.train_dir), tf.ConfigProto())
+            folder = open_train_dir(task, values.train_dir)
+            events.start_recording(task, folder)
+            return cls(values, task, folder, tf.ConfigProto())
         set_kernel_process_name(f"{task.job_name}-{task.index}")  # as `ps` and `pkill` show it
         replicas, num_workers = values.replicas_to_aggregate, len(task.worker_hosts)
         if (replicas or 1) > num_workers:

@@ -75,9 +75,9 @@ class Training:
         job = Job(agreed, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal, graph.model.uses)
         self.scaffold = TrainingScaffold(me.membership, me.connection, job)
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
-        self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs, me.folder)
+        self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs)
         is_done = functools.partial(is_of_finished_run, me.folder, me.goal)
-        evaluation = EvaluationHook(me.membership, self._test, me.folder, me.target, is_done) if task.is_chief else None
+        evaluation = EvaluationHook(me.membership, self._test, me.target, is_done) if task.is_chief else None
         # TensorFlow calls them in this order: for each new session, around each step, and at the end.
         hooks = [
             # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
@@ -157,5 +157,5 @@ class Training:
         with contextlib.suppress(tf.errors.OpError):  # a ps does not answer: then this waits for it below
             session.close()
         me.membership.dismiss_servers()
-        record_test(measures, me.folder, self._graph.model.input_spec)
+        record_test(measures, self._graph.model.input_spec)
         report.write(me.folder)

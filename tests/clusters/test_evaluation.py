@@ -11,8 +11,8 @@ EVALUATION = r"test accuracy (\d\.\d{4}) \(test loss \S+\) at global step (\d+)"
 
 
 def entries(folder, task):
-    lines = (folder / "eval.jsonl").read_text().splitlines() if (folder / "eval.jsonl").exists() else []
-    return [entry for entry in map(json.loads, lines) if entry["task"] == task]
+    lines = [line for path in sorted(folder.glob(f"events/*/{task}.jsonl")) for line in path.read_text().splitlines()]
+    return [entry for entry in map(json.loads, lines) if entry["event"] == "evaluated"]
 
 
 @pytest.mark.parametrize("mode", [[], ["--sync_replicas", "--local_steps=4"]], ids=["asynchronous", "synchronous"])
@@ -26,7 +26,7 @@ def test_an_evaluation_that_is_good_enough_ends_training(tmp_path, black_and_whi
         assert cluster.wait() == dict.fromkeys(cluster.names, 0)
         reached = re.findall(EVALUATION, cluster["worker 0"].output())[-1]
         assert float(reached[0]) >= 0.99
-        assert [entry["global_step"] for entry in entries(tmp_path, "worker 0")][-1] == int(reached[1])
+        assert [entry["global_step"] for entry in entries(tmp_path, "worker-0")][-1] == int(reached[1])
         result = (tmp_path / "result.json").read_text()
         assert json.loads(result)["test_accuracy"] >= 0.99
         assert "worker 1: the chief says that the model is good enough" in cluster["worker 1"].output()
@@ -50,16 +50,16 @@ def test_an_evaluator_evaluates_each_checkpoint_once(tmp_path, black_and_white_d
         cluster.start_with(*evaluator)
         cluster["evaluator"].wait_for_output(f"evaluator 0: waiting for a checkpoint in {tmp_path}")
         cluster.start()
-        poll_for(lambda: entries(tmp_path, "evaluator 0"), "evaluation")
+        poll_for(lambda: entries(tmp_path, "evaluator-0"), "evaluation")
         cluster["evaluator"].kill()
         cluster.start_with(*evaluator)
         assert cluster.wait() == dict.fromkeys(cluster.tasks, 0)
         cluster.start_with(*evaluator)
         assert cluster["evaluator"].wait() == 0
     # The other worker trains on while the chief saves, so the model may have more steps than the name says.
-    steps = [entry["checkpoint_step"] for entry in entries(tmp_path, "evaluator 0")]
+    steps = [entry["checkpoint_step"] for entry in entries(tmp_path, "evaluator-0")]
     saved = [int(path.name[len("model.ckpt-") : -len(".index")]) for path in tmp_path.glob("model.ckpt-*.index")]
     assert steps == sorted(saved)
-    result, last = json.loads((tmp_path / "result.json").read_text()), entries(tmp_path, "evaluator 0")[-1]
+    result, last = json.loads((tmp_path / "result.json").read_text()), entries(tmp_path, "evaluator-0")[-1]
     for name in ("test_accuracy", "test_loss", "global_step"):
         assert last[name] == result[name]

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.testbed.processes import PROJECT, Process, poll_for, running_with
 from runtime.launch.ports import choose_ports
+from runtime.records.events import read_run
 from runtime.records.folder import RunFolder
 from runtime.saving.checkpoints import find_last_step
 
@@ -240,7 +241,7 @@ def test_wide_and_deep_rank_late_flights_like_one_plain_process(tmp_path, flight
     command = [sys.executable, "distributed.py", "--job_name=evaluator", *flags, "--train_dir=train"]
     evaluator = Process(command, tmp_path / "evaluated", cwd=tmp_path)
     assert evaluator.wait() == 0, evaluator.output()
-    evaluated = json.loads((tmp_path / "train" / "eval.jsonl").read_text().splitlines()[-1])
+    evaluated = read_run(RunFolder(tmp_path / "train"), "evaluated")[-1]
     assert {name: evaluated[name] for name in ("test_auc", "test_accuracy")} == pytest.approx(
         {name: result[name] for name in ("test_auc", "test_accuracy")}, abs=1e-5
     )

@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from benchmarks.testbed.processes import PROJECT, Process, answers, can_run, poll_for, running_with
+from runtime.records.events import read_run
+from runtime.records.folder import RunFolder
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
 
 
@@ -207,7 +209,7 @@ def test_tensorboard_shows_the_run_and_ends_with_the_launcher(launcher, black_an
     scalars = f"{url[1]}data/plugin/scalars"
     poll_for(lambda: tags <= ask(f"{scalars}/tags").get(".", {}).keys(), "summaries of the chief")
     poll_for(lambda: "worker/staleness" in ask(f"{scalars}/tags").get("worker-1", {}), "summaries of worker 1")
-    evaluation = json.loads((launcher.train_dir / "eval.jsonl").read_text().splitlines()[0])
+    evaluation = next(event for event in read_run(RunFolder(launcher.train_dir)) if event["event"] == "evaluated")
     _, step, accuracy = ask(f"{scalars}/scalars?run=.&tag=test_accuracy")[0]
     assert (step, accuracy) == (evaluation["global_step"], pytest.approx(evaluation["test_accuracy"]))
     assert ask(f"{scalars}/scalars?run=.&tag=loss")[0][2] > 0
