@@ -1,7 +1,5 @@
 """From the IDX files of MNIST's family to examples, and from their bytes to what the model takes.
 
-`python mnist_input.py convert --shards N` writes them as TFRecord files of `tf.train.Example`.
-
 Shapes: n examples, b examples in a batch, 784 = 28 * 28 pixels of an image, row by row.
 """
 
@@ -9,13 +7,8 @@ import gzip
 import math
 import os
 import re
-import sys
 import zlib
 from typing import Any, NamedTuple
-
-if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python does, but for -P and -I
-    from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +22,7 @@ flags.DEFINE_integer("first_label", 0, "label of the first class, such as 1 in E
 IMAGE_SHAPE = (28, 28)
 NUM_PIXELS = math.prod(IMAGE_SHAPE)
 INPUT = tf.TensorSpec(IMAGE_SHAPE, tf.uint8, "images")  # what an exported model takes of an example
-PREDICTS = "PICTURE..."  # what predict.py takes: the launcher tells how to use the model
+PREDICTS = "examples/digits/predict.py PICTURE..."  # the launcher tells how to use the model
 FEATURES = {  # of an example in a TFRecord file: its pixels as they lie in memory, and its class
     "image": tf.io.FixedLenFeature([], tf.string),
     "label": tf.io.FixedLenFeature([], tf.int64),
@@ -150,9 +143,3 @@ def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def to_inputs(images: tf.Tensor) -> tf.Tensor:
     """Turn pixels, uint8 `[b, 784]`, into float32 `[b, 784]` in [0, 1]."""
     return tf.cast(images, tf.float32) * (1 / 255)  # faster than a division
-
-
-if __name__ == "__main__":
-    from runtime.data import convert  # only this command needs it
-
-    convert.main(sys.modules[__name__])

@@ -20,7 +20,8 @@ import numpy as np
 import mnist_input
 from benchmarks import report
 from benchmarks.testbed.processes import Cluster, poll_for
-from runtime.data import convert, download
+from examples import convert
+from runtime.data import download
 
 NUM_PS, NUM_WORKERS, NUM_FILES = 1, 2, 16
 FLAGS = ["--local_steps=16", "--optimizer=sgd", "--learning_rate=0.1", "--log_every_secs=1"]

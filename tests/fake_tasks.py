@@ -19,7 +19,7 @@ try:
     import mnist_input
 except ImportError:
     class mnist_input:
-        PREDICTS = os.environ.get("PREDICTS", "PICTURE...")
+        PREDICTS = os.environ.get("PREDICTS", "examples/digits/predict.py PICTURE...")
 
 def main():
     if "--job_name=worker" in sys.argv:

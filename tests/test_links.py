@@ -212,7 +212,9 @@ EXERCISED = {
     "./run_local_cluster.sh --replication=in_graph": ParsedFlags(),
     "./run_local_cluster.sh --eval_every_secs=1 --stop_at_accuracy=0.97 --train_steps=1000000": ParsedFlags(),
     "./run_local_cluster.sh --model=cnn --export_dir=exported": ParsedFlags(),
-    ".venv/bin/python predict.py --model exported four.png seven.jpg": RunBy("def assert_pictures_are_classified("),
+    ".venv/bin/python examples/digits/predict.py --model exported four.png seven.jpg": RunBy(
+        "def assert_pictures_are_classified("
+    ),
     "./tests/run": RunBy("./tests/run"),
     "./tests/run --quick": RunBy("--quick"),
     "./tests/run --locked": RunBy("./tests/run --locked"),
@@ -281,10 +283,12 @@ EXERCISED = {
     f"sudo apt-get install {WORD_LISTS}": RunBy(f"for words in {WORD_LISTS.partition(' wnorwegian')[0]} "),
     "cp examples/flights/*.py .": RunBy("def test_wide_and_deep_rank_late_flights_"),
     "./run_local_cluster.sh --data_dir=flights --learning_rate=0.05 --train_steps=6000": ParsedFlags(),
-    "cp examples/languages/*.py .": RunBy("def test_a_table_tells_the_language_of_a_word_"),
+    "cp examples/languages/m*.py .": RunBy("def test_a_table_tells_the_language_of_a_word_"),
     "./run_local_cluster.sh --data_dir=/usr/share/dict --optimizer=sgd --learning_rate=10 --lr_schedule=one_cycle"
     " --local_steps=16 --train_steps=32000 --export_dir=languages": ParsedFlags(),
-    ".venv/bin/python predict.py --model languages Schmetterling papillon": RunBy('"languages", "Schmetterling"'),
+    ".venv/bin/python examples/languages/predict.py --model languages Schmetterling papillon": RunBy(
+        '"languages", "Schmetterling"'
+    ),
     "./run_local_cluster.sh --workers=1 --train_steps=200": RunBy("def test_two_files_of_a_user_train_"),
     ".venv/bin/python -m runtime.report TRAIN_DIR": RunBy('"-m", "runtime.report"'),
     "./run_local_cluster.sh --tensorboard --eval_every_secs=2": RunBy("def test_tensorboard_shows_the_run_"),
@@ -297,7 +301,7 @@ EXERCISED = {
     ".venv/bin/python -m pip install -r benchmarks/requirements.txt": Installed(),
     ".venv/bin/python -m benchmarks": Executed(),
     **{f".venv/bin/python -m benchmarks {name}": Explained() for name in BENCHMARKS if name != "redraw"},
-    ".venv/bin/python mnist_input.py convert --shards 16": RunBy('"mnist_input.py", "convert", *flags'),
+    ".venv/bin/python examples/convert.py --shards 16": RunBy('"examples/convert.py", *flags'),
     "./run_local_cluster.sh --data_dir=$HOME/.cache/distributed-mnist/tfrecord": ParsedFlags(),
 }
 
@@ -425,7 +429,7 @@ def test_every_flag_exists(document):
     known = {*distributed.FLAGS, "help", "constraints", "flagfile"}
     for script in ("run_local_cluster.sh", "tests/run"):
         known.update(FLAG.findall((PROJECT / script).read_text()))
-    programs = [PROJECT / name for name in ("tests/chaos.py", "tests/soak.py", "runtime/data/convert.py")]
+    programs = [PROJECT / name for name in ("tests/chaos.py", "tests/soak.py", "examples/convert.py")]
     for benchmark in BENCHMARKS.values():
         known.update(inspect.signature(load(benchmark)).parameters)
     for script in [*programs, *(PROJECT / "benchmarks").rglob("*.py")]:

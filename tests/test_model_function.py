@@ -941,7 +941,6 @@ def test_a_change_that_no_step_makes_is_told(is_added, caplog):
         ({"build_metrics": lambda logits, labels: {"auc": labels}}, "build_metrics.*, auc must return float32"),
         ({"build_metrics": lambda logits, labels: {"précision": 1.0}}, "build_metrics.* must return names"),
         ({"build_predictions": lambda logits: logits}, "build_predictions.* must return a dict of tensors by name"),
-        ({"build_parameters": lambda: {}}, "model.py has build_parameters.*, as in version 1"),
     ],
 )
 def test_functions_that_are_not_as_they_must_be_are_refused(functions, told):

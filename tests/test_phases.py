@@ -20,7 +20,7 @@ from runtime.process.errors import FinishedError, UnusableError
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from tests.models import make_model
-from tests.test_users_files import INPUT, OF_VERSION_1, sum_up
+from tests.test_users_files import INPUT, sum_up
 
 IN_MODEL = PROJECT / "model.py"
 
@@ -208,7 +208,6 @@ def run(copy, *command, env=None):
         ),
         ("model.py", "raise SystemExit(0)", 2, "model.py, line 1: SystemExit: 0; correct model.py"),
         ("model.py", "raise OSError(5, 'away')", 1, "OSError: .* away; start this task again"),
-        ("model.py", "def build_parameters(model, hidden_units): ...", 2, OF_VERSION_1),
         (
             "mnist_input.py",
             "INPUT = 28",

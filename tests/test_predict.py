@@ -1,4 +1,4 @@
-"""What predict.py makes of pictures."""
+"""What examples/digits/predict.py makes of pictures."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from PIL import Image, ImageDraw, ImageFont
 
-import predict
+from examples.digits import predict
 from runtime.process.errors import UnusableError
 
 

@@ -57,7 +57,7 @@ TASK = ["distributed.py", "--job_name=ps", "--task_index=0"]
     ("before", "script", "number", "status"),
     [
         pytest.param([], TASK, signal.SIGINT, -signal.SIGINT, id="ctrl-c"),
-        pytest.param([], ["mnist_input.py", "convert", "--shards=2"], signal.SIGINT, -signal.SIGINT, id="convert"),
+        pytest.param([], ["examples/convert.py", "--shards=2"], signal.SIGINT, -signal.SIGINT, id="convert"),
         pytest.param(CONTAINER, TASK, signal.SIGTERM, 128 + signal.SIGTERM, id="process 1", marks=NEEDS_PRIVATE_MOUNTS),
     ],
 )
@@ -214,7 +214,9 @@ time.sleep(600)
         pass
 
 
-@pytest.mark.parametrize("arguments", [["mnist_input.py", "-h"], ["predict.py", "-h"], ["distributed.py", "--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["examples/convert.py", "-h"], ["examples/digits/predict.py", "-h"], ["distributed.py", "--version"]]
+)
 def test_a_script_finds_its_modules_where_python_does_not_look_for_them(arguments):
     """As with -P or PYTHONSAFEPATH, too."""
     done = subprocess.run([sys.executable, "-I", *arguments], cwd=PROJECT, capture_output=True, text=True)

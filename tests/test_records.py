@@ -15,7 +15,8 @@ import tensorflow.compat.v1 as tf
 
 import mnist_input
 from benchmarks.testbed.processes import PROJECT
-from runtime.data import convert, download
+from examples import convert
+from runtime.data import download
 from runtime.data.files import name_of
 from runtime.data.pipeline import DataLostError
 from runtime.data.sources import open_source
@@ -101,7 +102,7 @@ def read_folder(folder):
 def test_the_command_converts_and_the_same_examples_give_the_same_bytes(data_dir, make_files, tmp_path):
     output_dir = str(tmp_path / "output")
     flags = ["--shards", "4", "--data_dir", data_dir, "--output_dir", output_dir]
-    command = [sys.executable, "mnist_input.py", "convert", *flags]
+    command = [sys.executable, "examples/convert.py", *flags]
     process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert process.stdout == f"give --data_dir={output_dir} to distributed.py\n"
@@ -127,7 +128,7 @@ def test_a_killed_conversion_leaves_nothing_that_is_taken_for_whole(data_dir, tm
     slow = """
 import sys, time
 import mnist_input
-from runtime.data import convert
+from examples import convert
 def load_slowly(data_dir, split):
     if split == "t10k":
         print("the other split is written", flush=True)
@@ -149,8 +150,8 @@ convert.convert(load_slowly, mnist_input.FEATURES, *sys.argv[1:3], 2)
     process.stdout.close()
     assert not output_dir.exists()
     assert os.path.exists(left)
-    with pytest.raises(UnusableError, match=r"is left over from a conversion that did not end: remove it, and convert"):
-        open_source(left, "train", mnist_input)
+    with pytest.raises(UnusableError, match=r"has TFRecord files, such as .*, but none of t10k"):
+        open_source(left, "t10k", mnist_input)
     shutil.rmtree(left)
     convert.convert(*arguments)
     assert len(open_source(str(output_dir), "train", mnist_input).load()[0]) == 1003
@@ -161,14 +162,14 @@ def test_ctrl_c_ends_a_conversion_without_a_traceback_and_leaves_nothing(data_di
     slow = """
 import time
 import mnist_input
-from runtime.data import convert
+from examples import convert
 def load_slowly(data_dir, split):
     print("it has begun", flush=True)
     time.sleep(1000)
 mnist_input.load = load_slowly
-convert.main(mnist_input)
+convert.main()
 """
-    flags = ["convert", "--shards=2", f"--data_dir={data_dir}", f"--output_dir={tmp_path}/files"]
+    flags = ["--shards=2", f"--data_dir={data_dir}", f"--output_dir={tmp_path}/files"]
     command = [sys.executable, "-c", slow, *flags]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "it has begun\n"
@@ -196,7 +197,7 @@ convert.main(mnist_input)
 )
 def test_the_command_refuses_what_is_not_meant(mnist_dir, tmp_path, flags, message):
     (tmp_path / "table.csv").touch()
-    command = [sys.executable, "mnist_input.py", "convert", "--shards=2"]
+    command = [sys.executable, "examples/convert.py", "--shards=2"]
     command += [flag.format(folder=tmp_path) for flag in flags]
     process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert process.returncode == 2
@@ -205,14 +206,10 @@ def test_the_command_refuses_what_is_not_meant(mnist_dir, tmp_path, flags, messa
     assert "Traceback" not in process.stderr
 
 
-@pytest.mark.parametrize(("name", "version"), [("FEATURES", 2), ("load", 2), ("FEATURES", 1)])
-def test_a_file_that_does_not_say_what_to_convert_is_refused(data_dir, tmp_path, name, version):
-    if version == 1:
-        data_dir = tmp_path / "old"
-        data_dir.mkdir()
-        write(data_dir / name_of("train", 0, 1), [bytes(785)])
-    code = f"import mnist_input; from runtime.data import convert; del mnist_input.{name}; convert.main(mnist_input)"
-    flags = ["convert", "--shards=2", f"--data_dir={data_dir}", f"--output_dir={tmp_path}/files"]
+@pytest.mark.parametrize("name", ["FEATURES", "load"])
+def test_a_file_that_does_not_say_what_to_convert_is_refused(data_dir, tmp_path, name):
+    code = f"import mnist_input; from examples import convert; del mnist_input.{name}; convert.main()"
+    flags = ["--shards=2", f"--data_dir={data_dir}", f"--output_dir={tmp_path}/files"]
     process = subprocess.run([sys.executable, "-c", code, *flags], cwd=PROJECT, capture_output=True, text=True)
     assert process.returncode == 2
     expected = f"error: a conversion needs {name} in mnist_input.py"
@@ -239,22 +236,6 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(data_dir, make_f
         make_files(3)
     assert sorted(os.listdir(tmp_path)) == ["data", "files"]
     assert len(os.listdir(files)) == 3
-
-
-def test_files_of_version_1_are_told_with_the_command_that_converts_them(data_dir, tmp_path):
-    old = tmp_path / "old"
-    old.mkdir()
-    for split in ("train", "t10k"):
-        images, labels = mnist_input.load(data_dir, split)
-        records = [image.tobytes() + bytes([label]) for image, label in zip(images, labels, strict=True)]
-        write(old / name_of(split, 0, 1), records)
-    with pytest.raises(UnusableError) as error:
-        open_source(str(old), "train", mnist_input)
-    assert f"{old} has files of version 1, which wrote no tf.train.Example: convert them with" in str(error.value)
-    command = str(error.value).partition("convert them with python ")[2].split()
-    assert subprocess.run([sys.executable, *command], cwd=PROJECT).returncode == 0
-    examples = open_source(f"{old}-examples", "train", mnist_input).load()
-    assert sorted(numbers_of(examples[0])) == list(range(1003))
 
 
 # How they are read
@@ -357,6 +338,18 @@ def test_what_parse_returns_is_read_and_shown(tmp_path):
     wrong = reader_of(tf.TensorSpec([], tf.int32, "numbers"), parse=parse)
     with pytest.raises(UnusableError, match=r"expected int32 \(\), as INPUT says for numbers, found int64"):
         open_source(str(tmp_path), "t10k", wrong).load()
+
+
+def test_features_come_in_the_order_of_input(tmp_path):
+    write(tmp_path / "train.tfrecord", [example(**{"a": 1.0, "b": 2.0, "a/label": 3})])
+    spec = {name: tf.TensorSpec([], tf.float32) for name in "ab"}
+    features = {name: tf.io.FixedLenFeature([], tf.float32) for name in "ab"}
+    features["a/label"] = tf.io.FixedLenFeature([], tf.int64)
+    source = open_source(str(tmp_path), "train", reader_of(spec, FEATURES=features))
+    assert [column.tolist() for column in source.load()] == [[1.0], [2.0], [3]]
+    other = reader_of(dict(reversed(spec.items())), FEATURES=features)
+    with pytest.raises(UnusableError, match="expected the inputs in the order of INPUT, b, a, found a, b; correct mn"):
+        open_source(str(tmp_path), "train", other)
 
 
 def test_load_has_the_word_where_a_reader_says_nothing_of_records(make_files):

@@ -9,9 +9,9 @@ import tensorflow.compat.v1 as tf
 
 import distributed
 import mnist_input
+from examples import convert
 from runtime.cluster.holdings import Holding
 from runtime.cluster.membership import Membership
-from runtime.data import convert
 from runtime.data.memory import MemorySource
 from runtime.data.sources import open_source
 from runtime.records.folder import RunFolder

@@ -82,7 +82,7 @@ def test_what_is_no_named_tuple_of_arrays_is_refused(data_dir, loaded):
 
 
 def test_test_examples_that_are_not_as_input_says_are_refused(data_dir):
-    expected = r"expected uint8 \[n, 2\], as INPUT says for numbers, found uint8 \[1, 3\]; correct mnist_input\.py"
+    expected = r"expected uint8 \(1, 2\), as INPUT says for numbers, found uint8 \(3,\); correct mnist_input\.py"
     with pytest.raises(UnusableError, match=expected):
         open_source(data_dir, "t10k", Reader([[1, 2, 3]], [0])).load()
     assert open_source(data_dir, "t10k", Reader([[1, 2]], [0])).load().numbers.tolist() == [[1, 2]]

@@ -1,6 +1,5 @@
 """What the launcher does with its tasks: each test runs the real one, with tasks that are shell scripts."""
 
-import fcntl
 import json
 import os
 import re
@@ -111,7 +110,7 @@ def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
             [
                 "folder",
                 "train on  {command} '--export_dir=my model' --train_steps=14",
-                "predict   {python} predict.py '--model=my model' PICTURE...",
+                "predict   {python} examples/digits/predict.py '--model=my model' PICTURE...",
             ],
         ),
         ({}, [], []),
@@ -130,7 +129,7 @@ def test_the_last_lines_say_what_is_there_and_what_to_do_next(launch, result, fl
         assert line.startswith(start.format_map(names))
 
 
-def test_how_to_predict_is_told_only_where_predict_py_fits_the_data(launch, monkeypatch):
+def test_how_to_predict_is_told_only_where_a_script_fits_the_data(launch, monkeypatch):
     monkeypatch.setenv("PREDICTS", "")
     (launch.folder / "result").write_text('{"global_step": 7}')
     run = launch("mv result train/result.json; echo 'test accuracy 1.0'")
@@ -312,33 +311,6 @@ def test_a_task_that_fails_when_the_chief_has_ended_well_costs_no_result(launch)
     )
     assert run.wait(DEADLINE_SECS) == 7
     assert run.output().endswith("\nthe chief had ended with 0: the result is saved\n")
-
-
-def test_a_train_dir_that_is_removed_is_made_again_and_no_line_is_missed(launch):
-    wait = "while ! [ -e moved ] || ! [ -e train/logs ]; do sleep 0.05; done"
-    run = launch(f"if ! [ -e moved ]; then echo begins; {wait}; echo of the old log; exit 7; fi; echo of the new log")
-    run.wait_for_output("begins")
-    (launch.folder / "train").rename(launch.folder / "moved")
-    assert run.wait(DEADLINE_SECS) == 0
-    shown = run.output().splitlines()
-    assert shown.count("of the old log") == shown.count("of the new log") == 1
-    again = f"run_local_cluster.sh: {launch.folder}/train was removed: it is made again, for what comes from now on"
-    assert shown.count(again) == 1
-    assert launch.log.read_text() == "of the new log\n"
-
-
-def test_a_run_whose_train_dir_another_one_has_taken_ends(launch):
-    run = launch("echo begins; while :; do sleep 0.05; done")
-    run.wait_for_output("begins")
-    folder = launch.folder / "train"
-    (launch.folder / "other" / "logs").mkdir(parents=True)
-    lock = os.open(launch.folder / "other" / "logs", os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    folder.rename(launch.folder / "moved")
-    (launch.folder / "other").rename(folder)
-    assert run.wait(DEADLINE_SECS) == 1
-    os.close(lock)
-    assert "error: worker-0 has lost its train directory, which another run uses now; all tasks" in run.output()
 
 
 def test_a_second_ctrl_c_says_what_ends_the_run_at_once(launch):

@@ -1,6 +1,5 @@
 """What model.py and mnist_input.py must have, and return."""
 
-import collections
 import sys
 import types
 from typing import NamedTuple
@@ -9,10 +8,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime.data.records import make_parse
-from runtime.model.files import Files
 from runtime.model.trace import trace
-from runtime.model.users_files import check_examples, checksums, inputs_of
+from runtime.model.users_files import check_columns, check_examples, checksums, inputs_of
 from runtime.process.errors import UnusableError
 from tests.models import make_files, make_model
 
@@ -31,15 +28,6 @@ def test_a_checksum_tells_a_file_from_another_whatever_its_line_ends(tmp_path, m
 class Examples(NamedTuple):
     numbers: np.ndarray
     labels: np.ndarray
-
-
-OF_VERSION_1 = r"model\.py has build_parameters\(\), as in version 1: let build_logits\(\) make its variables .*"
-
-
-def test_a_model_of_version_1_is_refused():
-    old = types.SimpleNamespace(build_parameters=dict, build_logits=lambda parameters, images: images)
-    with pytest.raises(UnusableError, match=f"^{OF_VERSION_1}"):
-        Files(old, types.SimpleNamespace(INPUT=INPUT))
 
 
 @pytest.mark.parametrize(
@@ -176,18 +164,13 @@ def test_labels_that_are_drawn_are_refused_since_tests_have_them_too():
 
 def test_inputs_come_in_the_order_of_input():
     spec = {"b": tf.TensorSpec([], tf.float32), "a": tf.TensorSpec([], tf.float32)}
-    of_names = collections.namedtuple("Of", ["a", "b", "label"])
-    columns = of_names(*np.zeros([3, 1], np.float32))
+    columns, names = 3 * [tf.TensorSpec([], tf.float32)], ["a", "b", "label"]
     with pytest.raises(
         UnusableError, match="expected the inputs in the order of INPUT, b, a, found a, b; correct mnist"
     ):
-        check_examples(columns, spec, "the examples")
-    check_examples(columns, {"a": spec["a"], "b": spec["b"]}, "the examples")
-    reader = types.SimpleNamespace(INPUT=spec, FEATURES={name: tf.io.FixedLenFeature([], tf.float32) for name in "ab"})
-    with pytest.raises(
-        UnusableError, match=r"mnist_input\.py: FEATURES cannot be used: expected the inputs in the order"
-    ):
-        make_parse(reader)(tf.constant([b""]))
+        check_columns(columns, spec, "the examples", names)
+    check_columns(columns, {"a": spec["a"], "b": spec["b"]}, "the examples", names)
+    check_columns(columns, spec, "the examples", ["x", "y", "label"])
 
 
 @pytest.mark.parametrize(
@@ -200,14 +183,15 @@ def test_inputs_come_in_the_order_of_input():
 )
 def test_a_part_that_is_no_array_or_has_rows_without_text_is_told_by_its_name(labels, message):
     with pytest.raises(UnusableError, match=f"the examples cannot be used: {message}; correct"):
-        check_examples(Examples(np.zeros([1, 2], np.uint8), labels), INPUT, "the examples")
-    check_examples(Examples(np.zeros([2, 2], np.uint8), np.array(["a", b"b"], object)), INPUT, "the examples")
+        check_examples(Examples(np.zeros([1, 2], np.uint8), labels), "the examples")
+    check_examples(Examples(np.zeros([2, 2], np.uint8), np.array(["a", b"b"], object)), "the examples")
 
 
-@pytest.mark.parametrize("numbers", [np.zeros([1, 3], np.uint8), np.zeros([1, 2], np.float32)])
-def test_examples_that_are_not_as_input_says_are_refused(numbers):
-    expected, found = r"uint8 \[n, 2\], as INPUT says for numbers", rf"{numbers.dtype} \[1, {numbers.shape[1]}\]"
-    with pytest.raises(
-        UnusableError, match=f"the examples cannot be used: expected {expected}, found {found}; correct"
-    ):
-        check_examples(Examples(numbers, np.zeros(1, int)), INPUT, "the examples")
+@pytest.mark.parametrize("found", [tf.TensorSpec([3], tf.uint8), tf.TensorSpec([2], tf.float32)])
+def test_examples_that_are_not_as_input_says_are_refused(found):
+    message = rf"expected uint8 \(1, 2\), as INPUT says for numbers, found {found.dtype.name} \({found.shape[0]},\)"
+    with pytest.raises(UnusableError, match=f"the examples cannot be used: {message}; correct"):
+        check_columns([found, tf.TensorSpec([], tf.int64)], INPUT, "the examples")
+    check_columns([tf.TensorSpec([2], tf.uint8)], INPUT, "the examples")
+    with pytest.raises(UnusableError, match="expected a column for each of numbers, found 0"):
+        check_columns([], INPUT, "the examples")

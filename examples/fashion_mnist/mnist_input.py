@@ -5,12 +5,8 @@ Shapes: n examples, b examples in a batch, 784 = 28 * 28 pixels of an image, row
 
 import gzip
 import os
-import sys
 import zlib
 from typing import NamedTuple
-
-if __name__ == "__main__":
-    from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 import numpy as np
 import numpy.typing as npt
@@ -73,9 +69,3 @@ def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def to_inputs(images: tf.Tensor) -> tf.Tensor:
     """Turn pixels, uint8 `[b, 784]`, into float32 `[b, 784]` with mean 0 and deviation 1."""
     return (tf.cast(images, tf.float32) - MEAN) * (1 / DEVIATION)
-
-
-if __name__ == "__main__":
-    from runtime.data import convert  # only this command needs it
-
-    convert.main(sys.modules[__name__])

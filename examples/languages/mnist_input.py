@@ -4,7 +4,6 @@ Debian and Ubuntu have the lists, in /usr/share/dict. Shapes: n examples, 24 let
 """
 
 import os
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +36,7 @@ PACKAGES = (
 )
 PACKAGES += " wpolish wportuguese wspanish wswedish"
 INPUT = tf.TensorSpec([MAX_LETTERS], tf.int32, "words")  # what an exported model takes of an example
-PREDICTS = "WORD..."  # what predict.py takes
+PREDICTS = "examples/languages/predict.py WORD..."  # the launcher tells how to use the model
 
 
 class DataError(Exception):
@@ -100,8 +99,3 @@ def decode(words: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def to_inputs(words: tf.Tensor) -> tf.Tensor:
     """Return words, int32 [b, 24], as they are."""
     return words
-
-
-if __name__ == "__main__":
-    print("error: this mnist_input.py has no command: lists of words are read as they are", file=sys.stderr)
-    sys.exit(2)

@@ -1,13 +1,17 @@
 """Tell which language words are of, with a model that distributed.py has exported.
 
-python predict.py --model DIR word ...
+python examples/languages/predict.py --model DIR word ...
 """
 
 import argparse
 import os
+import pathlib
 import sys
 import unicodedata
 from collections.abc import Callable
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]  # where mnist_input.py and runtime/ are
 
 from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 

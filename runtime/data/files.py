@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 
 from runtime.process.errors import UnusableError, reason
 
-UNFINISHED = ".unfinished"  # at the end of the name of a folder into which a process converts
 IS_RECORDS = re.compile(r"\.tfrecords?\b|(?<!\.data)-\d{5}-of-\d{5}$")  # no part of a checkpoint
 # The first of these words in a name tells its split; of several sets to test with, that of the first word counts.
 WORDS = {"train": ["train", "training"], "t10k": ["t10k", "test", "testing", "validation", "valid", "val", "eval"]}
@@ -46,10 +45,6 @@ def find_records(data_dir: str, split: str) -> list[str]:
     Raises:
       UnusableError: there are some, but none of this split, or not all of a set.
     """
-    if os.path.abspath(data_dir).endswith(UNFINISHED):
-        raise UnusableError(
-            f"--data_dir {data_dir} is left over from a conversion that did not end: remove it, and convert again"
-        )
     by_word: dict[str, list[str]] = {}
     try:
         names = [name for name in sorted(os.listdir(data_dir)) if IS_RECORDS.search(name) and not name.startswith(".")]

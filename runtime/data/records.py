@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from runtime.data.files import Parse, find_fault, look_at
 from runtime.data.order import build_numbers, build_seed
 from runtime.data.pipeline import ALL, NUM_THREADS, Open, PipelineSource, untouched
 from runtime.data.reader import build_next_number, signature_of
-from runtime.model.users_files import check_order, check_signature, inputs_of
+from runtime.model.users_files import check_columns
 from runtime.process.errors import UnusableError
 
 BLOCK_SIZE = 128  # neighbours in a file that are read at once
@@ -33,16 +34,11 @@ class RecordSource(PipelineSource):
         checksum = zlib.crc32(repr(looks).encode(errors="surrogateescape"))
         self.description = f"({len(paths)} files, CRC-32 of names, sizes and first records {checksum:08x})"
         if fault := find_fault(self._files, parse, num_records=1):
-            sizes = [of_input.shape.num_elements() for of_input in inputs_of(spec).values()]
-            if len(self._files[0].first) == 1 + sum(sizes):
-                folder = os.path.dirname(paths[0])
-                fault = f"{folder} has files of version 1, which wrote no tf.train.Example: convert them with python"
-                fault += f" mnist_input.py convert --shards=16 --data_dir={folder} --output_dir={folder}-examples"
             raise UnusableError(fault)
         with tf.Graph().as_default():
             columns = parse(tf.placeholder(tf.string, [None]))
         self.signature, self._to_columns = signature_of(columns), getattr(type(columns), "_make", list)
-        check_signature(self.signature, spec, where)
+        check_columns(self.signature, spec, where, getattr(columns, "_fields", ()))
         self._num_bytes, self._numbers = len(self._files[0].first), [*range(len(paths))]
         self._hold: Any = None
 
@@ -129,8 +125,9 @@ def make_parse(reader: Any) -> Any:
     def parse(serialized: Any) -> Any:
         if hasattr(reader, "parse"):
             return tf.nest.map_structure(to_dense, reader.parse(serialized))
-        check_order(list(reader.FEATURES), inputs_of(reader.INPUT), "mnist_input.py: FEATURES")
         parsed = tf.io.parse_example(serialized, reader.FEATURES)
-        return tuple(to_dense(parsed[name]) for name in reader.FEATURES)
+        make_type: Any = namedtuple  # mypy knows it with names in the source only
+        columns = make_type("Columns", reader.FEATURES, rename=True)  # a name need be none of Python
+        return columns(*(to_dense(parsed[name]) for name in reader.FEATURES))
 
     return parse if hasattr(reader, "parse") or hasattr(reader, "FEATURES") else None

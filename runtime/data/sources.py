@@ -8,7 +8,7 @@ from runtime.data.files import find_records
 from runtime.data.memory import MemorySource
 from runtime.data.records import RecordSource, make_parse
 from runtime.data.users import UsersSource
-from runtime.model.users_files import check_examples
+from runtime.model.users_files import check_columns, check_examples
 from runtime.process.errors import UnusableError, check_folder
 from runtime.process.threads import reminding
 
@@ -36,5 +36,7 @@ def open_source(data_dir: str, split: str, reader: Any) -> Source:
             missing = "it has no TFRecord files" if os.path.isdir(data_dir) else "there is no such folder"
             raise UnusableError(f"{where} cannot be found: {missing}, and mnist_input.py has no load()")
         examples = reader.load(data_dir, split)
-    check_examples(examples, reader.INPUT, where)
-    return MemorySource(examples)
+    check_examples(examples, where)
+    source = MemorySource(examples)
+    check_columns(source.signature, reader.INPUT, where, examples._fields)
+    return source

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.data.pipeline import Open, PipelineSource, untouched
 from runtime.data.reader import compute_checksum, signature_of
-from runtime.model.users_files import check_signature
+from runtime.model.users_files import check_columns
 from runtime.process.errors import UnusableError
 
 NUM_SAMPLED = 64  # examples that tell this data set from others, and how much memory one takes
@@ -37,7 +37,7 @@ class UsersSource(PipelineSource):
                 f" as inputs, as INPUT says, found {[*found] if isinstance(found, Mapping) else 'one tensor'}"
             )
         in_order = {name: spec[name] for name in names} or spec  # as the columns of a dict are
-        check_signature(tf.nest.flatten(found), in_order, where)
+        check_columns(tf.nest.flatten(found), in_order, where)
         num_bytes = [part.nbytes if part.dtype != object else sum(map(len, part.flat)) for part in sample]
         self._num_bytes, checksum = sum(num_bytes) // len(sample[0]), compute_checksum(sample)
         is_random = self._is_random or compute_checksum(again) != checksum  # as what a Python function draws

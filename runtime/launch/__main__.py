@@ -216,7 +216,7 @@ def try_script(arguments: Sequence[str]) -> str:
     """Import the script and parse its flags, in a process that ends after that, so that a mistake is reported once.
 
     Returns:
-      What predict.py takes, such as "PICTURE...", or "".
+      `PREDICTS` of the user's mnist_input.py, or "".
     """
     reader, writer = fork.Pipe(duplex=False)
 

@@ -35,13 +35,13 @@ class Supervisor:
     """Runs a cluster, in which every task does `run`."""
 
     def __init__(self, options: Options, run: Callable[[], None], predicts: str):
-        """Prepare to run it; `predicts` says what predict.py takes, such as "PICTURE...", or is empty."""
+        """Prepare to run it; `predicts` is `PREDICTS` of the user's `mnist_input.py`, or empty."""
         self._options, self._run_script, self._predicts = options, run, predicts
         names = [f"ps-{index}" for index in range(options.ps)]
         names += [f"worker-{index}" for index in range(options.workers)]
         self._tasks = {name: Task(name, options.folder.log_of(name)) for name in names}
         self._chief = self._tasks["worker-0"]
-        self._lock, self._was_warned = lock(options.folder), False
+        _lock(options.folder)
         events = ""
         with contextlib.suppress(OSError):  # then the tasks cannot record anything either
             events = join_run(options.folder)
@@ -123,34 +123,12 @@ class Supervisor:
                 self._console.note(name, "ended", status=task.status)
         self._console.refresh()
 
-    def _keep_folder(self) -> None:
-        """Make the train directory again if somebody has removed it, or moved it away.
-
-        Raises:
-          GivenUpError: another launcher has made it.
-        """
-        folder = self._options.folder
-        with contextlib.suppress(OSError):  # it is gone
-            if os.path.samestat(os.stat(folder.logs), os.fstat(self._lock)):
-                return
-        try:
-            os.makedirs(folder.logs, exist_ok=True)
-            self._lock = lock(folder)
-            self._console.say(f"{folder.path} was removed: it is made again, for what comes from now on")
-        except BlockingIOError:
-            raise GivenUpError(self._chief, "has lost its train directory, which another run uses now", 1) from None
-        except OSError as error:
-            if not self._was_warned:
-                self._was_warned = True
-                self._console.say(f"{folder.path} was removed, and cannot be made again: {error.strerror}")
-
     def _supervise(self) -> None:
         """Start again what has died.
 
         Raises:
           GivenUpError: a task cannot go on, or stays when the chief has ended.
         """
-        self._keep_folder()
         if self._chief.status == 0:
             self._leave_by = self._leave_by or time.monotonic() + LEAVE_SECS
         for task in self._tasks.values():
@@ -210,8 +188,9 @@ class Supervisor:
         if not self._options.export_dir:
             lines.append(f"export    {_make_command([*given, f'--export_dir={model}'])}")
         if self._predicts:
-            predict = [_shorten(sys.executable), _shorten(f"{PROJECT}/predict.py"), f"--model={model}"]
-            lines.append(f"predict   {shlex.join(predict)} {self._predicts}")
+            script, _, what = self._predicts.partition(" ")
+            predict = [_shorten(sys.executable), _shorten(f"{PROJECT}/{script}"), f"--model={model}"]
+            lines.append(f"predict   {shlex.join(predict)} {what}")
         return lines
 
     def _end_all(self) -> None:
@@ -229,24 +208,18 @@ class Supervisor:
             task.process.kill()
 
 
-def lock(folder: RunFolder) -> int:
+def _lock(folder: RunFolder) -> None:
     """Keep other launchers out, as long as this process or one of its tasks lives: logs and events would be mixed.
-
-    Returns:
-      The number of an open file, which is inherited by the tasks.
 
     Raises:
       BlockingIOError: another one keeps this one out.
     """
-    descriptor = os.open(folder.logs, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(os.open(folder.logs, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
         raise
     except OSError:  # some network file systems know no locks
         pass
-    return descriptor
 
 
 def _make_command(arguments: Sequence[str]) -> str:

@@ -5,8 +5,8 @@
 #   runtime/launch/venv.sh [--locked] requirements.txt [more/requirements.txt ...]
 #
 # With --locked, install exactly the versions in the lock file beside each requirements file, such as requirements.lock.
-# VENV_DIR names the environment's folder, by default .venv. PYTHON names the interpreter to make it with; by default it
-# is the first suitable one of python3, python3.13 ... python3.10.
+# VENV_DIR names the environment's folder, by default .venv. PYTHON names the interpreter to make it with, by default
+# python3.
 
 set -eu
 
@@ -15,11 +15,12 @@ readonly project
 venv="${VENV_DIR:-$project/.venv}"
 if [[ "$venv" != /* ]]; then venv="$PWD/$venv"; fi
 readonly venv
-locked=""
+suffix=txt options=(--disable-pip-version-check)
 if [[ "${1:-}" == --locked ]]; then
-  locked=1
+  suffix=lock options+=(--require-hashes)
   shift
 fi
+if [[ ! -t 2 ]]; then options+=(--quiet); fi # a terminal shows pip's progress
 
 # Ctrl-C and Ctrl-\ end this script, and not only the command that it has just started.
 trap 'exit 130' INT
@@ -44,32 +45,6 @@ is_suitable() {
 
 version_of() { "$1" -c 'import sys; print(sys.version_info[:2])' 2>/dev/null || echo none; }
 
-find_python() {
-  local candidate candidates=(python3 python3.13 python3.12 python3.11 python3.10)
-  if [[ -n "${PYTHON:-}" ]]; then candidates=("$PYTHON"); fi
-  for candidate in "${candidates[@]}"; do
-    if is_suitable "$candidate"; then
-      echo "$candidate"
-      return
-    fi
-  done
-  local problem="no python3 on the PATH is Python 3.10 to 3.13"
-  if [[ -n "${PYTHON:-}" ]]; then
-    problem="$PYTHON is not Python 3.10 to 3.13"
-    command -v "$PYTHON" >/dev/null || problem="$PYTHON cannot be run"
-  fi
-  fail "$problem; set PYTHON=/path/to/python3"
-}
-
-# install FILE: install what a requirements file or a lock file lists.
-install() {
-  local pip=("$venv/bin/python" -m pip install --disable-pip-version-check)
-  if [[ ! -t 2 ]]; then pip+=(--quiet); fi # a terminal shows its progress
-  if [[ -n "$locked" ]]; then pip+=(--require-hashes); fi
-  echo "installing $1 into $venv; TensorFlow, the first time, is a download of 600 MB" >&2
-  "${pip[@]}" -r "$project/$1" >&2
-}
-
 # Two that make or fill one environment at the same time would break it for each other. Some file systems know no locks.
 mkdir -p "$(dirname "$venv")" || fail "$venv cannot be made: set VENV_DIR=/another/folder"
 exec 9<"$(dirname "$venv")"
@@ -86,7 +61,8 @@ fi
 # has put another version in the place of its Python: that finds none of its packages, and so no pip.
 if [[ -e "$venv/unfinished-by-venv.sh" ]] || ! is_suitable "$venv/bin/python" pip ||
   [[ -n "${PYTHON:-}" && "$(version_of "$PYTHON")" != "$(version_of "$venv/bin/python")" ]]; then
-  python="$(find_python)"
+  python="${PYTHON:-python3}"
+  is_suitable "$python" || fail "$python is not Python 3.10 to 3.13, or cannot be run; set PYTHON=/path/to/python3"
   if [[ ! -e "$venv/unfinished-by-venv.sh" && ! -e "$venv/made-by-venv.sh" ]] && ! rmdir "$venv" 2>/dev/null &&
     [[ -e "$venv" || -L "$venv" ]]; then
     fail "$venv lacks a Python 3.10 to 3.13 with pip, and is not of this program's making: remove it, or set" \
@@ -104,12 +80,13 @@ if [[ -e "$venv/unfinished-by-venv.sh" ]] || ! is_suitable "$venv/bin/python" pi
   mv "$venv/unfinished-by-venv.sh" "$venv/made-by-venv.sh"
 fi
 for requirements in "$@"; do
-  file="$requirements"
-  if [[ -n "$locked" ]]; then file="${requirements%.txt}.lock"; fi
+  file="${requirements%.txt}.$suffix"
   installed="$venv/installed/$requirements" # a copy of the file, or of its lock, as it was last installed
   if ! cmp -s "$project/$file" "$installed"; then
-    install "$file" || fail "pip could not install $file into $venv: where there is no room, set" \
-      "VENV_DIR=/another/folder; where ${TMPDIR:-/tmp} has none, TMPDIR"
+    echo "installing $file into $venv; TensorFlow, the first time, is a download of 600 MB" >&2
+    "$venv/bin/python" -m pip install "${options[@]}" -r "$project/$file" >&2 ||
+      fail "pip could not install $file into $venv: where there is no room, set VENV_DIR=/another/folder; where" \
+        "${TMPDIR:-/tmp} has none, TMPDIR"
     mkdir -p "$(dirname "$installed")"
     cp "$project/$file" "$installed"
   fi

@@ -18,7 +18,7 @@ class Files:
         """Take the modules.
 
         Raises:
-          UnusableError: `model` is one of version 1, or only training would change the inputs.
+          UnusableError: only training would change the inputs.
         """
         self._model, self._input = model, mnist_input
         self.inputs = inputs_of(mnist_input.INPUT)
@@ -29,11 +29,6 @@ class Files:
             raise UnusableError(
                 "mnist_input.py has decode() and no to_inputs(): write it, too, for tests and the exported model; it"
                 " returns what it gets if only training changes the inputs"
-            )
-        if hasattr(model, "build_parameters"):
-            raise UnusableError(
-                "model.py has build_parameters(), as in version 1: let build_logits() make its variables where it uses"
-                " them, as docs/porting.md says"
             )
 
     def has(self, function: str) -> bool:

@@ -56,62 +56,46 @@ def inputs_of(spec: Any) -> dict[str, tf.TensorSpec]:
 INPUT_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 
-def check_order(names: Sequence[str], inputs: Mapping[str, Any], where: str) -> None:
-    """Check that columns called like the inputs come in the order of `INPUT`: an exported model takes them by name.
-
-    Raises:
-      UnusableError: they do not; `where` says which columns.
-    """
-    first = list(names[: len(inputs)])
-    if set(first) == inputs.keys() and first != list(inputs):
-        found = f"expected the inputs in the order of INPUT, {', '.join(inputs)}, found {', '.join(first)}"
-        raise UnusableError(f"{where} cannot be used: {found}; correct mnist_input.py")
-
-
-def check_examples(examples: Any, spec: Any, where: str) -> None:
-    """Check examples: their first columns are as `INPUT`, `spec`, says, and all have the same length.
+def check_examples(examples: Any, where: str) -> None:
+    """Check that examples are a named tuple of arrays, of numbers or texts, which all have the same length.
 
     Raises:
       UnusableError: they are not; `where` says which ones.
     """
-
-    def require(condition: bool, expected: str, found: str) -> None:
-        if not condition:
-            remedy = "correct mnist_input.py, or what it reads"
-            raise UnusableError(f"{where} cannot be used: expected {expected}, found {found}; {remedy}")
-
-    inputs = inputs_of(spec)
-    require(hasattr(examples, "_fields"), "a named tuple of arrays", type(examples).__name__)
+    _require(hasattr(examples, "_fields"), where, "a named tuple of arrays", type(examples).__name__)
     for name, part in zip(examples._fields, examples, strict=True):
-        require(isinstance(part, np.ndarray), f"an array for {name}", type(part).__name__)
+        _require(isinstance(part, np.ndarray), where, f"an array for {name}", type(part).__name__)
         # None or NaN, say, where a table has nothing
         others = [value for value in part.flat if not isinstance(value, str | bytes)] if part.dtype == object else []
-        require(not others, f"text in each row of {name}", ", ".join(f"{value!r:.50}" for value in others[:3]))
-    check_order(examples._fields, inputs, where)
-    expected = f"a named tuple of {len(inputs)} or more arrays, one for each input and those that labels are made of"
-    require(len(examples) >= len(inputs), expected, f"{len(examples)}")
+        _require(not others, where, f"text in each row of {name}", ", ".join(f"{value!r:.50}" for value in others[:3]))
     shapes = [list(column.shape) for column in examples]
     are_as_long = all(shape[:1] == shapes[0][:1] and shape[:1] > [0] for shape in shapes)
-    require(are_as_long, "one example at least, and as many in each array", f"arrays of the shapes {shapes}")
-    for (name, spec), column in zip(inputs.items(), examples, strict=False):
-        size = spec.shape.num_elements()
-        what, found = f"{spec.dtype.name} [n, {size}], as INPUT says", f"{column.dtype} {list(column.shape)}"
-        is_right = column.size == len(column) * size
-        is_text = spec.dtype == tf.string and column.dtype.kind in "OSU"
-        require(is_right and (is_text or column.dtype == spec.dtype.as_numpy_dtype), f"{what} for {name}", found)
+    expected = "one example at least, and as many in each array"
+    _require(are_as_long, where, expected, f"arrays of the shapes {shapes}")
 
 
-def check_signature(columns: Sequence[tf.TensorSpec], spec: Any, where: str) -> None:
-    """Check the columns of one example as `check_examples()` does those of many."""
-    if len(columns) < len(inputs := inputs_of(spec)):
-        raise UnusableError(
-            f"{where} have {len(columns)} columns, expected one for each of {', '.join(inputs)} at least"
-        )
+def check_columns(columns: Sequence[tf.TensorSpec], spec: Any, where: str, names: Sequence[str] = ()) -> None:
+    """Check the columns of one example: the first ones are what `INPUT`, `spec`, says, in any shape of that size.
+
+    An exported model takes the inputs by name. So columns that are called like them must come in their order.
+
+    Raises:
+      UnusableError: they are not; `where` says of which examples.
+    """
+    inputs = inputs_of(spec)
+    first = list(names[: len(inputs)])
+    are_in_order = set(first) != inputs.keys() or first == list(inputs)
+    _require(are_in_order, where, f"the inputs in the order of INPUT, {', '.join(inputs)}", ", ".join(first))
+    _require(len(columns) >= len(inputs), where, f"a column for each of {', '.join(inputs)}", f"{len(columns)}")
     for (name, expected), found in zip(inputs.items(), columns, strict=False):
         sizes = found.shape.num_elements(), expected.shape.num_elements()
         are_alike = sizes[0] == sizes[1] if sizes[0] else found.shape.is_compatible_with(expected.shape)
-        if found.dtype != expected.dtype or not are_alike:
-            raise UnusableError(
-                f"{where} cannot be used: expected {expected.dtype.name} {expected.shape}, as INPUT says for {name},"
-                f" found {found.dtype.name} {found.shape}; correct mnist_input.py, or what it reads"
-            )
+        wanted = f"{expected.dtype.name} {expected.shape}, as INPUT says for {name}"
+        is_right = are_alike and found.dtype == expected.dtype
+        _require(is_right, where, wanted, f"{found.dtype.name} {found.shape}")
+
+
+def _require(condition: bool, where: str, expected: str, found: str) -> None:
+    if not condition:
+        remedy = "correct mnist_input.py, or what it reads"
+        raise UnusableError(f"{where} cannot be used: expected {expected}, found {found}; {remedy}")

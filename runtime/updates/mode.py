@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -26,7 +26,7 @@ from runtime.updates.exchange import (
     choose_devices,
 )
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
-from runtime.updates.optimizer import OptimizerMaker, Schedule, make_optimizer
+from runtime.updates.optimizer import Schedule, make_optimizer
 from runtime.updates.packing import Packing, Selection
 from runtime.updates.ps_shard import Gradient, PsShard, make_updates
 
@@ -98,11 +98,14 @@ def build_updates(
     schedule = mode.make_schedule(own)
 
     make_own = functools.partial(make_optimizer, name=mode.optimizer, own=own)
-    make: OptimizerMaker = functools.partial(make_own, num_updates=tf.train.get_global_step())
-    build_rate = schedule.build
-    if mode.local_steps > 1:  # a ps gets changes in the place of gradients
-        make, build_rate = tf.train.GradientDescentOptimizer, lambda steps: tf.ones([])
-    shards = [PsShard(packing, device, make, build_rate, mode.ema_decay) for device in packing.variables]
+
+    def make_of_ps(rate: tf.Tensor) -> Any:
+        if mode.local_steps > 1:  # it gets changes in the place of gradients
+            return tf.train.GradientDescentOptimizer(rate)
+        return make_own(rate, num_updates=tf.train.get_global_step())
+
+    build_rate = schedule.build if mode.local_steps == 1 else lambda steps: tf.ones([])
+    shards = [PsShard(packing, device, make_of_ps, build_rate, mode.ema_decay) for device in packing.variables]
     with tf.device(task.device):
         wanted = [Lookups({}, [])] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its lookups

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mnist_input
 from benchmarks.testbed.processes import DEADLINE_SECS, Cluster
-from runtime.data import convert
+from examples import convert
 
 PROGRESS = r"global step (\d+)/\d+, local step [1-9]"
 TRAIN_STEPS = 3500

@@ -203,7 +203,7 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
     assert accuracy > 0.4, "15 languages"
     assert "taken for" in (train_dir / "report.html").read_text()
 
-    command = [sys.executable, "predict.py", "--model", "languages", "Schmetterling", "przepraszam"]
+    command = [sys.executable, LANGUAGES / "predict.py", "--model", "languages", "Schmetterling", "przepraszam"]
     predicted = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert predicted.returncode == 0, predicted.stderr
     assert re.match(r"schmetterling: \w+ \(.*\nprzepraszam: Polish \(", predicted.stdout)
@@ -286,7 +286,7 @@ tf.saved_model.save(model, sys.argv[1], model.guess)
 
 
 def predict_languages(folder, *words):
-    command = [sys.executable, "predict.py", "--model=exported", *words]
+    command = [sys.executable, LANGUAGES / "predict.py", "--model=exported", *words]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     return ended.returncode, ended.stdout, ended.stderr
 
@@ -308,10 +308,6 @@ def test_the_example_of_words_ends_with_2_where_it_cannot_do_what_it_is_told(tmp
     status, answers, errors = predict_languages(tmp_path, "abc")
     assert (status, answers) == (2, "")
     assert errors.splitlines()[-1].startswith("error: --model exported has no exported model of words ([Errno 2]")
-    command = [sys.executable, "mnist_input.py", "convert", "--shards=2"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert "error: this mnist_input.py has no command" in ended.stderr
 
 
 OLD_SCRIPT = """

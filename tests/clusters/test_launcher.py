@@ -74,7 +74,7 @@ def test_one_command_trains_mnist_and_prints_the_accuracy(launcher, mnist_dir):
         "report    train/report.html",
         f"train on  {command} --log_every_secs=0.5 --data_dir={mnist_dir} --train_steps={2 * int(step)}",
         f"export    {command} --train_steps=2000 --log_every_secs=0.5 --data_dir={mnist_dir} --export_dir=train/model",
-        f"predict   {sys.executable} {PROJECT}/predict.py --model=train/model PICTURE...",
+        f"predict   {sys.executable} {PROJECT}/examples/digits/predict.py --model=train/model PICTURE...",
     ]
     assert (launcher.train_dir / "report.html").exists()
     for name in ("worker-0", "worker-1"):

@@ -96,7 +96,7 @@ def assert_pictures_are_classified(folder, export_dir, data_dir):
     """Check that predict.py reads digits that Pillow has drawn, and handwritten ones on photographed sheets."""
     for digit in (0, 2, 3, 5, 7):
         draw(digit, corner=(5 * digit, 20)).save(folder / f"{digit}.png")
-    predict = [sys.executable, str(PROJECT / "predict.py"), "--model", str(export_dir)]
+    predict = [sys.executable, str(PROJECT / "examples" / "digits" / "predict.py"), "--model", str(export_dir)]
     images, labels = mnist_input.load(data_dir, "t10k")
     for number in range(20):
         photograph(images[number].reshape(28, 28), np.random.default_rng(number)).save(

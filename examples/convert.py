@@ -1,23 +1,34 @@
-"""Converts a data set into TFRecord files of `tf.train.Example`, which appear whole, by a rename, or not at all."""
+"""Convert what load() of mnist_input.py returns into TFRecord files of `tf.train.Example`.
+
+    python examples/convert.py --shards N [--data_dir DIR --output_dir NEW_DIR]
+
+The files appear whole, by a rename, or not at all.
+"""
 
 import argparse
 import os
+import pathlib
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # where mnist_input.py and runtime/ are
+
+from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
+
+# isort: split
 import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 from runtime.data import download
-from runtime.data.files import UNFINISHED, find_fault, find_records, look_at, name_of
+from runtime.data.files import name_of
 from runtime.data.reader import Columns
-from runtime.data.records import make_parse
 from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, UnusableError, check_folder
 from runtime.process.phases import preparing
+from runtime.roles import program
 
 Load = Callable[[str, str], Columns]  # reads a split of a folder into memory
 
@@ -34,7 +45,7 @@ def convert(load: Load, features: Mapping[str, Any], data_dir: str, output_dir: 
     """
     check_folder("output_dir", output_dir, is_pattern=False)
     output_dir = os.path.abspath(output_dir)
-    unfinished = output_dir + UNFINISHED
+    unfinished = output_dir + ".unfinished"
     if os.path.exists(output_dir):
         raise UnusableError(f"{output_dir} is there already: remove it, or give another --output_dir")
     try:
@@ -88,25 +99,17 @@ def _add(feature: Any, dtype: tf.DType, part: Any) -> None:
         (feature.float_list if dtype.is_floating else feature.int64_list).value.extend(part.ravel().tolist())
 
 
-def load_old(data_dir: str, split: str) -> Columns:
-    """Read TFRecord files of version 1, whose records are the bytes of an input, and a label in the last one."""
-    records = [record for path in find_records(data_dir, split) for record in look_at(path).records]
-    if len({*map(len, records)}) != 1:
-        raise UnusableError(f"--data_dir {data_dir} has records of several lengths, as version 1 wrote none")
-    examples = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1)
-    return [examples[:, :-1], examples[:, -1]]
-
-
-def main(reader: Any) -> None:
-    """Convert what `reader`, such as the module `mnist_input`, loads, as the command line says."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("command", choices=["convert"], help="write a data set as TFRecord files of tf.train.Example")
+def main() -> None:
+    """Convert what `mnist_input.py` loads, as the command line says."""
+    with program.importing():
+        import mnist_input
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--shards", type=int, metavar="N", required=True, help="number of files for training")
-    parser.add_argument("--data_dir", help="the data set's own files, or TFRecord files of version 1; default: MNIST")
+    parser.add_argument("--data_dir", help="the data set's own files; default: MNIST")
     parser.add_argument("--output_dir", help="a new folder for the result, needed with --data_dir")
     arguments, others = parser.parse_known_args()
     try:
-        if flags.FLAGS([sys.argv[0], *others])[1:]:
+        if flags.FLAGS([sys.argv[0], *others])[1:]:  # those of mnist_input.py
             parser.error(f"unexpected argument {others[0]!r}")
     except flags.Error as error:
         parser.error(str(error))
@@ -116,24 +119,23 @@ def main(reader: Any) -> None:
         parser.error("--output_dir is needed with --data_dir, into which nothing is written")
     data_dir = arguments.data_dir or download.default_data_dir()
     output_dir = arguments.output_dir or os.path.join(data_dir, "tfrecord")
-    UNUSABLE.extend([download.DownloadError, getattr(reader, "DataError", UnusableError)])
+    UNUSABLE.extend([download.DownloadError, getattr(mnist_input, "DataError", UnusableError)])
     try:
         for name, folder in (("data_dir", data_dir), ("output_dir", output_dir)):
             if folder.startswith("~"):
                 raise UnusableError(f"--{name}={folder}: {download.TILDE}")
-        if hasattr(reader, "fetch") and download.may_fetch(data_dir):
-            reader.fetch(data_dir)
-        old = find_records(data_dir, "train")
-        missing = [name for name in ("FEATURES", *([] if old else ["load"])) if not hasattr(reader, name)]
-        if missing:
+        if missing := [name for name in ("FEATURES", "load") if not hasattr(mnist_input, name)]:
             raise UnusableError(f"a conversion needs {' and '.join(missing)} in mnist_input.py")
-        if old and not find_fault([look_at(old[0])], make_parse(reader), num_records=1):
-            raise UnusableError(f"--data_dir {data_dir} has files of tf.train.Example already")
-        load = load_old if old else reader.load
-        convert(load, reader.FEATURES, data_dir, output_dir, arguments.shards)
+        if hasattr(mnist_input, "fetch") and download.may_fetch(data_dir):
+            mnist_input.fetch(data_dir)
+        convert(mnist_input.load, mnist_input.FEATURES, data_dir, output_dir, arguments.shards)
     except tuple(UNUSABLE) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(UNUSABLE_STATUS)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     print(f"give --data_dir={output_dir} to distributed.py")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Tell which digits pictures show, with a model that distributed.py has exported.
 
-    python predict.py --model DIR picture.png ...
+    python examples/digits/predict.py --model DIR picture.png ...
 
 A picture may have any size and any colours, dark on light or light on dark, and be a photograph in uneven light. It
 shows one digit. It is made into what MNIST has: the digit, upright, fitted into 20 x 20 pixels, with its centre of mass
@@ -11,10 +11,11 @@ import argparse
 import functools
 import io
 import os
+import pathlib
 import sys
 from collections.abc import Callable
 
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python does, but for -P and -I
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # where runtime/ is
 
 from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
