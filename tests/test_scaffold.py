@@ -176,6 +176,17 @@ def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_serv
     assert count_steps(Worker(servers, 1), last_step=9, is_done=lambda step: step == 7) == 0
 
 
+def test_steps_that_were_lost_are_counted_once(graph, caplog):
+    tf.train.create_global_step()
+    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, None, None, 100, lambda _: False)
+    hook.after_run(None, types.SimpleNamespace(results=(7, 1.0)))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(2):
+            hook.after_create_session(session, tf.train.Coordinator())
+    assert caplog.text.count("worker 1: global step 0 after 7: steps lost: 7") == 1
+
+
 @pytest.mark.parametrize(("loss", "of_example"), [(np.nan, 1.0), (np.inf, 1.0), (-np.inf, 1.0), (np.nan, np.nan)])
 def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step_and_the_examples(graph, loss, of_example):
     examples = Examples(np.float32([[1.0, 2.0], [1.0, of_example], [1.0, 1.0]]), np.array([0, 1, 2]))

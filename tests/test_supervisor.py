@@ -313,6 +313,13 @@ def test_a_task_that_fails_when_the_chief_has_ended_well_costs_no_result(launch)
     assert run.output().endswith("\nthe chief had ended with 0: the result is saved\n")
 
 
+def test_who_is_waited_for_when_the_chief_has_ended_is_said(launch):
+    run = launch("case $* in *task_index=1*) while ! [ -e done ]; do sleep 0.05; done;; esac", "--workers=2")
+    run.wait_for_output("the chief has ended: waiting for worker-1 to end, up to 60 s")
+    (launch.folder / "done").touch()
+    assert run.wait(DEADLINE_SECS) == 0
+
+
 def test_a_second_ctrl_c_says_what_ends_the_run_at_once(launch):
     run = launch(
         "trap 'touch told; while ! [ -e go-on ]; do sleep 0.05; done; exit 143' TERM; echo begins; sleep 99 & wait"

@@ -22,6 +22,7 @@ from runtime.records.folder import RunFolder
 
 POLL_SECS = 0.2
 LEAVE_SECS = 60.0  # how long tasks, even one that has only started, may take to end after the chief has
+SILENT_SECS = 3.0  # of these, before anything is said
 MARGIN_SECS = 7.0  # after a signal, a ps leaves 2 s after the chief at the latest
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED = re.compile(r"error: (ps|worker) (\d+) has ended: ")  # says a task that ends because of another one
@@ -47,6 +48,7 @@ class Supervisor:
             events = join_run(options.folder)
         self._console = Console(options.folder, names, events)
         self._leave_by: float | None = None  # once the chief has ended
+        self._told_of = ""  # whom the chief has left behind, or nobody
         self._received: signal.Signals | None = None
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGCHLD):
@@ -129,8 +131,16 @@ class Supervisor:
         Raises:
           GivenUpError: a task cannot go on, or stays when the chief has ended.
         """
-        if self._chief.status == 0:
-            self._leave_by = self._leave_by or time.monotonic() + LEAVE_SECS
+        if self._chief.status == 0 and not self._leave_by:
+            self._leave_by = time.monotonic() + LEAVE_SECS
+        left = ", ".join(task.name for task in self._running())
+        if (
+            self._leave_by
+            and time.monotonic() > self._leave_by - LEAVE_SECS + SILENT_SECS
+            and left not in self._told_of
+        ):
+            self._told_of = left
+            self._console.say(f"the chief has ended: waiting for {left} to end, up to {LEAVE_SECS:g} s")
         for task in self._tasks.values():
             if task.status:
                 self._restart(task)

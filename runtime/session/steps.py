@@ -52,6 +52,7 @@ class StepsHook(tf.train.SessionRunHook):
                 "%s: global step %d after %d: steps lost: %d", self._task, found_step, self._seen_step, num_lost
             )
             events.record("steps lost", num_steps=num_lost, global_step=found_step)
+            self._seen_step = found_step  # another loss is counted from here
         if step >= self._last_step or self._is_done(step):
             logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._last_step)
             coord.request_stop()
