@@ -56,7 +56,9 @@ BENCHMARKS = {
         "late flights, beside the classic way and one process",
         EXAMPLES / "flights" / "README.md",
     ),
-    "unequal": Benchmark("unequal.measure_unequal", "one of two workers slowed down to a third", report.DETAILS),
+    "unequal": Benchmark(
+        "unequal.measure_unequal", "one of two workers slowed down to a quarter, in three modes", report.DETAILS
+    ),
     "simulated": Benchmark("crowd.measure_simulated", "questions of up to 1000 workers", report.DETAILS),
     "real": Benchmark("crowd.measure_real", "2 ps and 24 workers, of which six die at once", report.DETAILS),
 }

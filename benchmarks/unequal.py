@@ -1,9 +1,9 @@
-"""How much of their speed unequal workers keep: one of two is slowed down to a third, asynchronous, 16 local steps.
+"""What unequal workers do to each other: one of two gets a quarter of its time, in three modes.
 
-A worker is slowed down by stopping it (SIGSTOP) for two thirds of each moment. In each round, the same cluster is
-measured without that, and with it until it ends.
+A worker is slowed down by stopping it (SIGSTOP) for three quarters of each moment, from its first step until it ends.
 """
 
+import glob
 import re
 import signal
 import statistics
@@ -13,30 +13,29 @@ import threading
 import time
 from typing import NamedTuple
 
+import tensorflow.compat.v1 as tf
+
 from benchmarks import report
 from benchmarks.testbed.processes import Cluster, Process
 
 NUM_ROUNDS = 5
 BATCH_SIZE = 100
-FLAGS = ("--local_steps=16", "--log_every_secs=0.1")
-TRAIN_STEPS = 60000
-MOMENT_SECS, RUNNING_SHARE = 0.06, 1 / 3
+FLAGS = ("--log_every_secs=0.1", "--save_checkpoint_secs=600")
+MODES = {"asynchronous": (), "`--max_staleness=8`": ("--max_staleness=8",), "synchronous": ("--sync_replicas",)}
+TRAIN_STEPS = 20000  # of one worker; a synchronous step has one of each
+MOMENT_SECS, RUNNING_SHARE = 0.06, 1 / 4
 MEASURED_SECS = 5
 LOCAL_STEP = r"global step \d+/\d+, local step (\d+)"
 ACCURACY = re.compile(r"test accuracy (\S+)")
 
 
-class Round(NamedTuple):
-    """What a round measured: examples/s of worker 0 and worker 1, and the test accuracy in the end."""
+class Run(NamedTuple):
+    """What came of one cluster: of worker 0 and worker 1, and the test accuracy in the end."""
 
-    equal: list[float]
-    unequal: list[float]
+    rates: list[float]  # examples/s
+    num_steps: list[int]
+    staleness: list[float]  # the mean; none of synchronous workers
     test_accuracy: float
-
-    @property
-    def kept(self) -> float:
-        """The rate with a slowed worker, as a share of that of a healthy worker and a third of another one."""
-        return sum(self.unequal) / (self.equal[0] + RUNNING_SHARE * self.equal[1])
 
 
 def slow_down(process: Process) -> None:
@@ -48,22 +47,33 @@ def slow_down(process: Process) -> None:
         time.sleep(MOMENT_SECS * RUNNING_SHARE)
 
 
-def run_round(train_steps: int, measured_secs: int) -> Round:
+def run(mode: str, train_steps: int, measured_secs: int) -> Run:
     """Train once."""
-    flags = [*FLAGS, f"--train_steps={train_steps}"]
-    with tempfile.TemporaryDirectory() as folder, Cluster(folder, 1, 2, *flags) as cluster:
-        cluster.start()
-        for worker in range(2):
-            cluster[f"worker {worker}"].wait_for_output(LOCAL_STEP)
-        equal = _measure(cluster, measured_secs)
-        slowdown = threading.Thread(target=slow_down, args=[cluster["worker 1"]], daemon=True)
-        slowdown.start()
-        unequal = _measure(cluster, measured_secs)
-        statuses = cluster.wait()
-        slowdown.join()
-        if set(statuses.values()) != {0}:
-            sys.exit(f"error: not every task ended with 0: {statuses}")
-        return Round(equal, unequal, float(ACCURACY.findall(cluster["worker 0"].output())[-1]))
+    steps = train_steps // (2 if mode == "synchronous" else 1)
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [*FLAGS, *MODES[mode], f"--train_steps={steps}", f"--train_dir={folder}/train"]
+        with Cluster(folder, 1, 2, *flags) as cluster:
+            cluster.start()
+            for worker in range(2):
+                cluster[f"worker {worker}"].wait_for_output(LOCAL_STEP)
+            slowdown = threading.Thread(target=slow_down, args=[cluster["worker 1"]], daemon=True)
+            slowdown.start()
+            rates = _measure(cluster, measured_secs)
+            statuses = cluster.wait()
+            slowdown.join()
+            if set(statuses.values()) != {0}:
+                sys.exit(f"error: not every task ended with 0: {statuses}")
+            outputs = [cluster[f"worker {worker}"].output() for worker in range(2)]
+            num_steps = [int(re.findall(LOCAL_STEP, output)[-1]) for output in outputs]
+            staleness = [_read_staleness(f"{folder}/train{of_worker}") for of_worker in ("", "/worker-1")]
+            means = [statistics.mean(of_worker) for of_worker in staleness if of_worker]
+            return Run(rates, num_steps, means, float(ACCURACY.findall(outputs[0])[-1]))
+
+
+def _read_staleness(folder: str) -> list[float]:
+    """Return what a worker has written for TensorBoard."""
+    events = [event for path in glob.glob(f"{folder}/events.out.*") for event in tf.train.summary_iterator(path)]
+    return [value.simple_value for event in events for value in event.summary.value if value.tag == "worker/staleness"]
 
 
 def _measure(cluster: Cluster, measured_secs: int) -> list[float]:
@@ -84,20 +94,20 @@ def _read(cluster: Cluster, worker: int) -> tuple[float, int]:
 def measure_unequal(
     rounds: int = NUM_ROUNDS, train_steps: int = TRAIN_STEPS, measured_secs: int = MEASURED_SECS
 ) -> str:
-    """Return a table of medians, and what the unequal workers keep."""
-    results = []
+    """Return a table of medians."""
+    runs: dict[str, list[Run]] = {mode: [] for mode in MODES}
     for _ in range(rounds):
-        results.append(run_round(train_steps, measured_secs))
-        print(results[-1], f"{results[-1].kept:.2f}", flush=True)
+        for mode in MODES:
+            runs[mode].append(run(mode, train_steps, measured_secs))
+            print(mode, runs[mode][-1], flush=True)
     rows = []
-    for name, rates in (("equal", [r.equal for r in results]), ("one slowed down", [r.unequal for r in results])):
-        rows.append([name, *(f"{statistics.median(of_one) / 1000:.0f}" for of_one in zip(*rates, strict=True))])
-    table = report.make_table(("workers", "1000 examples/s of worker 0", "of worker 1"), rows)
-    kept = [of_one.kept for of_one in results]
-    accuracies = [of_one.test_accuracy for of_one in results]
-    return (
-        f"Medians of {rounds} rounds.\n\n{table}\n\nTogether the unequal workers have"
-        f" {statistics.median(kept):.2f} ({min(kept):.2f} to {max(kept):.2f}) of what a healthy worker and a third of"
-        f" another one have. The test accuracy in the end is {statistics.mean(accuracies):.4f}"
-        f" ({min(accuracies):.4f} to {max(accuracies):.4f})."
-    )
+    for mode, of_mode in runs.items():
+        rates, num_steps, staleness = (
+            [statistics.median(of_worker) for of_worker in zip(*values, strict=True)]
+            for values in ([r.rates for r in of_mode], [r.num_steps for r in of_mode], [r.staleness for r in of_mode])
+        )
+        accuracy = statistics.median(r.test_accuracy for r in of_mode)
+        cells = [", ".join(f"{rate / 1000:.1f}" for rate in rates), ", ".join(f"{steps:.0f}" for steps in num_steps)]
+        rows.append((mode, *cells, ", ".join(f"{steps:.1f}" for steps in staleness) or "none", f"{accuracy:.4f}"))
+    head = ("mode", "1000 examples/s of each worker", "batches of each", "staleness of each", "test accuracy")
+    return f"Medians of {rounds} rounds.\n\n{report.make_table(head, rows)}"

@@ -43,6 +43,7 @@ class Mode(NamedTuple):
 MODES = {
     "asynchronous": Mode((), 10000),
     "synchronous": Mode(("--sync_replicas",), 5000),
+    "bounded_staleness": Mode(("--max_staleness=8",), 10000),
     "backup_workers": Mode(("--sync_replicas", "--replicas_to_aggregate=1"), 10000),
     "local_steps": Mode(("--local_steps=16",), 200000),  # so that a fault of some seconds is a small part of them
 }

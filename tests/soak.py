@@ -37,7 +37,8 @@ from tests.memory import Life, Sampler
 
 NUM_PS, NUM_WORKERS = 2, 2
 DISK_SIZE = "256m"
-MODES = {"asynchronous": [], "synchronous": ["--sync_replicas"]}  # the seeds take turns
+# The seeds take turns.
+MODES = {"asynchronous": [], "synchronous": ["--sync_replicas"], "bounded staleness": ["--max_staleness=8"]}
 PAUSE_SECS = (2.0, 10.0)  # between faults
 MAX_GROWTH = 0.05
 

@@ -121,6 +121,8 @@ def assert_refused(tmp_path):
         ([*WORKER, "--local_steps=0"], "flag --local_steps=0"),
         ([*WORKER, "--replication=graph"], "flag --replication=graph: value should be one of <between_graph|in_graph>"),
         ([*WORKER, "--replication=in_graph", "--issync=1"], "it takes neither --sync_replicas nor --local_steps"),
+        ([*WORKER, "--max_staleness=2", "--sync_replicas"], "are not ahead: leave --max_staleness out"),
+        ([*WORKER, "--max_staleness=2", "--replication=in_graph"], "are not ahead: leave --max_staleness out"),
         ([*WORKER, "--replication=in_graph", "--local_steps=2"], "it takes neither --sync_replicas nor --local_steps"),
         ([*WORKER, "--ps_strategy=random"], "flag --ps_strategy=random: value should be one of <round_robin|greedy>"),
         ([*WORKER, "--partition_bytes=0"], "flag --partition_bytes=0"),

@@ -74,7 +74,8 @@ def test_variables_go_round_robin_to_the_ps_tasks_and_slots_to_their_variables(g
 
 
 @pytest.mark.parametrize(
-    "flags", [[], ["--sync_replicas"], ["--local_steps=4"], ["--local_steps=4", "--sync_replicas"]]
+    "flags",
+    [[], ["--sync_replicas"], ["--max_staleness=2"], ["--local_steps=4"], ["--local_steps=4", "--sync_replicas"]],
 )
 def test_every_mode_saves_the_same_variables(graph, set_flags, flags):
     build(set_flags, "--optimizer=sgd", *flags)
@@ -100,6 +101,7 @@ def test_only_examples_that_workers_share_need_a_variable(graph, set_flags):
         ["--model=cnn", "--optimizer=momentum"],
         ["--local_steps=4"],
         ["--local_steps=4", "--sync_replicas"],
+        ["--local_steps=4", "--max_staleness=2"],
         ["--sharding=dynamic"],
     ],
 )

@@ -156,7 +156,8 @@ class Worker:
 
 def make_mode(**fields):
     common = {"learning_rate": RATE, "lr_schedule": "constant", "warmup_steps": None, "train_steps": 10_000}
-    common |= {"local_steps": 1, "sync_replicas": False, "replicas_to_aggregate": None, "exchange_dtype": "float32"}
+    common |= {"local_steps": 1, "sync_replicas": False, "replicas_to_aggregate": None, "max_staleness": None}
+    common |= {"exchange_dtype": "float32"}
     common |= {"clip_norm": None, "ema_decay": None}
     return Mode(**(common | fields))
 

@@ -93,6 +93,7 @@ class Worker:
         optimizer="sgd",
         lr_schedule="constant",
         dtype=tf.float32,
+        max_staleness=None,
     ):
         membership = servers.membership("worker", index)
         task = membership.task
@@ -121,17 +122,15 @@ class Worker:
                         length = Length(local_steps, train_steps, num_shares=1, pace=pace)
                         make_sgd = functools.partial(make_optimizer, name="sgd", own=Own())
                         builder = LocalStepsExchangeBuilder(work, make_sgd, schedule, length)
+                num_workers = len(task.worker_hosts)
+                rule = Rule(num_workers, replicas or num_workers, local_steps, train_steps)
+                selections = packing.select([NO_LOOKUPS] * (exchanges if replicas else N))
+                how = packing, selections, shards, builder.build_exchange
                 if replicas is None:
                     max_pending = 0 if local_steps == 1 else 1
-                    selections = packing.select([NO_LOOKUPS] * N)
-                    build_exchange = builder.build_exchange
-                    updates = build_async_updates(
-                        packing, selections, shards, build_exchange, max_pending, train_steps, task
-                    )
+                    updates = build_async_updates(*how, max_pending, rule, membership, max_staleness)
                 else:
-                    rule = Rule(len(task.worker_hosts), replicas, local_steps, train_steps)
-                    selections = packing.select([NO_LOOKUPS] * exchanges)
-                    updates = build_sync_updates(packing, selections, shards, builder.build_exchange, rule, membership)
+                    updates = build_sync_updates(*how, rule, membership)
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(updates.unsaved_variables)]
             local_initializer = tf.local_variables_initializer()
             self.updates, self.train_op, self.hooks = updates, updates.train_op, updates.hooks
@@ -374,7 +373,7 @@ def come_back(chief, *workers):
     """Let workers that were lost begin a step, of which the updates wait for them; return their threads."""
     hook, _ = chief.hooks
     threads = [worker.start_step() for worker in workers]
-    awaited = [aggregation.are_awaited for aggregation in hook.aggregations]
+    awaited = [aggregation.are_awaited for aggregation in hook.meetings]
 
     def are_awaited():
         return all(of_ps[worker.index] for of_ps in chief.session.run(awaited) for worker in workers)
@@ -395,6 +394,53 @@ def train_on(threads, workers):
         assert time.monotonic() < deadline, "nobody goes on"
         threads = [t if t.is_alive() else worker.start_step() for t, worker in zip(threads, workers, strict=True)]
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("local_steps", [1, 3])
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_no_worker_is_further_ahead_of_the_slowest_than_it_may_be(local_servers, num_ps, local_steps, max_staleness):
+    servers = local_servers(num_ps, 2)
+    workers = [Worker(servers, index, local_steps=local_steps, max_staleness=max_staleness) for index in range(2)]
+    waiting = workers[0].start_step()
+    num_begun = max_staleness + (1 if local_steps == 1 else 2)  # local steps are computed ahead
+    num_there = (max_staleness + 1) * local_steps
+    poll_for(lambda: workers[0].read()[1] >= num_there, "exchanges that may be ahead")
+    for _ in range(20):
+        assert workers[0].read()[1] <= num_begun * local_steps, "it goes on"
+    assert waiting.is_alive()
+    workers[1].step()
+    waiting.join(60)
+    assert not waiting.is_alive(), "nobody has woken it"
+    assert workers[0].read()[1] == 2 * N * local_steps
+
+
+def test_a_lost_worker_keeps_nobody_waiting_and_begins_where_the_slowest_is(local_servers, away, caplog):
+    servers = local_servers(1, 3)
+    workers = [Worker(servers, index, max_staleness=1, train_steps=1000) for index in range(3)]
+    away.add(servers.task("worker", 2).address)
+    step_together(*workers[:2])
+    assert workers[0].read()[1] == 2 * N
+    assert re.search(r"worker 0: from exchange \d+ on: 2 of 3 workers keep pace, without worker 2", caplog.text)
+    away.clear()
+    waiting = workers[2].start_step()
+    poll_for(lambda: workers[0].read()[1] == 2 * N + 2, "what it does before it waits for the others")
+    step_together(*workers[:2])
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert workers[0].read()[1] == 5 * N
+
+
+def test_nobody_waits_for_the_slowest_after_the_last_step(local_servers):
+    servers = local_servers(1, 2)
+    workers = [Worker(servers, index, max_staleness=N, train_steps=N + 2) for index in range(2)]
+    workers[0].step()
+    last = workers[0].start_step()
+    poll_for(lambda: workers[0].read()[1] == N + 1, "a worker that waits")
+    workers[1].step()
+    last.join(60)
+    assert not last.is_alive()
+    assert workers[0].read()[1] == N + 2
 
 
 @pytest.mark.parametrize("num_ps", [1, 2])
@@ -609,9 +655,9 @@ def test_training_goes_on_after_a_worker_has_died_while_it_made_an_update(
     waiting = [worker.start_step() for worker in workers[:-1]]
     poll_for(lambda: num_gradients(servers) == 2 * [replicas - 1], "the gradients of the others")
     with workers[0].session.graph.as_default():
-        aggregations = [workers[0].hooks[0].aggregations[ps] for ps in ps_with_update]
+        aggregations = [workers[0].hooks[0].meetings[ps] for ps in ps_with_update]
         taken = [aggregation._drop_gradients() for aggregation in aggregations]
-        counted = [aggregation.num_updates.assign_add(1) for aggregation in aggregations] if is_counted else []
+        counted = [aggregation.number.assign_add(1) for aggregation in aggregations] if is_counted else []
     workers[0].session.run(taken)
     workers[0].session.run(counted)
     train_on([*waiting, workers[-1].start_step()], workers)

@@ -102,6 +102,12 @@ def _define_training() -> None:
     flags.DEFINE_boolean("sync_replicas", False, "average the gradients of the workers in synchronous updates")
     flags.DEFINE_alias("issync", "sync_replicas")
     flags.DEFINE_integer("replicas_to_aggregate", None, "gradients per synchronous update; default: all workers", 1)
+    flags.DEFINE_integer(
+        "max_staleness",
+        None,
+        "exchanges that a worker may be ahead of the slowest; default: any number",
+        0,
+    )
     flags.DEFINE_enum(
         "replication", "between_graph", REPLICATIONS, "each worker builds a graph, or the chief builds one for all"
     )
@@ -122,6 +128,13 @@ def _define_training() -> None:
         "it must be below --train_steps",
     )
     _refuse_without("replicas_to_aggregate", "sync_replicas")
+    flags.register_multi_flags_validator(
+        ["max_staleness", "sync_replicas", "replication"],
+        lambda values: (
+            values["max_staleness"] is None or not (values["sync_replicas"] or values["replication"] == "in_graph")
+        ),
+        "workers that take each update together are not ahead: leave --max_staleness out",
+    )
     flags.register_multi_flags_validator(
         ["replication", "sync_replicas", "local_steps"],
         lambda values: (

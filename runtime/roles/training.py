@@ -98,7 +98,7 @@ class Training:
             AbandonSessionHook(me.membership, self.scaffold),
             StopOnSignalHook(me.membership, self.scaffold, self._checkpoints, flags.stop_timeout_secs),
             # Last: it waits for the other workers before the first step, and says that this one has taken its last.
-            AttendanceHook(me.membership, flags.sync_replicas),
+            AttendanceHook(me.membership, flags.sync_replicas or flags.max_staleness is not None),
         ]
         self.hooks = [hook for hook in hooks if hook]
 

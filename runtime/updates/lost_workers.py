@@ -1,4 +1,4 @@
-"""Lost workers: how synchronous training goes on without their gradients."""
+"""Lost workers: how those that wait for each other go on without them."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,33 +11,31 @@ from runtime.cluster.membership import Membership
 from runtime.cluster.status import describe
 from runtime.cluster.table import absent
 from runtime.cluster.task import Peer
-from runtime.updates.aggregation import Aggregation, Rule
+from runtime.updates.aggregation import Meeting, Rule
 
-LOOK_SECS = 1.0  # how often the chief looks whether synchronous training moves
+LOOK_SECS = 1.0  # how often the chief looks whether training moves
 REMINDER_SECS = 60.0  # how often it says whom it waits for while nothing moves
 
 
 class LostWorkersHook(tf.train.SessionRunHook):
-    """Lets no update wait for a worker that does not train any more, until its next step. For the chief.
+    """Lets nobody wait for a worker that does not train any more, until its next step. For the chief.
 
-    While updates happen, an exchange may take as long as it takes. When none has happened for a look, the chief asks
+    While the numbers grow, an exchange may take as long as it takes. When none has grown for a look, the chief asks
     who still trains, and tells every ps who is lost. A `SessionThread` looks.
     """
 
-    def __init__(self, aggregations: Sequence[Aggregation], rule: Rule, membership: Membership):
+    def __init__(self, meetings: Sequence[Meeting], rule: Rule, membership: Membership):
         """Build the ops of the chief, which has this `membership`, in the default graph."""
-        self.aggregations, self._rule = aggregations, rule
+        self.meetings, self._rule = meetings, rule
         self._membership, self._task = membership, membership.task
         self._last_num_gradients = rule.num_gradients
-        num_updates = [aggregation.num_updates for aggregation in aggregations]
-        steps = [aggregation.shard.steps for aggregation in aggregations]
-        waited_for = [aggregation for aggregation in aggregations if aggregation.is_waited_for]
-        self._fetches = [num_updates, steps, tf.train.get_global_step(), waited_for[0].are_awaited]
+        numbers, steps = zip(*((meeting.number, meeting.shard.steps) for meeting in meetings), strict=True)
+        waited_for = [meeting for meeting in meetings if meeting.is_waited_for]
+        self._fetches = [numbers, steps, tf.train.get_global_step(), waited_for[0].are_awaited]
         # A worker is late if every ps waits for it: one that itself waits for a ps has been heard there already.
-        are_late = [a.are_awaited & (a.last_added < a.num_updates) for a in waited_for]
-        self._are_late = tf.reduce_all(tf.stack(are_late), axis=0)
+        self._are_late = tf.reduce_all(tf.stack([meeting.build_are_late() for meeting in waited_for]), axis=0)
         self._are_lost = tf.placeholder(tf.bool, [rule.num_workers], name="are_lost")
-        self._forget = [aggregation.build_forget(self._are_lost) for aggregation in aggregations]
+        self._forget = [meeting.build_forget(self._are_lost) for meeting in meetings]
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._is_stepping = False
@@ -53,7 +51,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
         self._is_stepping = False
 
     def look(self, session: tf.Session, coord: tf.train.Coordinator) -> bool:
-        """Look whether updates happen; if none does, tell the ps tasks who is lost. It is never done."""
+        """Look whether the numbers grow; if none does, tell the ps tasks who is lost. It is never done."""
         counts, steps, step, are_awaited = session.run(self._fetches)
         is_moving, self._last_counts = counts != self._last_counts, counts
         if min(steps) >= self._rule.train_steps:  # no worker waits any more, and the others may have left
@@ -73,7 +71,8 @@ class LostWorkersHook(tf.train.SessionRunHook):
             self._still_since = time.monotonic()
             late = ", ".join(f"worker {index}" for index in np.flatnonzero(session.run(self._are_late)))
             awaited = f"the gradient of {late}; see what each reads or computes" if late else "a ps"
-            logging.warning("%s: no synchronous update for %g s: waiting for %s", self._task, REMINDER_SECS, awaited)
+            move = self.meetings[0].MOVE
+            logging.warning("%s: no %s for %g s: waiting for %s", self._task, move, REMINDER_SECS, awaited)
         self._log_change(counts[0] + 1, are_awaited.sum(), lost)
         return False
 
@@ -81,7 +80,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
         num_gradients = min(max(num_awaited, 1), self._rule.num_gradients)
         if num_gradients != self._last_num_gradients:
             logging.warning(
-                "%s: from synchronous update %d on: the average of %d of %d gradients%s",
+                f"%s: {self.meetings[0].CHANGE}",
                 self._task,
                 number,
                 num_gradients,

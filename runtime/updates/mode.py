@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.membership import Membership
-from runtime.cluster.task import Task
 from runtime.data.reader import Batches
 from runtime.model.function import Own
 from runtime.model.state import SET
@@ -15,7 +14,7 @@ from runtime.model.tables import Lookups
 from runtime.process.errors import UnusableError
 from runtime.process.threads import SessionThread
 from runtime.updates import lost_workers
-from runtime.updates.aggregation import Aggregation, Rule
+from runtime.updates.aggregation import Aggregation, Meeting, Pace, Rule
 from runtime.updates.exchange import (
     Exchange,
     ExchangeFunction,
@@ -47,6 +46,7 @@ class Mode(NamedTuple):
     local_steps: int
     sync_replicas: bool
     replicas_to_aggregate: int | None  # None: as many as there are workers
+    max_staleness: int | None  # exchanges that an asynchronous worker may be ahead of the slowest; None: any number
     exchange_dtype: str  # one of EXCHANGE_DTYPES
     clip_norm: float | None
     ema_decay: float | None
@@ -132,13 +132,14 @@ def build_updates(
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
             build_exchange = LocalStepsExchangeBuilder(work, make_own, schedule, length).build_exchange
+    rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
     if mode.sync_replicas:
-        rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
         return build_sync_updates(packing, selections, shards, build_exchange, rule, membership)
     # A classic step must know all that its worker has done before. Local steps are worth computing ahead, unless the
     # next exchange has other rows of a table.
     max_pending = 0 if mode.local_steps == 1 or packing.tables else 1
-    return build_async_updates(packing, selections, shards, build_exchange, max_pending, mode.train_steps, task)
+    how = max_pending, rule, membership, mode.max_staleness
+    return build_async_updates(packing, selections, shards, build_exchange, *how)
 
 
 def build_async_updates(
@@ -147,15 +148,21 @@ def build_async_updates(
     shards: Sequence[PsShard],
     build_exchange: ExchangeFunction,
     max_pending: int,
-    train_steps: int,
-    task: Task,
+    rule: Rule,
+    membership: Membership,
+    max_staleness: int | None = None,
 ) -> Updates:
     """Build a run of several exchanges, one after the other, on parameters that other workers may change meanwhile.
 
     It has one for each of `selections`. An exchange begins when all but the last `max_pending` of those before it are
     applied: with 0 a worker knows all that it has done before; with 1 it computes while the exchange before is on its
     way. A ps does not apply an exchange that has more steps than are left of `train_steps` there when it arrives.
+
+    With `max_staleness`, an exchange waits until its worker is at most so many exchanges ahead of the slowest one.
     """
+    task, paces = membership.task, list[Pace]()
+    if max_staleness is not None:
+        paces = [Pace(shard, rule, max_staleness) for shard in shards if shard.steps is tf.train.get_global_step()]
     pending: list[Exchange] = []
     exchanges: list[Exchange] = []
     added: list[list[tf.Tensor]] = [[] for _ in shards]  # the steps that each exchange has added, on each ps
@@ -174,11 +181,18 @@ def build_async_updates(
                 steps = shard.read_steps(after=[*added[ps][-1:], received])
                 if shard is asked:
                     steps_at_writes.append(steps)
-                added[ps].append(_apply_if_it_fits(shard, gradient, num_steps, steps, train_steps))
+                added[ps].append(_apply_if_it_fits(shard, gradient, num_steps, steps, rule.train_steps))
+        for pace in paces:
+            with tf.name_scope("pace"):
+                of_pace = added[shards.index(pace.shard)]
+                of_pace[-1] = pace.end(task.index, [of_ps[-1] for of_ps in added], of_pace[-1])
 
     for number, selection in enumerate(selections):
         with tf.name_scope("exchange"):
             after = [of_ps[-1:] for of_ps in added]
+            for pace in paces:
+                begun = pace.begin(task.index, after[shards.index(pace.shard)])
+                after = [[*of_ps, begun] for of_ps in after]
             ps = shards.index(asked)
             steps_at_reads.append(asked.read_steps(after[ps]))
             after[ps] = steps_at_reads[-1:]
@@ -196,7 +210,8 @@ def build_async_updates(
         own_steps = added[shards.index(asked)][:-1] if max_pending else []
         steps_between = tf.reduce_sum(tf.stack(steps_at_writes) - tf.stack(steps_at_reads))
         staleness = tf.cast(steps_between - sum(own_steps), tf.float32) / len(selections)
-    return make_updates(shards, added, exchanges)._replace(staleness=staleness)
+    updates = make_updates(shards, added, exchanges)._replace(staleness=staleness)
+    return _watch(updates, paces, rule, membership) if paces else updates
 
 
 def _apply_if_it_fits(
@@ -240,13 +255,15 @@ def build_sync_updates(
         with tf.device(task.device):
             steps = [shard.read_steps(after=of_ps) for shard, of_ps in zip(shards, taken, strict=True)]
             updates = updates._replace(global_step=tf.reduce_min(tf.stack(steps)))
+    return _watch(updates._replace(num_replicas=rule.num_gradients), aggregations, rule, membership)
+
+
+def _watch(updates: Updates, meetings: Sequence[Meeting], rule: Rule, membership: Membership) -> Updates:
+    """Let the chief watch over those that wait for each other."""
     hooks: list[tf.train.SessionRunHook] = []
-    if task.is_chief:
-        lost = lost_workers.LostWorkersHook(aggregations, rule, membership)
-        look = SessionThread("look", lost.look, lost_workers.LOOK_SECS, f"{task} could not see who is lost")
-        hooks = [lost, look]
-    return updates._replace(
-        num_replicas=rule.num_gradients,
-        hooks=hooks,
-        unsaved_variables=[*updates.unsaved_variables, *(v for a in aggregations for v in a.variables)],
-    )
+    if membership.task.is_chief:
+        lost = lost_workers.LostWorkersHook(meetings, rule, membership)
+        what = f"{membership.task} could not see who is lost"
+        hooks = [lost, SessionThread("look", lost.look, lost_workers.LOOK_SECS, what)]
+    unsaved = [*updates.unsaved_variables, *(variable for meeting in meetings for variable in meeting.variables)]
+    return updates._replace(hooks=hooks, unsaved_variables=unsaved)

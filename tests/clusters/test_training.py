@@ -166,6 +166,7 @@ def test_synchronous_training_takes_every_step_with_every_worker(tmp_path, mnist
             "first_label": 0,
             "optimizer": "adam",
             "sync_replicas": True,
+            "max_staleness": None,
             "local_steps": 1,
             "replication": "between_graph",
             "sharding": "static",
