@@ -327,6 +327,29 @@ def test_a_train_dir_that_is_removed_is_made_again_and_no_line_is_missed(launch)
     assert launch.log.read_text() == "of the new log\n"
 
 
+# Lets the next look at the folder of logs fail, as a file server may, while there is a file "stutter".
+STUTTER = """
+import os
+look = os.stat
+
+def stat(path, **others):
+    if str(path).endswith("/train/logs") and os.access("stutter", os.F_OK):
+        os.remove("stutter")
+        raise OSError(116, "Stale file handle")
+    return look(path, **others)
+
+os.stat = stat
+"""
+
+
+def test_a_look_at_the_train_dir_that_fails_for_a_moment_ends_no_run(launch):
+    (launch.folder / "sitecustomize.py").write_text(STUTTER)
+    fail_once = "touch stutter; while [ -e stutter ]; do sleep 0.05; done; "
+    run = launch(f"{fail_once} {fail_once} echo trains on", before=["env", f"PYTHONPATH={launch.folder}"])
+    assert run.wait(DEADLINE_SECS) == 0
+    assert run.output().endswith("\ntrains on\n")
+
+
 def test_a_run_whose_train_dir_another_one_has_taken_ends(launch):
     run = launch("echo begins; while :; do sleep 0.05; done")
     run.wait_for_output("begins")

@@ -41,7 +41,7 @@ class Supervisor:
         names += [f"worker-{index}" for index in range(options.workers)]
         self._tasks = {name: Task(name, options.folder.log_of(name)) for name in names}
         self._chief = self._tasks["worker-0"]
-        self._lock, self._was_warned = lock(options.folder), False
+        self._locked, self._was_warned = lock(options.folder), False
         events = ""
         with contextlib.suppress(OSError):  # then the tasks cannot record anything either
             events = join_run(options.folder)
@@ -130,12 +130,16 @@ class Supervisor:
           GivenUpError: another launcher has made it.
         """
         folder = self._options.folder
-        with contextlib.suppress(OSError):  # it is gone
-            if os.path.samestat(os.stat(folder.logs), os.fstat(self._lock)):
+        try:
+            if os.path.samestat(os.stat(folder.logs), self._locked):
                 return
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # it is gone
+        except OSError:  # its file server does not say now: it looks again
+            return
         try:
             os.makedirs(folder.logs, exist_ok=True)
-            self._lock = lock(folder)
+            self._locked = lock(folder)
             self._console.say(f"{folder.path} was removed: it is made again, for what comes from now on")
         except BlockingIOError:
             raise GivenUpError(self._chief, "has lost its train directory, which another run uses now", 1) from None
@@ -229,11 +233,11 @@ class Supervisor:
             task.process.kill()
 
 
-def lock(folder: RunFolder) -> int:
+def lock(folder: RunFolder) -> os.stat_result:
     """Keep other launchers out, as long as this process or one of its tasks lives: logs and events would be mixed.
 
     Returns:
-      The number of an open file, which is inherited by the tasks.
+      What tells the folder of logs from one that takes its place. It stays open, and is inherited by the tasks.
 
     Raises:
       BlockingIOError: another one keeps this one out.
@@ -246,7 +250,7 @@ def lock(folder: RunFolder) -> int:
         raise
     except OSError:  # some network file systems know no locks
         pass
-    return descriptor
+    return os.fstat(descriptor)
 
 
 def _make_command(arguments: Sequence[str]) -> str:
