@@ -28,6 +28,7 @@ class Batches(NamedTuple):
     initializer: tf.Operation
     feed_dict: Mapping[tf.Tensor, npt.NDArray[Any]]  # what `initializer` is fed beside that
     starting: Callable[[tf.Session], Any] = contextlib.nullcontext  # is entered when a session starts to draw
+    num_drawn: tf.Variable | None = None  # int64 []: of how many runs the examples have come, where a run may wait
 
     def columns(self, of_batch: tf.Tensor) -> Columns:
         """Build the examples of some inputs."""
