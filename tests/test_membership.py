@@ -102,6 +102,25 @@ def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypat
     assert ends == [(1, f"{missing}: start what is missing, or correct --ps_hosts and --worker_hosts")]
 
 
+def test_a_ps_that_stays_busy_is_said_to_be_and_is_not_waited_for_for_ever(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    ends = []
+    monkeypatch.setattr(membership, "end_process", lambda *end: ends.append(end))
+    member = Membership(Task("worker", 1, PS[:1], WORKERS), Timeouts(300, 20))
+    (ps, _) = member.task.needed
+    looks = [FIRST, BUSY, FIRST, *[BUSY] * 15, SILENT, *[BUSY] * 6]
+    for secs, found in enumerate(looks, 100):
+        member._note_status(ps, found, float(secs))
+        member._note_status(member.task.needed[1], FIRST, float(secs))
+        assert not ends
+        member._end_if_somebody_stays_away(float(secs))
+    told = (
+        "worker 1 waited 21 s for ps 0 at a:1 (it is busy): see what it computes or writes; end it, and start it again"
+    )
+    assert ends == [(1, f"{told}, or give a longer --recovery_timeout_secs")]
+    assert caplog.messages[:1] == ["worker 1: waiting for ps 0 at a:1 (busy for 11 s)"]
+
+
 def test_who_waits_for_another_task_looks_less_often_as_time_goes_by(monkeypatch):
     class Clock:
         now = 0.0

@@ -19,6 +19,7 @@ UNKNOWN_NAME = "name not known"  # managers take it away with the task
 NO_ANSWER = "no answer"
 REPLACED = "another process answers there"
 SOMETHING_ELSE = "something else answers there"
+BUSY = "it is busy"
 STARTING = "still starting"  # a process answers, but not yet as the one that is asked for
 # What gRPC says, and the reason.
 REASONS = {
@@ -41,6 +42,11 @@ class Status(NamedTuple):
 
     incarnation: str = ""  # tells its process from those before and after it; "" if there is none, or it is busy
     reason: str = ""  # why there is no answer, such as "connection refused"; "" for a server that is there, busy or not
+
+    @property
+    def silence(self) -> str:
+        """Why it has not said which process it is; "" if it has."""
+        return "" if self.incarnation else self.reason or BUSY
 
 
 def ask(address: str) -> Status:

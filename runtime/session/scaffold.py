@@ -151,7 +151,7 @@ class TrainingScaffold(tf.train.Scaffold):
     def _describe_missing_servers(self, start: float) -> str:
         statuses = self._membership.look()
         self.incarnations = {server: statuses[server].incarnation for server in self._task.servers}
-        missing = {of: statuses[of].reason or "it is busy" for of, found in self.incarnations.items() if not found}
+        missing = {of: statuses[of].silence for of, found in self.incarnations.items() if not found}
         # It looks before the membership gives up. The chief must be surer: a run that begins anew needs it.
         late_secs = self._timeouts.startup_secs / 2 if self._task.is_chief else min(LATE_SECS, min(self._timeouts) / 2)
         is_late = any(statuses[of].reason for of in missing) and time.monotonic() > start + late_secs
