@@ -11,7 +11,9 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from runtime.cluster import agreement, departure, membership, status, table
+from runtime.cluster.agreement import Agreement
 from runtime.cluster.departure import Departure
+from runtime.cluster.host_lists import HostLists
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
 from runtime.cluster.table import (
@@ -270,6 +272,28 @@ def test_a_task_that_meets_another_cluster_ends_its_own_and_leaves_the_other_alo
         assert status == 2
     assert abort_reason(shared) == ""
     assert ends.empty()
+
+
+def test_a_name_that_leads_to_another_cluster_may_lead_home_a_little_later(monkeypatch, caplog):
+    def end(status, why, _):
+        raise SystemExit(f"{status}: {why}")
+
+    monkeypatch.setattr(agreement, "end_process", end)
+    stranger = HostLists.of(Task("ps", 0, ("10.0.0.7:2222",), ("other:2222",)))
+    found = agreement._Found(stranger, abort_reason="that other cluster must end", is_training=True)
+    used = (
+        "expects ps 0 at {}, but that address is used by another cluster, that of ps 0 with 10.0.0.7:2222, other:2222"
+    )
+    for address, is_name in (("10.0.0.7:2222", False), ("localhost:2222", False), ("ps-0.jobs:2222", True)):
+        task = Task("worker", 1, (address,), ("worker-0:2222", "worker-1:2222"))
+        mine, (ps, _) = Agreement(task, {}), task.needed
+        if is_name:
+            assert not mine._heed(ps, found)
+            assert f"worker 1 {used.format(ps.address)}" in caplog.text
+            monkeypatch.setattr(agreement, "STRANGER_SECS", -1.0)
+        with pytest.raises(SystemExit, match=f"2: worker 1 {used.format(address)}"):
+            mine._heed(ps, found)
+        assert not mine._is_training
 
 
 # What workers must agree on.

@@ -69,6 +69,12 @@ def ask(address: str) -> Status:
     return status
 
 
+def forget(address: str) -> None:
+    """Look the name of this host up anew at the next question: a stranger answers where it has led so far."""
+    if channel := _channels.pop(address, None):
+        channel.close()
+
+
 def open_channel(address: str) -> grpc.Channel:
     """Return a channel to the server at `host:port`, which connects with the first question."""
     return grpc.insecure_channel(f"dns:///{address}", OPTIONS)
