@@ -22,6 +22,9 @@ MAX_MEMORY_SECS = 60.0  # of an NFS client, by default, for a name that was not 
 WRITING_SECS = 1.0  # how long to wait at most until an event is written, where that matters
 MAX_PENDING = 1000  # events that wait for a folder, or for room on its disk
 
+# What turns the clock of all processes of a host that is never set into seconds since 1970.
+EPOCH_SECS = time.time() - time.monotonic()
+
 _recorder: "_Recorder | None" = None  # of this task; None: nothing is recorded
 _locks: list[IO[str]] = []  # never closed
 
@@ -50,7 +53,7 @@ def record(event: str, unix_secs: float | None = None, **values: object) -> thre
     Returns:
       What is set once it was written, as far as it can be.
     """
-    entry = {"unix_secs": round(unix_secs or time.time(), 3), "event": event, **values}
+    entry = {"unix_secs": round(unix_secs or EPOCH_SECS + time.monotonic(), 3), "event": event, **values}
     was_tried = threading.Event()
     if _recorder:
         _recorder.entries.put((f"{json.dumps(entry)}\n".encode(), was_tried))
@@ -127,7 +130,11 @@ def read_run(folder: RunFolder, having: str = "training") -> list[dict[str, Any]
         run = []
         for path in glob.glob(f"{glob.escape(folder.run(number))}/*.jsonl"):
             task = os.path.basename(path).removesuffix(".jsonl").replace("-", " ")
-            run += [{**event, "by": task} for event in read_lines(path)]
+            shift_secs = last_secs = 0.0  # where the clock was set back before a task was started again, it goes on
+            for event in read_lines(path):
+                shift_secs = max(shift_secs, last_secs - event["unix_secs"])
+                last_secs = event["unix_secs"] + shift_secs
+                run.append({**event, "unix_secs": last_secs, "by": task})
         run.sort(key=lambda event: event["unix_secs"])
         if any(event["event"] == having for event in run):
             return run
@@ -136,7 +143,7 @@ def read_run(folder: RunFolder, having: str = "training") -> list[dict[str, Any]
 
 
 def read_lines(path: str) -> list[dict[str, Any]]:
-    """Return a log's JSON objects, sorted by time; skip malformed lines, such as a truncated one."""
+    """Return a log's JSON objects; skip malformed lines, such as a truncated one."""
     entries, lines = [], list[str]()
     with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
         lines = file.readlines()
@@ -145,4 +152,4 @@ def read_lines(path: str) -> list[dict[str, Any]]:
             entry = json.loads(line)
             if isinstance(entry, dict) and isinstance(entry.get("unix_secs"), float | int):
                 entries.append(entry)
-    return sorted(entries, key=lambda entry: entry["unix_secs"])
+    return entries

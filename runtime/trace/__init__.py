@@ -7,7 +7,7 @@ from absl import logging
 from runtime.records.events import read_run
 from runtime.records.files import replace_file
 from runtime.records.folder import RunFolder
-from runtime.trace import chrome, clocks, parts
+from runtime.trace import chrome, parts
 
 
 def write(folder: RunFolder) -> str:
@@ -20,7 +20,7 @@ def write(folder: RunFolder) -> str:
         logging.error("there is no trace in %s: no worker has traced any of the --profile_steps there", folder.path)
         return ""
     try:
-        clocks.align(trace)
+        trace.align()
         starts = [event["unix_secs"] for event in read_run(folder) if event["by"] == "worker 0"]
         last = trace.since(starts[0] if starts else 0)
         events = chrome.make_events(last if last.spans else trace)  # the last run may have traced nothing

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 from google.protobuf.message import DecodeError
 
+from runtime.records.clocks import Delay, estimate_offsets
 from runtime.records.folder import RunFolder
 
 RECEIVE = "RecvTensor"  # the name of all messages, which are recorded where they arrive
@@ -31,7 +32,7 @@ class Span:
     task: str  # such as "ps 0"
     lane: str  # what else did so at the same kind of place, such as "for worker 0"
     name: str
-    start: int  # nanoseconds since the epoch, by the clock of the task until `clocks.align()` changes that
+    start: int  # nanoseconds since the epoch, by the clock of the task until `Trace.align()` changes that
     end: int
     details: dict[str, str]
 
@@ -48,6 +49,16 @@ class Trace(NamedTuple):
 
     spans: list[Span]  # the ops, and the messages
     messages: list[Message]  # those whose sender is known
+
+    def align(self) -> None:
+        """Set the times to one clock."""
+        delays = [Delay(sent.task, received.task, received.end - sent.end) for sent, received in self.messages]
+        offsets = estimate_offsets(delays)
+        for span in self.spans:
+            span.start += offsets.get(span.task, 0)
+            span.end += offsets.get(span.task, 0)
+        for sent, received in self.messages:  # the sender told when it began, whose clock the receiver took for its own
+            received.start = min(max(received.start, sent.end), received.end)
 
     def since(self, unix_secs: float) -> "Trace":
         """Return what was traced from then on, by the clock of worker 0: a folder may have seen earlier runs."""
