@@ -462,6 +462,24 @@ def test_a_server_that_leaves_before_the_chief_knows_that_it_has_heard_is_not_wa
     assert not [*reasons]
 
 
+def test_a_server_that_leaves_before_its_first_answer_has_come_is_not_waited_for(local_servers, monkeypatch):
+    chief = local_servers(1, 1).membership("worker", 0, recovery_secs=-1)
+    table = chief._tables[chief.task.servers[0]]
+
+    class LostAnswer:
+        """A session in which what is run is done, but the answer is lost, since the server has left."""
+
+        def run(self, *_):
+            monkeypatch.setattr(membership, "ask", lambda _: Status(reason="connection refused"))
+            raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(table, "_connect", LostAnswer)
+    chief.dismiss_servers()
+
+
 def test_a_ps_that_is_told_to_stop_and_then_hears_the_last_word_has_done_its_part(local_servers, monkeypatch, caplog):
     caplog.set_level("INFO")
     ends = queue.SimpleQueue()

@@ -218,14 +218,16 @@ class Membership:
         told: set[Peer] = set()  # they may have heard it, or will once they go on
 
         def tell(server: Peer) -> str:
+            table = self._tables[server]
+            num_begun = table.num_begun
             try:
-                self._tables[server].write({self.task.index: json.dumps(Record(EVALUATED))})
+                table.write({self.task.index: json.dumps(Record(EVALUATED))})
             except tf.errors.UnavailableError:
                 reason = ask(server.address).reason
+                if table.num_begun > num_begun or reason in ("", NO_ANSWER):  # else it is lost, and waits for the chief
+                    told.add(server)
                 if reason in (REFUSED, UNKNOWN_NAME) and server in told:
                     return ""
-                if reason in ("", NO_ANSWER):  # else it is lost, and waits for the chief once it is back
-                    told.add(server)
                 return reason or BUSY
             return ""
 
