@@ -77,11 +77,15 @@ class Agreement:
             digest, abort_reason, is_training = table.read(DIGEST, ABORT_REASON, IS_TRAINING)
             if digest:
                 lists = self._lists if digest == self._lists.digest else HostLists.parse(table.read(CLUSTER)[0], owner)
-                if self._lists.is_stranger_to(lists):  # the next look goes where the name of its host leads then
+                if self._is_elsewhere(lists):  # the next look goes where the name of its host leads then
                     table.close()
                     forget(owner.address)
                 return _Found(lists, abort_reason, bool(is_training))
         return None
+
+    def _is_elsewhere(self, lists: HostLists) -> bool:
+        """Return whether these are of another cluster; those of another version of this program may have no hosts."""
+        return bool(lists.hosts()) and self._lists.is_stranger_to(lists)
 
     def _write(self, owner: Peer | Task, texts: Mapping[int, str]) -> None:
         with contextlib.suppress(tf.errors.UnavailableError):
@@ -90,7 +94,7 @@ class Agreement:
     def _heed(self, owner: Peer | Task, found: _Found) -> bool:
         """Take in what is on a server; return whether it is of this cluster. This process ends if it cannot go on."""
         if difference := self._lists.describe_difference(owner, found.lists):
-            may_pass = has_name(owner.address) and self._lists.is_stranger_to(found.lists)
+            may_pass = has_name(owner.address) and self._is_elsewhere(found.lists)
             now = time.monotonic()
             if not may_pass or now > self._strangers.setdefault(owner, now) + STRANGER_SECS:
                 self._end(difference)
@@ -113,7 +117,7 @@ class Agreement:
         """
         found = ask_all(self._task.servers, self._read)
         unconfirmed = [
-            f"{owner} ({on.lists.describe_use()})" if on and self._lists.is_stranger_to(on.lists) else str(owner)
+            f"{owner} ({on.lists.describe_use()})" if on and self._is_elsewhere(on.lists) else str(owner)
             for owner, on in found.items()
             if not on or on.lists is not self._lists
         ]
