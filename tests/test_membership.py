@@ -5,6 +5,7 @@ import queue
 import re
 import signal
 import threading
+import time
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -290,6 +291,7 @@ def test_a_name_that_leads_to_another_cluster_may_lead_home_a_little_later(monke
         with pytest.raises(SystemExit, match="run the same version of this program everywhere"):
             Agreement(task, {})._heed(ps, found._replace(lists=HostLists("ps 0", {})))
         if is_name:
+            mine._strangers[ps] = time.monotonic()
             assert not mine._heed(ps, found)
             assert f"worker 1 {used.format(ps.address)}" in caplog.text
             monkeypatch.setattr(agreement, "STRANGER_SECS", -1.0)

@@ -112,7 +112,8 @@ def test_a_ps_whose_file_server_fails_for_a_moment_is_asked_again_whether_it_see
 
         def run(self, *_):
             if not asked:
-                raise tf.errors.AbortedError(None, None, "Stale file handle")
+                (content,) = folder._content_on.values()
+                raise tf.errors.AbortedError(None, content.op, "Stale file handle")
             return b""
 
     asked = []

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.host_lists import HostLists
-from runtime.cluster.status import ask_all, forget
+from runtime.cluster.status import ask_all, forget, hang_up_on_strangers
 from runtime.cluster.table import ABORT_REASON, CLUSTER, DIGEST, FLAGS, IS_TRAINING, Table
 from runtime.cluster.task import Peer, Task, has_name
 from runtime.cluster.waiting import POLL_SECS
@@ -80,6 +80,7 @@ class Agreement:
                 if self._is_elsewhere(lists):  # the next look goes where the name of its host leads then
                     table.close()
                     forget(owner.address)
+                    self._strangers.setdefault(owner, time.monotonic())
                 return _Found(lists, abort_reason, bool(is_training))
         return None
 
@@ -96,7 +97,7 @@ class Agreement:
         if difference := self._lists.describe_difference(owner, found.lists):
             may_pass = has_name(owner.address) and self._is_elsewhere(found.lists)
             now = time.monotonic()
-            if not may_pass or now > self._strangers.setdefault(owner, now) + STRANGER_SECS:
+            if not may_pass or now > self._strangers.get(owner, now) + STRANGER_SECS:
                 self._end(difference)
             logging.log_every_n_seconds(logging.WARNING, "%s; the name is looked up anew", REMINDER_SECS, difference)
             return False
@@ -121,6 +122,9 @@ class Agreement:
             for owner, on in found.items()
             if not on or on.lists is not self._lists
         ]
+        if self._strangers and not unconfirmed:
+            hang_up_on_strangers([owner.address for owner in self._tables])
+            self._strangers.clear()
         return f"the host lists of {', '.join(unconfirmed)} to be those of this task" if unconfirmed else ""
 
     def begin_training(self) -> None:

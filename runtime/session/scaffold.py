@@ -227,7 +227,9 @@ class SharedFolder:
         def is_blind(ps: Peer) -> bool:
             try:
                 return bool(session.run(self._content_on[ps], {self._file: self._folder.lock}) != expected)
-            except tf.errors.OpError:
+            except tf.errors.OpError as error:
+                if not (error.op and error.op.type == "ReadFile"):
+                    raise
                 ask_every_ps()
                 return True
 
