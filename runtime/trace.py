@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
 # isort: split
-import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 from google.protobuf.message import DecodeError
 
+from runtime.records.clocks import Delay, estimate_offsets
 from runtime.records.events import read_run
 from runtime.records.files import replace_file
 from runtime.records.folder import RunFolder
@@ -44,7 +44,7 @@ class Span:
     task: str  # such as "ps 0"
     lane: str  # what else did so at the same kind of place, such as "for worker 0"
     name: str
-    start: int  # nanoseconds since the epoch, by the clock of the task until `align()` changes that
+    start: int  # nanoseconds since the epoch, by the clock of the task until `Profile.align()` changes that
     end: int
     details: dict[str, str]
 
@@ -61,6 +61,16 @@ class Profile(NamedTuple):
 
     spans: list[Span]  # the ops, and the messages
     messages: list[Message]  # those whose sender is known
+
+    def align(self) -> None:
+        """Set the times to one clock."""
+        delays = [Delay(sent.task, received.task, received.end - sent.end) for sent, received in self.messages]
+        offsets = estimate_offsets(delays)
+        for span in self.spans:
+            span.start += offsets.get(span.task, 0)
+            span.end += offsets.get(span.task, 0)
+        for sent, received in self.messages:  # the sender told when it began, whose clock the receiver took for its own
+            received.start = min(max(received.start, sent.end), received.end)
 
     def since(self, unix_secs: float) -> "Profile":
         """Return what was traced from then on, by the clock of worker 0: a folder may have seen earlier runs."""
@@ -113,40 +123,6 @@ def _read_run(worker: str, step_stats: Any) -> Profile:
     makers = [ops.get((span.details["from"], span.details["tensor"]), []) for span in received]
     messages = [Message(maker[0], span) for maker, span in zip(makers, received, strict=True) if len(maker) == 1]
     return Profile([*itertools.chain(*ops.values()), *received], messages)
-
-
-def align(trace: Profile) -> None:
-    """Set the times in `trace` to one clock."""
-    offsets = estimate_offsets(trace.messages)
-    for span in trace.spans:
-        span.start += offsets.get(span.task, 0)
-        span.end += offsets.get(span.task, 0)
-    for sent, received in trace.messages:  # the sender told when it began, whose clock the receiver took for its own
-        received.start = min(max(received.start, sent.end), received.end)
-
-
-def estimate_offsets(messages: Sequence[Message]) -> dict[str, int]:
-    """Return by task what to add to its clock, in nanoseconds, so that no message arrives before it was sent.
-
-    If none does, all clocks stay as they are. Otherwise, messages in both directions leave a range for the difference
-    between a clock and that of worker 0, as wide as the fastest of them took, there and back. The middles of these
-    ranges suit all messages, also those between other tasks. A task without such messages keeps its clock.
-    """
-    names = {span.task for message in messages for span in message}
-    tasks = sorted(names, key=lambda task: (task != "worker 0", task))
-    limits = np.where(np.eye(len(tasks)), 0, np.inf)  # of each sender (row) and receiver, in nanoseconds
-    for sent, received in messages:
-        pair = tasks.index(sent.task), tasks.index(received.task)
-        limits[pair] = min(limits[pair], received.end - sent.end)
-    if (limits >= 0).all():
-        return dict.fromkeys(tasks, 0)
-    closed = limits
-    for between in range(len(tasks)):  # limits by way of other tasks: shortest paths, by Floyd and Warshall
-        closed = np.minimum(closed, closed[:, [between]] + closed[[between], :])
-    if (closed.diagonal() < 0).any():  # a clock was set meanwhile, and no choice suits all messages
-        closed = limits
-    ranges = zip(tasks, -closed[0], closed[:, 0], strict=True)
-    return {task: round((low + high) / 2) if np.isfinite([low, high]).all() else 0 for task, low, high in ranges}
 
 
 def make_events(trace: Profile) -> list[Event]:
@@ -202,7 +178,7 @@ def write(folder: RunFolder) -> str:
         logging.error("there is no trace in %s: no worker has traced any of the --profile_steps there", folder.path)
         return ""
     try:
-        align(trace)
+        trace.align()
         starts = [event["unix_secs"] for event in read_run(folder) if event["by"] == "worker 0"]
         last = trace.since(starts[0] if starts else 0)
         events = make_events(last if last.spans else trace)  # the last run may have traced nothing

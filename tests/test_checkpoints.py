@@ -340,6 +340,55 @@ def test_a_checkpoint_that_fails_is_known_until_one_succeeds(start, tmp_path, ca
         assert (hook.failure, last_checkpoint(tmp_path)) == ("", "model.ckpt-3")
 
 
+@pytest.mark.parametrize("kind", [tf.errors.AbortedError, tf.errors.UnavailableError, tf.errors.UnknownError])
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_file_server_that_fails_for_a_moment_costs_no_session(start, tmp_path, monkeypatch, caplog, kind, step):
+    save, attempts = tf.train.Saver.save, []
+
+    def save_or_fail(*arguments, **others):
+        attempts.append("save")
+        if len(attempts) == step + 1:
+            raise kind(None, None, "Stale file handle")
+        return save(*arguments, **others)
+
+    monkeypatch.setattr(tf.train.Saver, "save", save_or_fail)
+    session, train, hook = start(save_secs=1e-6)
+    with session:
+        first_session = session._tf_sess()
+        session.run(train)
+        assert bool(hook.failure) == bool(step)
+        session.run(train)
+        assert (hook.failure, last_checkpoint(tmp_path)) == ("", "model.ckpt-2")
+        assert session._tf_sess() is first_session
+    line = f"the model of global step {step} could not be saved in {tmp_path}/train: {kind.__name__}: Stale file handle"
+    assert caplog.text.count(line) == 1
+
+
+def test_a_checkpoint_that_could_not_be_named_is_deleted_in_its_turn(start, tmp_path):
+    session, train, hook = start(save_secs=1e-6)
+    state, away = tmp_path / "train" / "checkpoint", tmp_path / "away"
+    hook._scaffold.saver.saver_def.max_to_keep = 2
+    with session:
+        session.run(train)
+        state.rename(away)
+        state.mkdir()
+        session.run(train)
+        assert "checkpoint" in hook.failure
+        state.rmdir()
+        away.rename(state)
+        assert (last_checkpoint(tmp_path), steps_in(tmp_path / "train")) == ("model.ckpt-1", [0, 1, 2])
+        session.run(train)
+        assert (last_checkpoint(tmp_path), steps_in(tmp_path / "train")) == ("model.ckpt-3", [2, 3])
+        session.run(train)
+        assert steps_in(tmp_path / "train") == [3, 4]
+
+
+def test_a_file_server_that_does_not_say_whether_there_is_a_checkpoint_is_no_reason_to_begin_anew(tmp_path):
+    (tmp_path / "checkpoint").symlink_to("checkpoint")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        checkpoints.find_last_checkpoint(RunFolder(tmp_path))
+
+
 def test_a_last_step_that_could_not_be_saved_is_saved_at_the_end(start, tmp_path):
     session, train, _ = start(save_secs=1e-6)
     with session:

@@ -5,13 +5,16 @@ import queue
 import re
 import signal
 import threading
+import time
 
 import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from runtime.cluster import agreement, departure, membership, status, table
+from runtime.cluster.agreement import Agreement
 from runtime.cluster.departure import Departure
+from runtime.cluster.host_lists import HostLists
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
 from runtime.cluster.table import (
@@ -100,6 +103,25 @@ def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypat
         member._end_if_somebody_stays_away(secs)
     missing = "worker 1 waited 21 s for ps 0 at a:1 (no answer)"
     assert ends == [(1, f"{missing}: start what is missing, or correct --ps_hosts and --worker_hosts")]
+
+
+def test_a_ps_that_stays_busy_is_said_to_be_and_is_not_waited_for_for_ever(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    ends = []
+    monkeypatch.setattr(membership, "end_process", lambda *end: ends.append(end))
+    member = Membership(Task("worker", 1, PS[:1], WORKERS), Timeouts(300, 20))
+    (ps, _) = member.task.needed
+    looks = [FIRST, BUSY, FIRST, *[BUSY] * 15, SILENT, *[BUSY] * 6]
+    for secs, found in enumerate(looks, 100):
+        member._note_status(ps, found, float(secs))
+        member._note_status(member.task.needed[1], FIRST, float(secs))
+        assert not ends
+        member._end_if_somebody_stays_away(float(secs))
+    told = (
+        "worker 1 waited 21 s for ps 0 at a:1 (it is busy): see what it computes or writes; end it, and start it again"
+    )
+    assert ends == [(1, f"{told}, or give a longer --recovery_timeout_secs")]
+    assert caplog.messages[:1] == ["worker 1: waiting for ps 0 at a:1 (busy for 11 s)"]
 
 
 def test_who_waits_for_another_task_looks_less_often_as_time_goes_by(monkeypatch):
@@ -251,6 +273,31 @@ def test_a_task_that_meets_another_cluster_ends_its_own_and_leaves_the_other_alo
         assert status == 2
     assert abort_reason(shared) == ""
     assert ends.empty()
+
+
+def test_a_name_that_leads_to_another_cluster_may_lead_home_a_little_later(monkeypatch, caplog):
+    def end(status, why, _):
+        raise SystemExit(f"{status}: {why}")
+
+    monkeypatch.setattr(agreement, "end_process", end)
+    stranger = HostLists.of(Task("ps", 0, ("10.0.0.7:2222",), ("other:2222",)))
+    found = agreement._Found(stranger, abort_reason="that other cluster must end", is_training=True)
+    used = (
+        "expects ps 0 at {}, but that address is used by another cluster, that of ps 0 with 10.0.0.7:2222, other:2222"
+    )
+    for address, is_name in (("10.0.0.7:2222", False), ("localhost:2222", False), ("ps-0.jobs:2222", True)):
+        task = Task("worker", 1, (address,), ("worker-0:2222", "worker-1:2222"))
+        mine, (ps, _) = Agreement(task, {}), task.needed
+        with pytest.raises(SystemExit, match="run the same version of this program everywhere"):
+            Agreement(task, {})._heed(ps, found._replace(lists=HostLists("ps 0", {})))
+        if is_name:
+            mine._strangers[ps] = time.monotonic()
+            assert not mine._heed(ps, found)
+            assert f"worker 1 {used.format(ps.address)}" in caplog.text
+            monkeypatch.setattr(agreement, "STRANGER_SECS", -1.0)
+        with pytest.raises(SystemExit, match=f"2: worker 1 {used.format(address)}"):
+            mine._heed(ps, found)
+        assert not mine._is_training
 
 
 # What workers must agree on.
@@ -415,6 +462,24 @@ def test_a_server_that_leaves_before_the_chief_knows_that_it_has_heard_is_not_wa
     monkeypatch.setattr(membership, "ask", lambda _: Status(reason=next(reasons)))
     chief.dismiss_servers()
     assert not [*reasons]
+
+
+def test_a_server_that_leaves_before_its_first_answer_has_come_is_not_waited_for(local_servers, monkeypatch):
+    chief = local_servers(1, 1).membership("worker", 0, recovery_secs=-1)
+    table = chief._tables[chief.task.servers[0]]
+
+    class LostAnswer:
+        """A session in which what is run is done, but the answer is lost, since the server has left."""
+
+        def run(self, *_):
+            monkeypatch.setattr(membership, "ask", lambda _: Status(reason="connection refused"))
+            raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(table, "_connect", LostAnswer)
+    chief.dismiss_servers()
 
 
 def test_a_ps_that_is_told_to_stop_and_then_hears_the_last_word_has_done_its_part(local_servers, monkeypatch, caplog):

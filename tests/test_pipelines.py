@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
 from examples.pictures import mnist_input as pictures
+from runtime.cluster.task import Task
 from runtime.data import pipeline
 from runtime.data.sources import open_source
 from runtime.model.files import Files
@@ -16,6 +17,7 @@ from runtime.model.function import Model
 from runtime.process import threads
 from runtime.process.errors import UnusableError
 from runtime.saving.export import export
+from runtime.session import steps
 from tests.models import have_tables
 from tests.test_records import example, write
 
@@ -282,6 +284,34 @@ def test_a_session_closes_while_a_python_function_does_not_return(data_dir, loca
         go_on.set()
         starting.join(60)
         assert later.run(batches.drawn[1]).size == 5
+
+
+def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir, monkeypatch, caplog):
+    monkeypatch.setattr(steps, "REMINDER_SECS", 0.05)
+    monkeypatch.setattr(steps, "LOOK_SECS", 0.05)
+    line, is_slow = "worker 1: waiting for its next examples: see that what", threading.Event()
+
+    def wait(x):
+        if is_slow.is_set():
+            poll_for(lambda: caplog.text.count(line) >= 2, "lines of a worker that waits for its data")
+        return x
+
+    def build_waiting(data_dir, split):
+        return build_dataset(data_dir, split).map(
+            lambda x, y: (tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), [2]), y)
+        )
+
+    source = open_source(data_dir, "train", reader_of(build_waiting)).share(0, 1)
+    with tf.Graph().as_default():
+        batches = source.draw(2, 5, 0)
+        hook = steps.WaitForDataHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), batches.num_drawn)
+        scaffold = tf.train.Scaffold(ready_op=tf.constant([], tf.string), init_fn=lambda _, of: batches.start(of, 0))
+        with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
+            session.run(batches.drawn)
+            assert session._tf_sess().run(hook._num_drawn) == hook._num_steps == 1
+            is_slow.set()
+            while caplog.text.count(line) < 2:
+                session.run(batches.drawn)
 
 
 def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_path):

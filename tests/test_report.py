@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 
@@ -132,6 +133,49 @@ def test_what_went_wrong_and_was_mended_is_told(train_dir):
         ],
         "worker 1": [(9, "says nothing from here on: killed, it seems")],
     }
+
+
+DAY_SECS = 86400.0
+
+
+def test_a_host_whose_clock_is_a_day_behind_costs_the_report_less_than_a_second(train_dir):
+    ps = [(1.5, "heard", {"worker": index, "text": "training"}) for index in (0, 1)]
+    shutil.rmtree(train_dir / "events")
+    behind = [
+        (secs - DAY_SECS, event, values) for secs, event, values in [*EVENTS["ps-0"][:2], *ps, EVENTS["ps-0"][-1]]
+    ]
+    write(train_dir, {"worker-0": EVENTS["worker-0"], "worker-1": EVENTS["worker-1"], "ps-0": behind})
+    run = history.read(RunFolder(train_dir))
+    assert run.secs == pytest.approx(30, abs=1)
+    assert run.began_at == pytest.approx(1e9, abs=1)
+    assert [event["by"] for event in run.of_kind("serving")] == ["ps 0"]
+    assert spans(run, "ps 0")[-1].kind == "serving"
+
+
+def test_a_clock_that_is_set_back_before_a_task_starts_again_goes_on_where_it_was(train_dir):
+    times = [
+        (secs - (DAY_SECS if number >= 9 else 0), *rest) for number, (secs, *rest) in enumerate(EVENTS["worker-0"])
+    ]
+    shutil.rmtree(train_dir / "events")
+    write(train_dir, {**EVENTS, "worker-0": times})
+    run = history.read(RunFolder(train_dir))
+    assert (run.began_at, run.first_step) == (1e9, 0)
+    assert run.secs == pytest.approx(30)
+
+
+def test_a_clock_that_is_set_while_a_task_runs_changes_no_time_of_its_events(tmp_path, monkeypatch):
+    script = """
+import sys, time
+from runtime.records import events, folder
+run = folder.RunFolder(sys.argv[1])
+events.start_recording("worker 0", run)
+time.time = lambda: 9e9
+events.record("training").wait(60)
+"""
+    assert forked.run("-c", script, tmp_path).returncode == 0
+    assert [event["event"] for event in events.read_run(RunFolder(tmp_path))] == ["starting", "training"]
+    started_at, trained_at = (event["unix_secs"] for event in events.read_run(RunFolder(tmp_path)))
+    assert started_at <= trained_at < started_at + 60
 
 
 @pytest.mark.parametrize(("period_secs", "is_gone"), [(2, True), (60, False)])

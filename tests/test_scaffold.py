@@ -89,6 +89,41 @@ def test_a_chief_restores_where_nothing_lives_and_a_living_model_wins(local_serv
         assert "keeping it, at global step 2" in caplog.text
 
 
+def test_a_restore_that_a_file_server_fails_is_told_and_tried_again(local_servers, tmp_path, monkeypatch, caplog):
+    restore, attempts = tf.train.Saver.restore, []
+
+    def restore_or_fail(*arguments):
+        attempts.append("restore")
+        if len(attempts) == 1:
+            raise tf.errors.DeadlineExceededError(None, None, "Connection timed out")
+        restore(*arguments)
+
+    worker = Worker(local_servers(1, 1), 0)
+    with worker.session() as session:
+        worker.scaffold.saver.save(session._tf_sess(), f"{tmp_path}/model.ckpt")
+    monkeypatch.setattr(tf.train.Saver, "restore", restore_or_fail)
+    with Worker(local_servers(1, 1), 0, tmp_path).session():
+        assert len(attempts) == 2
+    told = f"{tmp_path}/model.ckpt could not be restored (DeadlineExceededError: Connection timed out): trying again"
+    assert told in caplog.text
+
+
+def test_a_ps_whose_file_server_fails_for_a_moment_is_asked_again_whether_it_sees_the_folder(local_servers, tmp_path):
+    class Session:
+        """One in which the first look at a file fails."""
+
+        def run(self, *_):
+            if not asked:
+                (content,) = folder._content_on.values()
+                raise tf.errors.AbortedError(None, content.op, "Stale file handle")
+            return b""
+
+    asked = []
+    folder = Worker(local_servers(1, 1), 0, tmp_path).scaffold._shared_folder
+    folder.check(Session(), lambda: asked.append("every ps"), timeout_secs=60)
+    assert asked == ["every ps"]
+
+
 def test_a_worker_that_looks_before_the_chief_is_there_trains_at_once_when_it_is(local_servers):
     servers = local_servers(1, 2)
     other, trained = Worker(servers, 1), threading.Event()

@@ -10,9 +10,9 @@ import tensorflow.compat.v1 as tf
 
 from runtime import trace
 from runtime.monitoring import profiling
-from runtime.records import events
+from runtime.records import clocks, events
 from runtime.records.folder import RunFolder
-from runtime.trace import Message, Profile, Span, estimate_offsets
+from runtime.trace import Message, Profile, Span
 from tests import forked
 
 PROJECT = pathlib.Path(__file__).parents[1]
@@ -157,6 +157,10 @@ def test_a_folder_without_parts_has_no_trace(tmp_path):
     assert forked.run("-m", "runtime.trace").returncode == 2
 
 
+def delay(sender, sent_at, receiver, arrived_at):
+    return clocks.Delay(sender, receiver, arrived_at - sent_at)
+
+
 def message(sender, sent_at, receiver, arrived_at):
     return Message(
         Span(sender, "", "Mul", sent_at - 1, sent_at, {}), Span(receiver, "", "", arrived_at - 1, arrived_at, {})
@@ -170,53 +174,53 @@ def test_a_message_that_came_after_a_long_wait_is_no_part_of_what_comes_then():
 
 
 def test_clocks_that_differ_are_set_to_the_middle_of_what_the_messages_allow():
-    messages = [
-        message("worker 0", 0, "ps 0", 140),  # at least 0 + 140 on the clock of ps 0
-        message("worker 0", 50, "ps 0", 170),  # the faster one: its clock is ahead by 120 at most
-        message("ps 0", 300, "worker 0", 220),  # and by 80 at least
+    delays = [
+        delay("worker 0", 0, "ps 0", 140),  # at least 0 + 140 on the clock of ps 0
+        delay("worker 0", 50, "ps 0", 170),  # the faster one: its clock is ahead by 120 at most
+        delay("ps 0", 300, "worker 0", 220),  # and by 80 at least
     ]
-    assert estimate_offsets(messages) == {"worker 0": 0, "ps 0": -100}
+    assert clocks.estimate_offsets(delays) == {"worker 0": 0, "ps 0": -100}
 
 
 def test_clocks_stay_where_no_message_arrives_too_early():
-    messages = [message("worker 0", 0, "ps 0", 140), message("ps 0", 300, "worker 0", 310)]
-    assert estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0}
+    delays = [delay("worker 0", 0, "ps 0", 140), delay("ps 0", 300, "worker 0", 310)]
+    assert clocks.estimate_offsets(delays) == {"worker 0": 0, "ps 0": 0}
 
 
 def test_tasks_on_another_machine_are_set_alike():
-    messages = [
-        message("worker 0", 0, "ps 0", 140),
-        message("ps 0", 300, "worker 0", 260),
-        message("worker 1", 0, "ps 0", 10),  # on the machine of ps 0
-        message("ps 0", 300, "worker 1", 310),
+    delays = [
+        delay("worker 0", 0, "ps 0", 140),
+        delay("ps 0", 300, "worker 0", 260),
+        delay("worker 1", 0, "ps 0", 10),  # on the machine of ps 0
+        delay("ps 0", 300, "worker 1", 310),
     ]
-    assert estimate_offsets(messages) == {"worker 0": 0, "ps 0": -90, "worker 1": -90}
+    assert clocks.estimate_offsets(delays) == {"worker 0": 0, "ps 0": -90, "worker 1": -90}
 
 
 def test_two_clocks_are_compared_by_way_of_all_others():
-    messages = [
-        message("worker 0", 0, "ps 0", 100),
-        message("ps 0", 0, "worker 0", 100),
-        message("worker 0", 0, "ps 1", 30),  # ps 1 is behind worker 0 by 70 to 130
-        message("ps 1", 0, "worker 0", 230),
-        message("worker 1", 0, "ps 0", 5),  # the same clock as that of ps 0, and as far from ps 1
-        message("ps 0", 0, "worker 1", 5),
-        message("worker 1", 100, "ps 1", 110),
-        message("ps 1", 0, "worker 1", 400),
+    delays = [
+        delay("worker 0", 0, "ps 0", 100),
+        delay("ps 0", 0, "worker 0", 100),
+        delay("worker 0", 0, "ps 1", 30),  # ps 1 is behind worker 0 by 70 to 130
+        delay("ps 1", 0, "worker 0", 230),
+        delay("worker 1", 0, "ps 0", 5),  # the same clock as that of ps 0, and as far from ps 1
+        delay("ps 0", 0, "worker 1", 5),
+        delay("worker 1", 100, "ps 1", 110),
+        delay("ps 1", 0, "worker 1", 400),
     ]
-    offsets = estimate_offsets(messages)
-    for sent, received in messages:
-        assert sent.end + offsets[sent.task] <= received.end + offsets[received.task]
+    offsets = clocks.estimate_offsets(delays)
+    for sender, receiver, nanoseconds in delays:
+        assert offsets[sender] <= nanoseconds + offsets[receiver]
 
 
 def test_a_task_that_only_receives_keeps_its_clock():
-    messages = [message("worker 0", 100, "ps 0", 50), message("worker 0", 0, "ps 1", 10)]
-    assert estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0, "ps 1": 0}
+    delays = [delay("worker 0", 100, "ps 0", 50), delay("worker 0", 0, "ps 1", 10)]
+    assert clocks.estimate_offsets(delays) == {"worker 0": 0, "ps 0": 0, "ps 1": 0}
 
 
 def test_a_clock_that_was_set_meanwhile_is_no_error():
-    messages = [message("worker 0", 100, "ps 0", 50), message("ps 0", 100, "worker 0", 50)]
-    assert estimate_offsets(messages) == {"worker 0": 0, "ps 0": 0}
+    delays = [delay("worker 0", 100, "ps 0", 50), delay("ps 0", 100, "worker 0", 50)]
+    assert clocks.estimate_offsets(delays) == {"worker 0": 0, "ps 0": 0}
 
 
 def test_a_trace_that_cannot_be_written_says_why_and_leaves_nothing(train_dir):

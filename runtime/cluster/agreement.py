@@ -11,15 +11,17 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.host_lists import HostLists
-from runtime.cluster.status import ask_all
+from runtime.cluster.status import ask_all, forget, hang_up_on_strangers
 from runtime.cluster.table import ABORT_REASON, CLUSTER, DIGEST, FLAGS, IS_TRAINING, Table
-from runtime.cluster.task import Peer, Task
+from runtime.cluster.task import Peer, Task, has_name
 from runtime.cluster.waiting import POLL_SECS
 from runtime.process.end import end_process
 from runtime.process.errors import UNUSABLE_STATUS, UnusableError
+from runtime.process.threads import REMINDER_SECS
 
 USES = "uses"  # of the variables, in JSON: see `digest_uses()`. They are compared like the flags
 REMEDY = "give all workers the same{}, or end the ps tasks and start them again"
+STRANGER_SECS = 60.0  # how long a name may lead where its task was before; DNS remembers for up to half of that
 TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 
 
@@ -37,13 +39,16 @@ class Agreement:
     A task looks at its own server, and at those of the tasks that it needs: every ps and the chief. If one of these was
     given other host lists, or if this task's own input is unusable, the reason to abort is written on these servers,
     where the others find it. But a cluster that trains is never ended: once a worker has begun, a task that comes late
-    with other lists, or cannot go on, ends alone. So does a task that meets another cluster.
+    with other lists, or cannot go on, ends alone. So does a task that meets another cluster; but where that has
+    taken the old address of a task that was restarted, its name is looked up anew for `STRANGER_SECS`.
     """
 
     def __init__(self, task: Task, tables: Mapping[Peer | Task, Table]):
         """Prepare to compare what `task` was given with what is in the `tables` of these servers."""
         self._task, self._tables = task, tables
         self._lists, self._is_training = HostLists.of(task), False
+        # Where another cluster answers, and since when, a time of `time.monotonic()`.
+        self._strangers = dict[Peer | Task, float]()
         self._is_published = False  # its own server may be too busy to take the lists at once
         self._ending = threading.Lock()  # the thread that takes it ends the process
 
@@ -71,19 +76,34 @@ class Agreement:
             digest, abort_reason, is_training = table.read(DIGEST, ABORT_REASON, IS_TRAINING)
             if digest:
                 lists = self._lists if digest == self._lists.digest else HostLists.parse(table.read(CLUSTER)[0], owner)
+                if self._is_elsewhere(lists):  # the next look goes where the name of its host leads then
+                    table.close()
+                    forget(owner.address)
+                    self._strangers.setdefault(owner, time.monotonic())
                 return _Found(lists, abort_reason, bool(is_training))
         return None
+
+    def _is_elsewhere(self, lists: HostLists) -> bool:
+        """Return whether these are of another cluster; those of another version of this program may have no hosts."""
+        return bool(lists.hosts()) and self._lists.is_stranger_to(lists)
 
     def _write(self, owner: Peer | Task, texts: Mapping[int, str]) -> None:
         with contextlib.suppress(tf.errors.UnavailableError):
             self._tables[owner].write(texts)
 
-    def _heed(self, owner: Peer | Task, found: _Found) -> None:
+    def _heed(self, owner: Peer | Task, found: _Found) -> bool:
+        """Take in what is on a server; return whether it is of this cluster. This process ends if it cannot go on."""
         if difference := self._lists.describe_difference(owner, found.lists):
-            self._end(difference)
+            may_pass = has_name(owner.address) and self._is_elsewhere(found.lists)
+            now = time.monotonic()
+            if not may_pass or now > self._strangers.get(owner, now) + STRANGER_SECS:
+                self._end(difference)
+            logging.log_every_n_seconds(logging.WARNING, "%s; the name is looked up anew", REMINDER_SECS, difference)
+            return False
         self._is_training |= found.is_training
         if found.abort_reason and not self._is_training:  # who wrote it there may have reached no other server
             self._end(found.abort_reason)
+        return True
 
     def _end(self, why: str) -> NoReturn:
         self._ending.acquire()  # before this says why: the other thread may have said so, and be telling the others
@@ -96,15 +116,21 @@ class Agreement:
         asks before it makes a session. The lists may never agree: then the thread ends this process.
         """
         found = ask_all(self._task.servers, self._read)
-        unconfirmed = [str(owner) for owner, on in found.items() if not on or on.lists is not self._lists]
+        unconfirmed = [
+            f"{owner} ({on.lists.describe_use()})" if on and self._is_elsewhere(on.lists) else str(owner)
+            for owner, on in found.items()
+            if not on or on.lists is not self._lists
+        ]
+        if self._strangers and not unconfirmed:
+            hang_up_on_strangers([owner.address for owner in self._tables])
+            self._strangers.clear()
         return f"the host lists of {', '.join(unconfirmed)} to be those of this task" if unconfirmed else ""
 
     def begin_training(self) -> None:
         """Obey a reason to abort that is on a server; else say there that the cluster trains."""
 
         def settle(server: Peer) -> None:
-            if found := self._read(server):
-                self._heed(server, found)
+            if (found := self._read(server)) and self._heed(server, found):
                 self._write(server, {IS_TRAINING: "yes"})
 
         ask_all(self._task.servers, settle)

@@ -49,6 +49,10 @@ class HostLists:
         """Return whether these belong to two clusters that meet at one address: no other address is in both."""
         return len({*self.hosts()} & {*other.hosts()}) <= 1
 
+    def describe_use(self) -> str:
+        """Return what another cluster is told of an address of this one that it takes for its own."""
+        return f"that address is used by another cluster, that of {self.task} with {', '.join(self.hosts())}"
+
     def describe_difference(self, peer: object, other: "HostLists") -> str:
         """Return why this task cannot go on with the one that it expects `peer` to be, and what to do, or ""."""
         names = [name for name in {**self.given, **other.given} if self.given.get(name) != other.given.get(name)]
@@ -56,9 +60,8 @@ class HostLists:
             return ""
         if "protocol" not in names and self.is_stranger_to(other):
             return (
-                f"{self.task} expects {peer}, but that address is used by another cluster, that of {other.task} with"
-                f" {', '.join(other.hosts())}: give one of the two clusters another port, or all tasks of one the same"
-                " host lists"
+                f"{self.task} expects {peer}, but {other.describe_use()}: give one of the two clusters another port, or"
+                " all tasks of one the same host lists"
             )
         name = names[0]
         mine, theirs = self.given.get(name, "nothing"), other.given.get(name, "nothing")

@@ -11,6 +11,7 @@ from absl import logging
 
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.status import (
+    BUSY,
     NO_ANSWER,
     REFUSED,
     REPLACED,
@@ -27,7 +28,7 @@ from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, look_secs, wait_until_nothing_is_missing
 from runtime.process.end import end_process
 from runtime.process.errors import AwayError
-from runtime.process.threads import start_guard
+from runtime.process.threads import REMINDER_SECS, start_guard
 from runtime.records import events
 
 
@@ -36,6 +37,7 @@ class _Sighting:
     """What this task knows of another one that it needs."""
 
     missed_since: float | None  # None: it is there
+    busy_since: float | None = None  # None: it has said which process it is, or does not answer at all
     status: Status = dataclasses.field(default_factory=Status)  # at the last look
     incarnation: str = ""  # of the last process that has answered
     was_there: bool = False
@@ -90,15 +92,26 @@ class Membership:
         self._due_at = now + (secs if are_all_there else min(secs, (now - self._start) / 10))
 
     def _end_if_somebody_stays_away(self, now: float) -> None:
-        missed = {peer: now - seen.missed_since for peer, seen in self._sightings.items() if seen.missed_since}
+        since = {peer: seen.missed_since or seen.busy_since for peer, seen in self._sightings.items()}
+        missed = {peer: now - start for peer, start in since.items() if start}
+        if busy := {
+            peer: f"busy for {secs:.0f} s"
+            for peer, secs in missed.items()
+            if secs > REMINDER_SECS and not self._sightings[peer].status.reason
+        }:
+            logging.log_every_n_seconds(logging.INFO, "%s: waiting for %s", REMINDER_SECS, self.task, describe(busy))
         startup_secs, recovery_secs = self.timeouts
         limits = {peer: recovery_secs if self._sightings[peer].was_there else startup_secs for peer in missed}
         if self._is_over.is_set() or all(missed[peer] <= limits[peer] for peer in missed):
             return
         secs = max(missed[peer] for peer in missed if missed[peer] > limits[peer])
         # Others may have given up just now, for the same reason.
-        away = {peer: self._sightings[peer].status.reason for peer in missed if missed[peer] > secs / 2}
+        away = {peer: self._sightings[peer].status.silence for peer in missed if missed[peer] > secs / 2}
         remedy = "start what is missing, or correct --ps_hosts and --worker_hosts"
+        if BUSY in away.values():
+            remedy = (
+                "see what it computes or writes; end it, and start it again, or give a longer --recovery_timeout_secs"
+            )
         # The main thread may be inside TensorFlow, where nothing interrupts it.
         end_process(1, f"{self.task} waited {secs:.0f} s for {describe(away)}: {remedy}")
 
@@ -122,6 +135,7 @@ class Membership:
                 logging.info("%s: %s is back", self.task, peer)
                 events.record("back", task=f"{peer.job_name} {peer.index}")
             seen.missed_since, seen.was_there, seen.is_lost = None, True, False
+            seen.busy_since = None if status.incarnation else seen.busy_since or now
         elif seen.missed_since is None:
             seen.missed_since = now  # lost if it is still away a look later: at the end all tasks leave together
         elif seen.was_there and now > seen.missed_since + LOOK_SECS / 2:
@@ -204,15 +218,17 @@ class Membership:
         told: set[Peer] = set()  # they may have heard it, or will once they go on
 
         def tell(server: Peer) -> str:
+            table = self._tables[server]
+            num_begun = table.num_begun
             try:
-                self._tables[server].write({self.task.index: json.dumps(Record(EVALUATED))})
+                table.write({self.task.index: json.dumps(Record(EVALUATED))})
             except tf.errors.UnavailableError:
                 reason = ask(server.address).reason
+                if table.num_begun > num_begun or reason in ("", NO_ANSWER):  # else it is lost, and waits for the chief
+                    told.add(server)
                 if reason in (REFUSED, UNKNOWN_NAME) and server in told:
                     return ""
-                if reason in ("", NO_ANSWER):  # else it is lost, and waits for the chief once it is back
-                    told.add(server)
-                return reason or "it is busy"
+                return reason or BUSY
             return ""
 
         deaf: Collection[Peer] = self.task.servers

@@ -1,13 +1,17 @@
 """Whether a task answers, and which process it is: one question to its server, with a deadline."""
 
+import contextlib
 import hashlib
+import os
+import socket
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor  # its module, like any that adds hooks of forks, comes before threads
 from typing import NamedTuple, TypeVar
 
 import grpc
+import psutil
 
-from runtime.cluster.task import Peer
+from runtime.cluster.task import Peer, port_of
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -19,6 +23,7 @@ UNKNOWN_NAME = "name not known"  # managers take it away with the task
 NO_ANSWER = "no answer"
 REPLACED = "another process answers there"
 SOMETHING_ELSE = "something else answers there"
+BUSY = "it is busy"
 STARTING = "still starting"  # a process answers, but not yet as the one that is asked for
 # What gRPC says, and the reason.
 REASONS = {
@@ -42,6 +47,11 @@ class Status(NamedTuple):
     incarnation: str = ""  # tells its process from those before and after it; "" if there is none, or it is busy
     reason: str = ""  # why there is no answer, such as "connection refused"; "" for a server that is there, busy or not
 
+    @property
+    def silence(self) -> str:
+        """Why it has not said which process it is; "" if it has."""
+        return "" if self.incarnation else self.reason or BUSY
+
 
 def ask(address: str) -> Status:
     """Ask the server at `host:port` which process it is.
@@ -61,6 +71,29 @@ def ask(address: str) -> Status:
     if channel and not (is_of_use and _channels.setdefault(address, channel) is channel):
         channel.close()
     return status
+
+
+def forget(address: str) -> None:
+    """Look the name of this host up anew at the next question: a stranger answers where it has led so far."""
+    if channel := _channels.pop(address, None):
+        channel.close()
+
+
+def hang_up_on_strangers(addresses: Collection[str]) -> None:
+    """Cut the connections of this process to hosts, at the ports of `addresses`, to which none of these leads any more.
+
+    gRPC, in TensorFlow's server too, looks a name up anew only when its connection is gone.
+    """
+    known = {"127.0.0.1", "::1"}
+    for address in addresses:
+        with contextlib.suppress(OSError):  # it leads nowhere now
+            known |= {str(found[4][0]) for found in socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None)}
+    ports = {port_of(address) for address in addresses}
+    for connection in psutil.Process().net_connections("tcp"):
+        there = connection.raddr
+        if there and there.port in ports and there.ip.removeprefix("::ffff:") not in known:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as link:
+                link.shutdown(socket.SHUT_RDWR)
 
 
 def open_channel(address: str) -> grpc.Channel:

@@ -76,6 +76,7 @@ class Table:
         self._counts: dict[str, tf.Tensor] = {}
         self._session: tf.Session | None = None
         self._using = threading.Lock()
+        self.num_begun = 0  # reads and writes that may have come to the server
 
     def read(self, *numbers: int) -> list[str]:
         """Return the texts of these numbers, "" where there is none.
@@ -122,6 +123,7 @@ class Table:
             was_kept = self._session is not None
             try:
                 self._session = self._session or self._connect()
+                self.num_begun += 1
                 return self._session.run(fetches, feed_dict)
             except tf.errors.OpError as error:
                 self._close()

@@ -134,6 +134,14 @@ def host_of(address: str) -> str:
     return "localhost" if "localhost" in host.split(".") else host
 
 
+def has_name(address: str) -> bool:
+    """Return whether the host of `host:port` has a name, which may lead elsewhere after a restart."""
+    host = host_of(address)
+    with contextlib.suppress(ValueError):
+        return not ipaddress.ip_address(host)
+    return host != "localhost"
+
+
 def port_of(address: str) -> int:
     """Return the port of `host:port`."""
     return int(address.rpartition(":")[2])

@@ -101,14 +101,18 @@ class PipelineSource:
             # It may wait for a disk, and no thread that computes shall. A session that took it along would wait for
             # what it reads ahead, in Python functions too; and those of a closing session wait for TensorFlow's lock.
             iterator = make_iterator(runs, NUM_THREADS, shared_name=uuid.uuid4().hex)
-        parts = [tf.ensure_shape(part, [run_size, *part.shape[1:]]) for part in tf.nest.flatten(iterator.get_next())]
+        parts = tf.nest.flatten(iterator.get_next())
+        num_drawn = tf.Variable(tf.zeros([], tf.int64), trainable=False, collections=[])
+        with tf.control_dependencies(parts), tf.control_dependencies([num_drawn.assign_add(1, read_value=False)]):
+            parts = [tf.ensure_shape(part, [run_size, *part.shape[1:]]) for part in parts]
 
         def gather(numbers: tf.Tensor) -> list[tf.Tensor]:
             with parts[0].graph.colocate_with(parts[0].op):  # only the batch goes elsewhere
                 return [tf.gather(part, numbers) for part in parts]
 
         inputs = tf.reshape(tf.range(run_size), [num_batches, batch_size])
-        return Batches(inputs, gather, self.signature, parts, first, iterator.initializer, {}, self._starting)
+        initializer = tf.group(iterator.initializer, num_drawn.initializer)
+        return Batches(inputs, gather, self.signature, parts, first, initializer, {}, self._starting, num_drawn)
 
     def _build_windows(self, open_pieces: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
         """Build windows without end, but for `first` examples, int64 [], which are left out.

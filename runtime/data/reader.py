@@ -29,6 +29,7 @@ class Batches(NamedTuple):
     feed_dict: Mapping[tf.Tensor, npt.NDArray[Any]]  # what `initializer` is fed beside that
     # Is entered when a session starts to draw, with the coordinator of its threads.
     starting: Callable[[tf.train.Coordinator | None], Any] = contextlib.nullcontext
+    num_drawn: tf.Variable | None = None  # int64 []: of how many runs the examples have come, where a run may wait
     describe_not_finite: Callable[[], str] = str  # says which columns have numbers that are not finite, as far as known
 
     def columns(self, of_batch: tf.Tensor) -> Columns:

@@ -62,7 +62,7 @@ def wait_until_address_leads_here(task: Task, timeout_secs: float) -> None:
         there = ask(task.address)
         if there.incarnation and there.incarnation == (ask(here).incarnation or there.incarnation):
             return ""
-        reason = "another one answers there" if there.incarnation else there.reason or "it is busy"
+        reason = "another one answers there" if there.incarnation else there.silence
         return f"{task} at {task.address} to be this process ({reason})"
 
     remedy = "run each task once, on the host of its address, or correct --task_index or the host lists"

@@ -25,6 +25,9 @@ MAX_PENDING = 1000  # that wait for a file server; or, of lines, for a folder, o
 
 Work = bytes | Callable[[RunFolder, object], None]  # a line for the events, or what writes something else
 
+# What turns the clock of all processes of a host that is never set into seconds since 1970.
+EPOCH_SECS = time.time() - time.monotonic()
+
 _recorder: "_Recorder | None" = None  # of this task; None: nothing is recorded
 _locks: list[IO[str]] = []  # never closed
 
@@ -49,7 +52,7 @@ def start_recording(task: object, folder: RunFolder) -> None:
 
 def record(event: str, unix_secs: float | None = None, **values: object) -> None:
     """Append an event with its time, now by default, and its values, which JSON can express."""
-    entry = {"unix_secs": round(unix_secs or time.time(), 3), "event": event, **values}
+    entry = {"unix_secs": round(unix_secs or EPOCH_SECS + time.monotonic(), 3), "event": event, **values}
     write_later(f"{json.dumps(entry)}\n".encode())
 
 
@@ -165,7 +168,11 @@ def read_run(folder: RunFolder, having: str = "training") -> list[dict[str, Any]
         run = []
         for path in glob.glob(f"{glob.escape(folder.run(number))}/*.jsonl"):
             task = os.path.basename(path).removesuffix(".jsonl").replace("-", " ")
-            run += [{**event, "by": task} for event in read_lines(path)]
+            shift_secs = last_secs = 0.0  # where the clock was set back before a task was started again, it goes on
+            for event in read_lines(path):
+                shift_secs = max(shift_secs, last_secs - event["unix_secs"])
+                last_secs = event["unix_secs"] + shift_secs
+                run.append({**event, "unix_secs": last_secs, "by": task})
         run.sort(key=lambda event: event["unix_secs"])
         if any(event["event"] == having for event in run):
             return run

@@ -7,6 +7,7 @@ import statistics
 from typing import NamedTuple
 
 from runtime.display.status import Event, TaskStatus
+from runtime.records.clocks import Delay, estimate_offsets
 from runtime.records.events import read_run
 from runtime.records.files import read_json
 from runtime.records.folder import EVALUATOR, RunFolder
@@ -78,7 +79,7 @@ def read(folder: RunFolder) -> History:
     Raises:
       FileNotFoundError: nothing is there.
     """
-    recorded, result = read_run(folder), read_json(folder.result)
+    recorded, result = _align(read_run(folder)), read_json(folder.result)
     if not recorded and not result:
         raise FileNotFoundError(2, "no run has recorded anything here", folder.path)
     # The evaluator, which may come before the run and go after it, is none of its tasks.
@@ -89,6 +90,27 @@ def read(folder: RunFolder) -> History:
     is_over = not events or any(event["event"] == "tested" for event in events)
     name, secs = os.path.basename(os.path.abspath(folder.path)), max(events[-1]["secs"], 1e-3) if events else 0.0
     return History(name, began_at, secs, events, evaluations, result if is_over else {})
+
+
+def _align(events: list[Event]) -> list[Event]:
+    """Return events with times by one clock, that of worker 0, in their order.
+
+    A worker trains after each ps serves, and before that has heard so.
+    """
+    firsts = dict[tuple[str, str], float]()
+    for event in events:
+        heard = f"heard worker {event['worker']}: {event['text']}" if event["event"] == "heard" else event["event"]
+        firsts.setdefault((event["by"], heard), event["unix_secs"])
+    delays = []
+    for ps, worker in itertools.permutations({task for task, _ in firsts}, 2):
+        served, trained = firsts.get((ps, "serving")), firsts.get((worker, "training"))
+        heard = firsts.get((ps, f"heard {worker}: training"))
+        if served and trained and heard:
+            delays.append(Delay(ps, worker, round(1e9 * (trained - served))))
+            delays.append(Delay(worker, ps, round(1e9 * (heard - trained))))
+    offsets = estimate_offsets(delays)
+    aligned = [{**event, "unix_secs": event["unix_secs"] + offsets.get(event["by"], 0) / 1e9} for event in events]
+    return sorted(aligned, key=lambda event: event["unix_secs"])
 
 
 def tell(run: History, task: str) -> list[Entry]:

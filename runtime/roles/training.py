@@ -26,7 +26,7 @@ from runtime.saving.export import export
 from runtime.saving.result import evaluate_and_save, is_of_finished_run, keep_trying, make_result
 from runtime.session.attendance import AttendanceHook, WaitForWorkersHook
 from runtime.session.scaffold import Job, TrainingScaffold
-from runtime.session.steps import StepsHook
+from runtime.session.steps import StepsHook, WaitForDataHook
 from runtime.session.stopping import AbandonSessionHook, StopOnSignalHook, StopWithChiefHook
 from runtime.updates import placement
 from runtime.updates.exchange import Updates, choose_devices
@@ -82,6 +82,7 @@ class Training:
         hooks = [
             # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
             StepsHook(task, self.scaffold, updates, graph.batches, flags.train_steps, is_done),
+            WaitForDataHook(task, num_drawn) if (num_drawn := graph.batches.num_drawn) is not None else None,
             # The other workers must hear that the model is good enough before the chief waits for them.
             evaluation,
             evaluation and evaluation.repeating(flags.eval_every_secs),

@@ -25,6 +25,14 @@ from runtime.records.folder import RunFolder
 from runtime.saving.saver import NOT_FINITE, whole_variables
 
 ON_EACH = ", here and on each ps"  # must the train directory answer
+# What a file server that fails for a moment is to TensorFlow: ESTALE, ECONNRESET, ETIMEDOUT and EIO, in this order. The
+# first two look like a ps that is lost.
+MOMENTARY = (
+    tf.errors.AbortedError,
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.UnknownError,
+)
 OWN_NAME = re.compile(r"model\.ckpt-\d+")  # of a checkpoint that a run has saved, and may delete
 
 
@@ -53,10 +61,13 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
     """Return the path of the last checkpoint, or None if there is none.
 
     Raises:
+      OSError: a file server does not answer now whether there is one.
       UnusableError: the file that names it cannot be read, or names one that is not there. A new model would take the
         place of what somebody wants to go on with.
     """
-    if not os.path.exists(folder.checkpoint_state):
+    try:
+        os.stat(folder.checkpoint_state)
+    except FileNotFoundError:
         return None
     *_, last = list_checkpoints(folder) or [""]
     if last and tf.train.checkpoint_exists(last):
@@ -159,10 +170,14 @@ def restore(saver: tf.train.Saver, session: tf.Session, path: str) -> None:
     """Restore the model of a checkpoint.
 
     Raises:
+      UnavailableError: a ps is lost, or a file server fails: a new session may do.
       UnusableError: its data is damaged, which `check_checkpoint()` does not read.
     """
     try:
         saver.restore(session, path)
+    except MOMENTARY as error:
+        logging.warning("%s could not be restored (%s): trying again", path, reason(error))
+        raise tf.errors.UnavailableError(None, None, "") from error
     except (tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
         raise _unreadable(path, reason(error)) from error
 
@@ -183,13 +198,12 @@ def remove_unfinished(folder: RunFolder) -> None:
 
 
 def recover(saver: tf.train.Saver, folder: RunFolder) -> str | None:
-    """Return the last checkpoint, if there is one; `saver` learns of all that a run has saved, to delete old ones.
+    """Return the last checkpoint, if there is one; `saver` learns of all that runs have saved here, to delete old ones.
 
-    Raises:
-      UnusableError: see `find_last_checkpoint()`.
+    It raises what `find_last_checkpoint()` does.
     """
     path = find_last_checkpoint(folder)
-    if path:
+    if path and not saver.last_checkpoints:  # else it knows of one, too, that this process could not name
         own = [path for path in list_checkpoints(folder) if OWN_NAME.fullmatch(os.path.basename(path))]
         saver.recover_last_checkpoints(own)
     return path
@@ -205,7 +219,8 @@ class CheckpointHook(tf.train.SessionRunHook):
     """Saves the model at the start of a session, from time to time and at the end, and trains on when that fails.
 
     The model lives on the ps tasks, and would be lost if a full disk ended the job. Only a new model, which has not
-    trained yet, is refused when it cannot be saved. TensorFlow's own hook takes a step for saved when saving it fails.
+    trained yet, is refused when it cannot be saved, unless that may pass. TensorFlow's own hook takes a step for saved
+    when saving it fails, and some errors of a file server for the loss of a ps.
     """
 
     def __init__(self, task: Task, folder: RunFolder, scaffold: tf.train.Scaffold, save_secs: float):
@@ -222,8 +237,8 @@ class CheckpointHook(tf.train.SessionRunHook):
             with self._saving:
                 remove_unfinished(self._folder)  # of a process that was ended while it saved
         is_new = session.run(tf.train.get_global_step(session.graph)) == 0
-        self._save_or_log(session)
-        if is_new and self.failure:
+        error = self._save_or_log(session)
+        if is_new and error and not isinstance(error.__cause__, MOMENTARY):
             raise UnusableError(f"no checkpoint can be written to --train_dir {self._folder.path}: {self.failure}")
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
@@ -241,7 +256,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         """Save the model, unless the last checkpoint has it, perhaps with more in it: another optimizer's state, say.
 
         Raises:
-          AbortedError, UnavailableError: a ps is lost, and the session with it.
+          OpError: a ps is lost, and the session with it.
           UnsavedError: the checkpoint cannot be written.
           UnusableError: a parameter is not finite: nothing is written, and the checkpoints that are good stay.
         """
@@ -258,30 +273,44 @@ class CheckpointHook(tf.train.SessionRunHook):
                         secs = round(time.monotonic() - start, 3)
                         events.record("checkpoint", global_step=global_step, secs_taken=secs)
                 self.saved_step, self.failure = global_step, ""
-            except (tf.errors.AbortedError, tf.errors.UnavailableError):
-                raise
             except (tf.errors.OpError, ValueError) as error:  # a ValueError: the folder is gone
-                remove_unfinished(self._folder)
+                self._remove_parts(global_step)
                 why = reason(error) if isinstance(error, tf.errors.OpError) else str(error)
                 if what := NOT_FINITE.search(why):
                     problem = f"global step {global_step} is not saved, since {what[0]}"
                     raise UnusableError(f"{problem}: {DIVERGED}") from error
+                session.run(self._scaffold.ready_op)  # fails if a ps is lost
                 self.failure = why
                 where = f"global step {global_step} could not be saved in {self._folder.path}"
                 raise UnsavedError(f"the model of {where}: {self.failure}") from error
 
     def _write(self, session: tf.Session, global_step: int) -> None:
-        """Save, and delete more than one old checkpoint where an earlier run has kept more."""
+        """Save, name the last checkpoints, and delete the others: all that are known, as of runs that have kept more.
+
+        TensorFlow's saver would never delete one of them if a checkpoint could not be named.
+        """
         saver = self._scaffold.saver
         num_kept = saver.saver_def.max_to_keep
-        if left_over := saver.last_checkpoints[:-num_kept]:
-            saver.recover_last_checkpoints(saver.last_checkpoints[-num_kept:])
-        saved = saver.save(session, self._folder.checkpoint, global_step, write_meta_graph=False)
-        for path in left_over:
-            if path != saved:  # as of a run that has gone back to an older checkpoint
+        path = saver.save(session, self._folder.checkpoint, global_step, write_meta_graph=False, write_state=False)
+        known = [*(other for other in saver.last_checkpoints if other != path), path]
+        saver.recover_last_checkpoints(known)
+        names = [os.path.basename(kept) for kept in known[-num_kept:]]
+        tf.train.update_checkpoint_state(self._folder.path, names[-1], names)
+        with contextlib.suppress(tf.errors.OpError):  # what cannot be deleted now is after the next save
+            for old in known[:-num_kept]:
+                tf.train.remove_checkpoint(old)
+            saver.recover_last_checkpoints(known[-num_kept:])
+
+    def _remove_parts(self, global_step: int) -> None:
+        """Remove what is left of a checkpoint, unless it is whole: then it is named, or deleted, with the next one."""
+        remove_unfinished(self._folder)
+        path = f"{self._folder.checkpoint}-{global_step}"
+        if path not in self._scaffold.saver.last_checkpoints:
+            with contextlib.suppress(tf.errors.OpError):
                 tf.train.remove_checkpoint(path)
 
-    def _save_or_log(self, session: tf.Session) -> None:
+    def _save_or_log(self, session: tf.Session) -> UnsavedError | None:
+        """Save; return why that failed, if it did."""
         try:
             self.save(session)
         except UnsavedError as error:
@@ -289,3 +318,5 @@ class CheckpointHook(tf.train.SessionRunHook):
                 "no checkpoint could be written: %s; free disk space or fix permissions: the next attempt follows",
                 error,
             )
+            return error
+        return None

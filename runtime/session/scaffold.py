@@ -149,14 +149,10 @@ class TrainingScaffold(tf.train.Scaffold):
             logging.warning("%s: a ps has cancelled a step: taking another one", self._task)
             time.sleep(POLL_SECS)
 
-    def ask_every_ps(self, session: tf.Session) -> None:
-        """Run something short on every ps."""
-        session.run(self._uninitialized)
-
     def _describe_missing_servers(self, start: float) -> str:
         statuses = self._membership.look()
         self.incarnations = {server: statuses[server].incarnation for server in self._task.servers}
-        missing = {of: statuses[of].reason or "it is busy" for of, found in self.incarnations.items() if not found}
+        missing = {of: statuses[of].silence for of, found in self.incarnations.items() if not found}
         # It looks before the membership gives up. The chief must be surer: a run that begins anew needs it.
         late_secs = self._timeouts.startup_secs / 2 if self._task.is_chief else min(LATE_SECS, min(self._timeouts) / 2)
         is_late = any(statuses[of].reason for of in missing) and time.monotonic() > start + late_secs
@@ -184,7 +180,8 @@ class TrainingScaffold(tf.train.Scaffold):
         if self._shared_folder:
             what = f"{self._task}: still looking whether every ps sees --train_dir"
             with reminding(what, self._job.folder.path, checkpoints.ON_EACH):
-                self._shared_folder.check(session, min(SHARING_SECS, self._timeouts.startup_secs))
+                ask_every_ps = functools.partial(session.run, self.ready_op)
+                self._shared_folder.check(session, ask_every_ps, min(SHARING_SECS, self._timeouts.startup_secs))
         checkpoint = checkpoints.recover(self.saver, self._job.folder)
         if not session.run(self._uninitialized).size:
             origin = "the ps tasks hold a living model: keeping it"
@@ -218,10 +215,11 @@ class SharedFolder:
             with tf.device(f"{ps.device}/device:CPU:0"):
                 self._content_on[ps] = tf.io.read_file(self._file)
 
-    def check(self, session: tf.Session, timeout_secs: float) -> None:
+    def check(self, session: tf.Session, ask_every_ps: Callable[[], object], timeout_secs: float) -> None:
         """Wait until every ps sees the lock of this process.
 
         Raises:
+          OpError: a ps is lost, as `ask_every_ps()` says.
           UnusableError: a ps still did not after `timeout_secs`.
         """
         with open(self._folder.lock, "rb") as file:
@@ -230,7 +228,10 @@ class SharedFolder:
         def is_blind(ps: Peer) -> bool:
             try:
                 return bool(session.run(self._content_on[ps], {self._file: self._folder.lock}) != expected)
-            except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError):
+            except tf.errors.OpError as error:
+                if not (error.op and error.op.type == "ReadFile"):
+                    raise
+                ask_every_ps()
                 return True
 
         wait_until_nothing_is_missing(

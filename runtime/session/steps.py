@@ -1,5 +1,7 @@
 """The steps of a worker: from which one on it takes them, and up to which."""
 
+import math
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -7,8 +9,10 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
+from runtime.cluster.waiting import LOOK_SECS
 from runtime.data.reader import Batches
 from runtime.process.errors import DIVERGED, UnusableError
+from runtime.process.threads import REMINDER_SECS, SessionThread
 from runtime.records import events
 from runtime.session.scaffold import TrainingScaffold
 from runtime.updates.exchange import Updates
@@ -69,3 +73,35 @@ class StepsHook(tf.train.SessionRunHook):
         self._seen_step = int(step)
         if self._seen_step >= self._last_step:
             run_context.request_stop()
+
+
+class WaitForDataHook(SessionThread):
+    """Says so while a step waits for its examples: the steps of other workers may wait for it, and cannot tell why."""
+
+    def __init__(self, task: Task, num_drawn: tf.Variable):
+        """Look, in a thread, whether examples have come for as many steps of a session as it has taken, or for more."""
+        super().__init__("look_at_data", self._look, LOOK_SECS, f"{task} could not look whether it waits for examples")
+        self._task, self._num_drawn = task, num_drawn.read_value()
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        super().after_create_session(session, coord)
+        self._num_steps, self._began_at, self._said_at = 0, math.inf, 0.0
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> None:
+        self._began_at = time.monotonic()
+        super().before_run(run_context)
+
+    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
+        if self._said_at > self._began_at:
+            events.record("waited")
+        self._num_steps, self._began_at = self._num_steps + 1, math.inf
+
+    def _look(self, session: tf.Session, coord: tf.train.Coordinator) -> bool:
+        num_steps, now = self._num_steps, time.monotonic()
+        is_due = now > max(self._began_at, self._said_at) + REMINDER_SECS
+        if is_due and session.run(self._num_drawn) == num_steps:
+            self._said_at, missing = now, "its next examples"
+            remedy = "see that what mnist_input.py reads answers, and is fast enough"
+            logging.warning("%s: waiting for %s: %s", self._task, missing, remedy)
+            events.record("waiting", missing=missing)
+        return False

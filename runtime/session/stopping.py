@@ -204,7 +204,7 @@ class AbandonSessionHook(tf.train.SessionRunHook):
         # A step that registers its graph waits for the answer of each ps, whatever is cancelled, and TCP notices a cut
         # link only while something is on its way. So send something.
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
-            self._scaffold.ask_every_ps(session)
+            session.run(self._scaffold.ready_op)
         session.close()  # it cancels the step, and waits until that has ended
 
 

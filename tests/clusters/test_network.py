@@ -242,6 +242,27 @@ def test_a_ps_comes_back_under_its_name(hosts, new_host, tmp_path, black_and_whi
 
 
 @NEEDS_NAMES
+def test_a_ps_whose_address_another_run_has_taken_is_found_where_its_name_leads(hosts, tmp_path, black_and_white_dir):
+    flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
+    with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", *flags, network=hosts) as cluster:
+        ps, address = NamedPs(hosts, cluster, tmp_path), hosts.address(PS)
+        cluster["ps 0"].kill()
+        cluster.start_with("ps 0", *cluster.role("ps 0"), f"--ps_hosts={address}:2222", "--worker_hosts=other:2222")
+        stranger = cluster["ps 0"]
+        for worker in ("worker 0", "worker 1"):
+            used = rf"that address is used by another cluster, that of ps 0 with {address}:2222, other:2222"
+            line = rf"waiting for the host lists of ps 0 at ps-0:2222 \({used}\) to be"
+            cluster[worker].wait_for_output(f"{line}(?s:.*){line}")  # TensorFlow's server has met the stranger, too
+        ps.lead_to(hosts.address(SPARE))
+        cluster.host["ps 0"] = SPARE
+        ps.start("ps 0")
+        for worker in ("worker 0", "worker 1"):
+            cluster[worker].wait_for_output(r"another cluster(?s:.*)local step \d+,")
+        for task in (*cluster.tasks.values(), stranger):
+            task.kill()
+
+
+@NEEDS_NAMES
 def test_a_stop_saves_though_the_name_of_the_ps_is_gone_already(hosts, tmp_path, black_and_white_dir):
     """As when a manager removes the names of tasks at the moment in which it tells them to stop."""
     flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
