@@ -170,7 +170,8 @@ from runtime.records import events, folder
 run = folder.RunFolder(sys.argv[1])
 events.start_recording("worker 0", run)
 time.time = lambda: 9e9
-events.record("training").wait(60)
+events.record("training")
+events.wait_until_written(60)
 """
     assert forked.run("-c", script, tmp_path).returncode == 0
     assert [event["event"] for event in events.read_run(RunFolder(tmp_path))] == ["starting", "training"]
@@ -357,7 +358,7 @@ def test_evaluations_become_the_line_of_the_accuracy(train_dir):
     """The evaluator, which may come before the run and go after it, is no task of the run."""
     at = {secs: (secs, "evaluated", {"test_accuracy": secs / 100, "test_loss": 1.0}) for secs in (5, 10, 60)}
     before = history.read(RunFolder(train_dir))
-    write(train_dir, {"worker-0": [at[10]], "evaluator-0": [(-60, "starting", START), at[5], at[60]]})
+    write(train_dir, {"evaluator-0": [(-60, "starting", START), at[5], at[10], at[60]]})
     after = history.read(RunFolder(train_dir))
     assert [(e["secs"], e["test_accuracy"]) for e in after.evaluations] == [(5, 0.05), (10, 0.1), (26, 0.75), (60, 0.6)]
     assert (after.began_at, after.secs, after.tasks) == (before.began_at, before.secs, before.tasks)
