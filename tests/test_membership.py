@@ -148,19 +148,21 @@ def test_who_waits_for_another_task_looks_less_often_as_time_goes_by(monkeypatch
 @pytest.fixture
 def ends(monkeypatch):
     """The statuses and messages of tasks that would end their process, as they come."""
-    ends, before = queue.Queue(), len(STARTED)
+    ends, before, is_over = queue.Queue(), len(STARTED), threading.Event()
 
     def end_thread(status, message, tell=None):
         if tell:
             tell(message)
         ends.put((status, message))
-        threading.Event().wait()
+        is_over.wait()
+        raise SystemExit  # ends the thread
 
     monkeypatch.setattr(agreement, "end_process", end_thread)
     monkeypatch.setattr(agreement, "TELLING_SECS", 0.0)  # the servers here stay anyway
     yield ends
     for member in STARTED[before:]:
         member._is_over.set()
+    is_over.set()
 
 
 def start(name, ps_hosts, worker_hosts, looks=True):
