@@ -1,6 +1,7 @@
 """A pipeline of the user's own: what is taken, what the program does itself, and who reads what of it."""
 
 import threading
+import time
 import types
 
 import numpy as np
@@ -15,7 +16,7 @@ from runtime.data.sources import open_source
 from runtime.model.files import Files
 from runtime.model.function import Model
 from runtime.process import threads
-from runtime.process.errors import UnusableError
+from runtime.process.errors import AwayError, UnusableError
 from runtime.saving.export import export
 from runtime.session import steps
 from tests.models import have_tables
@@ -304,7 +305,7 @@ def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir
     source = open_source(data_dir, "train", reader_of(build_waiting)).share(0, 1)
     with tf.Graph().as_default():
         batches = source.draw(2, 5, 0)
-        hook = steps.WaitForDataHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), batches.num_drawn)
+        hook = steps.WaitForDataHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), batches.num_drawn, 600.0)
         scaffold = tf.train.Scaffold(ready_op=tf.constant([], tf.string), init_fn=lambda _, of: batches.start(of, 0))
         with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
             session.run(batches.drawn)
@@ -312,6 +313,10 @@ def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir
             is_slow.set()
             while caplog.text.count(line) < 2:
                 session.run(batches.drawn)
+            hook._began_at, hook._said_at = time.monotonic() - 601, 0.0
+            hook._num_steps = session._tf_sess().run(hook._num_drawn)
+            with pytest.raises(AwayError, match=r"^worker 1 waited 60\d s for its next examples: see that "):
+                hook._look(session._tf_sess(), tf.train.Coordinator())
 
 
 def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_path):

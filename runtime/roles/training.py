@@ -76,13 +76,14 @@ class Training:
         self.scaffold = TrainingScaffold(me.membership, me.connection, job)
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs)
+        drawn = graph.batches.num_drawn
         is_done = functools.partial(is_of_finished_run, me.folder, me.goal)
         evaluation = EvaluationHook(me.membership, self._test, me.target, is_done) if task.is_chief else None
         # TensorFlow calls them in this order: for each new session, around each step, and at the end.
         hooks = [
             # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
             StepsHook(task, self.scaffold, updates, graph.batches, flags.train_steps, is_done),
-            WaitForDataHook(task, num_drawn) if (num_drawn := graph.batches.num_drawn) is not None else None,
+            None if drawn is None else WaitForDataHook(task, drawn, me.timeouts.recovery_secs),
             # The other workers must hear that the model is good enough before the chief waits for them.
             evaluation,
             evaluation and evaluation.repeating(flags.eval_every_secs),

@@ -11,7 +11,7 @@ from absl import logging
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS
 from runtime.data.reader import Batches
-from runtime.process.errors import DIVERGED, UnusableError
+from runtime.process.errors import DIVERGED, AwayError, UnusableError
 from runtime.process.threads import REMINDER_SECS, SessionThread
 from runtime.records import events
 from runtime.session.scaffold import TrainingScaffold
@@ -76,12 +76,15 @@ class StepsHook(tf.train.SessionRunHook):
 
 
 class WaitForDataHook(SessionThread):
-    """Says so while a step waits for its examples: the steps of other workers may wait for it, and cannot tell why."""
+    """Says so while a step waits for its examples: the steps of other workers may wait for it, and cannot tell why.
 
-    def __init__(self, task: Task, num_drawn: tf.Variable):
+    A function of the user's that never returns would keep this worker, and the end of the run, waiting.
+    """
+
+    def __init__(self, task: Task, num_drawn: tf.Variable, timeout_secs: float):
         """Look, in a thread, whether examples have come for as many steps of a session as it has taken, or for more."""
         super().__init__("look_at_data", self._look, LOOK_SECS, f"{task} could not look whether it waits for examples")
-        self._task, self._num_drawn = task, num_drawn.read_value()
+        self._task, self._num_drawn, self._timeout_secs = task, num_drawn.read_value(), timeout_secs
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         super().after_create_session(session, coord)
@@ -102,6 +105,9 @@ class WaitForDataHook(SessionThread):
         if is_due and session.run(self._num_drawn) == num_steps:
             self._said_at, missing = now, "its next examples"
             remedy = "see that what mnist_input.py reads answers, and is fast enough"
+            if now > self._began_at + self._timeout_secs:
+                waited = f"{self._task} waited {now - self._began_at:.0f} s for {missing}"
+                raise AwayError(f"{waited}: {remedy}, or give a longer --recovery_timeout_secs")
             logging.warning("%s: waiting for %s: %s", self._task, missing, remedy)
             events.record("waiting", missing=missing)
         return False
