@@ -869,6 +869,10 @@ REFUSED = [
         r" give it an initializer, such as tf.constant_initializer\(weights\)",
     ),
     (
+        "v = tf.get_variable('v', [4, 4], partitioner=tf.fixed_size_partitioner(2))\n    x = x @ tf.concat(list(v), 0)",
+        r"model.py, line 6: .*Iterating over a symbolic.* \(a variable is whole here, since a partitioner splits it on",
+    ),
+    (
         "x = tf.cond(is_training, lambda: x, lambda: 2 * x)",
         r"model.py, line 5: TypeError: .*pred.* \(is_training is True or False: `if is_training:` chooses",
     ),

@@ -37,6 +37,8 @@ REPEATED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # the
 # What a message of TensorFlow does not say: a part of it, and the remedy.
 HINTS = {
     "Keras": "tf.layers, tf.nn.rnn_cell and tf.keras need the package tf_keras: pip install 'tf_keras<2.22'",
+    "Iterating over a symbolic": "a variable is whole here, since a partitioner splits it on the ps tasks alone: use it"
+    " as it is, or tf.unstack() its rows",
     "Python bool": "is_training is True or False: `if is_training:` chooses, as tf.cond() cannot",
     "same graph": "each call of a function has a graph of its own: let it make its variables and layers itself, and"
     " keep no tensor for the next call",
