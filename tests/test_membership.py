@@ -145,6 +145,10 @@ def test_who_waits_for_another_task_looks_less_often_as_time_goes_by(monkeypatch
 # Host lists that differ, and input that one task cannot use.
 
 
+# The threads of tasks that would end their process.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
 @pytest.fixture
 def ends(monkeypatch):
     """The statuses and messages of tasks that would end their process, as they come."""

@@ -223,6 +223,19 @@ def test_local_steps_train_and_end_at_the_last(tmp_path, mnist_dir, flags, train
         assert float(accuracy) > 0.96
 
 
+def test_workers_whose_staleness_is_bounded_go_on_without_a_dead_one(tmp_path, mnist_dir):
+    flags = ["--max_staleness=8", "--train_steps=1000000", f"--data_dir={mnist_dir}", "--log_every_secs=0.1"]
+    with Cluster(tmp_path, 2, 2, *flags, "--recovery_timeout_secs=60") as cluster:
+        cluster.start()
+        for worker in range(2):
+            cluster[f"worker {worker}"].wait_for_output("local step [1-9]")
+        cluster["worker 1"].send(signal.SIGKILL)
+        cluster["worker 0"].wait_for_output("from exchange [1-9].* on: 1 of 2 workers keep pace, without worker 1")
+        cluster["worker 0"].wait_for_new_output(r"local step (\d+)")
+        cluster["worker 0"].send(signal.SIGTERM)
+        assert cluster["worker 0"].wait() == 128 + signal.SIGTERM
+
+
 def test_variables_that_are_split_are_restored_with_another_number_of_ps_tasks(tmp_path, black_and_white_dir):
     flags = [f"--train_dir={tmp_path / 'train'}", f"--data_dir={black_and_white_dir}"]
     for num_ps, train_steps in ((3, 30), (2, 60)):
