@@ -232,8 +232,9 @@ def test_workers_whose_staleness_is_bounded_go_on_without_a_dead_one(tmp_path, m
         cluster["worker 1"].send(signal.SIGKILL)
         cluster["worker 0"].wait_for_output("from exchange [1-9].* on: 1 of 2 workers keep pace, without worker 1")
         cluster["worker 0"].wait_for_new_output(r"local step (\d+)")
-        cluster["worker 0"].send(signal.SIGTERM)
-        assert cluster["worker 0"].wait() == 128 + signal.SIGTERM
+        for name in ("worker 0", "ps 0", "ps 1"):
+            cluster[name].send(signal.SIGTERM)
+            assert cluster[name].wait() == 128 + signal.SIGTERM
 
 
 def test_variables_that_are_split_are_restored_with_another_number_of_ps_tasks(tmp_path, black_and_white_dir):
