@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.testbed.processes import PROJECT
 
-# In the place of distributed.py: a ps ends at once, and a worker does what worker.sh says.
+# In the place of distributed.py: a worker does what worker.sh says, and a ps what ps.sh does, or ends at once.
 SCRIPT = """
 import os, sys
 
@@ -22,8 +22,9 @@ except ImportError:
         PREDICTS = os.environ.get("PREDICTS", "examples/digits/predict.py PICTURE...")
 
 def main():
-    if "--job_name=worker" in sys.argv:
-        os.execvp("sh", ["sh", "./worker.sh", *sys.argv])
+    script = "./worker.sh" if "--job_name=worker" in sys.argv else "./ps.sh"
+    if os.path.exists(script):
+        os.execvp("sh", ["sh", script, *sys.argv])
 """
 # Append an event to those of worker 0 in the last run.
 TELL = """tell() {

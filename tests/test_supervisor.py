@@ -313,6 +313,15 @@ def test_a_task_that_fails_when_the_chief_has_ended_well_costs_no_result(launch)
     assert run.output().endswith("\nthe chief had ended with 0: the result is saved\n")
 
 
+def test_a_ps_that_dies_when_the_chief_has_ended_well_costs_nothing(launch):
+    launch.folder.joinpath("ps.sh").write_text("while ! [ -e ended ]; do sleep 0.05; done; kill -9 $$")
+    run = launch("true", "--max_restarts=0")
+    run.wait_for_output("the chief has ended: waiting for ps-0 to end, up to 60 s")
+    (launch.folder / "ended").touch()
+    assert run.wait(DEADLINE_SECS) == 0
+    assert "ps-0 ended with status 137 (signal 9): nothing is lost, since the chief has ended" in run.output()
+
+
 def test_who_is_waited_for_when_the_chief_has_ended_is_said(launch):
     run = launch("case $* in *task_index=1*) while ! [ -e done ]; do sleep 0.05; done;; esac", "--workers=2")
     run.wait_for_output("the chief has ended: waiting for worker-1 to end, up to 60 s")

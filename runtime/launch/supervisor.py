@@ -150,6 +150,10 @@ class Supervisor:
     def _restart(self, task: Task) -> None:
         if task.status == UNUSABLE_STATUS:
             raise GivenUpError(task, "cannot use what it was given, or save what it has made", UNUSABLE_STATUS)
+        if self._leave_by and task.name.startswith("ps-"):
+            self._console.say(f"{task.name} {task.describe_end()}: nothing is lost, since the chief has ended")
+            task.status = 0
+            return
         if self._leave_by or task.num_restarts == self._options.max_restarts:
             raise GivenUpError(task, task.describe_end(), task.status or 1)
         task.num_restarts += 1
