@@ -19,6 +19,7 @@ from PIL import Image
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from runtime import report
+from runtime.cluster.status import REPLACED
 from runtime.monitoring.mistakes import Guesses, find_mistakes, guess
 from runtime.records import events
 from runtime.records.folder import RunFolder
@@ -118,6 +119,12 @@ def test_the_spans_of_a_task_follow_each_other_and_show_when_it_was_gone(train_d
         Entry(2, 9, "training", "training"),
         Entry(9, 30, "gone", "gone"),
     ]
+
+
+def test_a_loss_that_is_seen_once_the_next_process_serves_is_no_gap(train_dir):
+    before = spans(history.read(RunFolder(train_dir)), "ps 0")
+    write(train_dir, {"worker-1": [(9.5, "lost", {"task": "ps 0", "reason": REPLACED})]})
+    assert spans(history.read(RunFolder(train_dir)), "ps 0") == before
 
 
 def test_what_went_wrong_and_was_mended_is_told(train_dir):

@@ -6,6 +6,7 @@ import re
 import statistics
 from typing import NamedTuple
 
+from runtime.cluster.status import REPLACED
 from runtime.display.status import Event, TaskStatus
 from runtime.records.clocks import Delay, estimate_offsets
 from runtime.records.events import read_run
@@ -139,9 +140,13 @@ def tell(run: History, task: str) -> list[Entry]:
 
 
 def _find_events_about(run: History, task: str) -> list[Event]:
-    """Return the events of a task, and those in which others missed it: one that is killed cannot say so."""
+    """Return the events of a task, and those in which others missed it: one that is killed cannot say so.
+
+    Once another process answers in its place, that has said so itself.
+    """
     about = [event for event in run.events if task in (event["by"], OTHERS.get(event["event"]) and event["task"])]
     about = [event if event["by"] == task else {**event, "event": OTHERS[event["event"]]} for event in about]
+    about = [event for event in about if (event["event"], event.get("reason")) != ("missed", REPLACED)]
     last = [event for event in about if event["by"] == task][-1]
     at = [event["secs"] for event in run.of_kind("progress", task)]
     gaps = [after - before for before, after in itertools.pairwise(at)] or [0.0]  # long ones where a step takes long

@@ -241,7 +241,9 @@ def test_wide_and_deep_rank_late_flights_like_one_plain_process(tmp_path, flight
     command = [sys.executable, "distributed.py", "--job_name=evaluator", *flags, "--train_dir=train"]
     evaluator = Process(command, tmp_path / "evaluated", cwd=tmp_path)
     assert evaluator.wait() == 0, evaluator.output()
-    evaluated = read_run(RunFolder(tmp_path / "train"), "evaluated")[-1]
+    *_, evaluated = [
+        event for event in read_run(RunFolder(tmp_path / "train"), "evaluated") if event["event"] == "evaluated"
+    ]
     assert {name: evaluated[name] for name in ("test_auc", "test_accuracy")} == pytest.approx(
         {name: result[name] for name in ("test_auc", "test_accuracy")}, abs=1e-5
     )
