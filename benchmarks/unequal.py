@@ -22,7 +22,7 @@ NUM_ROUNDS = 5
 BATCH_SIZE = 100
 FLAGS = ("--log_every_secs=0.1", "--save_checkpoint_secs=600")
 MODES = {"asynchronous": (), "`--max_staleness=8`": ("--max_staleness=8",), "synchronous": ("--sync_replicas",)}
-TRAIN_STEPS = 20000  # of one worker; a synchronous step has one of each
+TRAIN_STEPS = 5000  # of one worker; a synchronous step has one of each
 MOMENT_SECS, RUNNING_SHARE = 0.06, 1 / 4
 MEASURED_SECS = 5
 LOCAL_STEP = r"global step \d+/\d+, local step (\d+)"
