@@ -305,7 +305,8 @@ def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir
     source = open_source(data_dir, "train", reader_of(build_waiting)).share(0, 1)
     with tf.Graph().as_default():
         batches = source.draw(2, 5, 0)
-        hook = steps.WaitForDataHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), batches.num_drawn, 600.0)
+        worker = Task("worker", 1, ("a:1",), ("b:2", "c:3"))
+        hook, idle = (steps.WaitForDataHook(worker, batches.num_drawn, 600.0) for _ in range(2))
         scaffold = tf.train.Scaffold(ready_op=tf.constant([], tf.string), init_fn=lambda _, of: batches.start(of, 0))
         with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
             session.run(batches.drawn)
@@ -313,10 +314,11 @@ def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir
             is_slow.set()
             while caplog.text.count(line) < 2:
                 session.run(batches.drawn)
-            hook._began_at, hook._said_at = time.monotonic() - 601, 0.0
-            hook._num_steps = session._tf_sess().run(hook._num_drawn)
+            # One without a thread: what the thread of the other raised would end this process.
+            idle._began_at, idle._said_at = time.monotonic() - 601, 0.0
+            idle._num_steps = session._tf_sess().run(idle._num_drawn)
             with pytest.raises(AwayError, match=r"^worker 1 waited 60\d s for its next examples: see that "):
-                hook._look(session._tf_sess(), tf.train.Coordinator())
+                idle._look(session._tf_sess(), tf.train.Coordinator())
 
 
 def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_path):
