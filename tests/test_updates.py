@@ -25,9 +25,10 @@ from runtime.model.function import Own
 from runtime.model.tables import Lookups
 from runtime.process.errors import UnusableError
 from runtime.updates import lost_workers
-from runtime.updates.aggregation import Aggregation, Rule
+from runtime.updates.aggregation import Aggregation
 from runtime.updates.exchange import GradientExchangeBuilder, Work
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
+from runtime.updates.meeting import Rule
 from runtime.updates.mode import EXCHANGES_PER_RUN, build_async_updates, build_sync_updates, make_optimizer
 from runtime.updates.optimizer import Schedule
 from runtime.updates.packing import Packing

@@ -11,7 +11,7 @@ from runtime.cluster.membership import Membership
 from runtime.cluster.status import describe
 from runtime.cluster.table import absent
 from runtime.cluster.task import Peer
-from runtime.updates.aggregation import Meeting, Rule
+from runtime.updates.meeting import Meeting, Rule
 
 LOOK_SECS = 1.0  # how often the chief looks whether training moves
 REMINDER_SECS = 60.0  # how often it says whom it waits for while nothing moves

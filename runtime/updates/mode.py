@@ -14,7 +14,7 @@ from runtime.model.tables import Lookups
 from runtime.process.errors import UnusableError
 from runtime.process.threads import SessionThread
 from runtime.updates import lost_workers
-from runtime.updates.aggregation import Aggregation, Meeting, Pace, Rule
+from runtime.updates.aggregation import Aggregation
 from runtime.updates.exchange import (
     Exchange,
     ExchangeFunction,
@@ -26,6 +26,7 @@ from runtime.updates.exchange import (
     choose_devices,
 )
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
+from runtime.updates.meeting import Meeting, Pace, Rule
 from runtime.updates.optimizer import Schedule, make_optimizer
 from runtime.updates.packing import Packing, Selection
 from runtime.updates.ps_shard import Gradient, PsShard, make_updates
