@@ -23,7 +23,6 @@ from runtime.process import environment  # first: before TensorFlow
 import tensorflow.compat.v1 as tf
 
 from runtime.data import sources
-from runtime.model.files import Files
 from runtime.process import phases
 from runtime.roles import program
 from runtime.roles.flags import define_flags
@@ -31,12 +30,7 @@ from runtime.roles.member import Member
 from runtime.roles.training import Training, TrainingGraph
 from runtime.updates.mode import build_updates
 
-with program.importing():
-    import mnist_input
-    import model
-
-    FILES = Files(model, mnist_input)
-
+FILES = program.import_files()  # the user's: model.py and mnist_input.py
 FLAGS = define_flags()
 
 
@@ -46,7 +40,7 @@ def main() -> None:
     me = Member.from_flags(FLAGS)
     if me.is_evaluator:
         with phases.preparing():
-            source = sources.open_source(FLAGS.data_dir, "t10k", mnist_input)
+            source = sources.open_source(FLAGS.data_dir, "t10k", FILES.reader)
         return me.follow_checkpoints(FILES, source)
 
     # The cluster: the addresses of all tasks, by job. Every task is given the same ones.
@@ -92,9 +86,9 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Sourc
 def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) -> None:
     """Train the model together with the other workers; the chief tests it in the end."""
     with phases.preparing():
-        source = sources.open_source(FLAGS.data_dir, "train", mnist_input)
+        source = sources.open_source(FLAGS.data_dir, "train", FILES.reader)
         description, source = source.description, me.share_of(source)  # the rest need not stay in memory
-        test_examples = sources.open_source(FLAGS.data_dir, "t10k", mnist_input).load() if me.task.is_chief else ()
+        test_examples = sources.open_source(FLAGS.data_dir, "t10k", FILES.reader).load() if me.task.is_chief else ()
         graph = build_graph(me, cluster, source)
         training = Training(me, graph, description, test_examples)
 
@@ -114,4 +108,4 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
 
 
 if __name__ == "__main__":
-    program.start(main, mnist_input)
+    program.start(main)

@@ -5,7 +5,6 @@ It needs Linux, `unshare`, `ip` and `/dev/net/tun`, and the encryption also Wire
 
 import functools
 import itertools
-import pathlib
 import tempfile
 import time
 from collections.abc import Sequence
@@ -37,9 +36,9 @@ PROGRESS = r"global step (\d+)/\d+, local step \d+, loss"
 
 
 SLOW = LINKS["100 Mbit/s"][1]
-MODELS = {  # the files and the flags of each; the bytes of `mlp` are spread evenly over the ps tasks
-    "`mlp`": ((), ("--ps_strategy=greedy", "--partition_bytes=80000")),
-    "a table": (tables.FILES, ("--rows=1000000", "--data_dir=.")),
+MODELS = {  # the flags of each; the bytes of `mlp` are spread evenly over the ps tasks
+    "`mlp`": ("--ps_strategy=greedy", "--partition_bytes=80000"),
+    "a table": (tables.TABLE, "--rows=1000000", "--data_dir=."),
 }
 
 
@@ -97,12 +96,10 @@ def predict(
 def measure_ps(measured_secs: int = MEASURED_SECS) -> str:
     """Return a table of 1000 examples/s with more workers and more ps tasks over slow links, and what is predicted."""
     rows = []
-    for name, (files, flags) in MODELS.items():
+    for name, flags in MODELS.items():
         for num_workers, local_steps in itertools.product((4, 8), (1, 16)):
             row = [name, str(num_workers), str(local_steps)]
-            measure = functools.partial(
-                measure_rate, measured_secs, local_steps, num_workers=num_workers, flags=flags, files=files
-            )
+            measure = functools.partial(measure_rate, measured_secs, local_steps, num_workers=num_workers, flags=flags)
             base = measure()
             for num_ps in (1, 2, 4):
                 rate = measure(bits_per_sec=SLOW, num_ps=num_ps)
@@ -136,13 +133,11 @@ def measure_rate(
     num_ps: int = 1,
     num_workers: int = NETWORK_WORKERS,
     flags: Sequence[str] = (),
-    files: Sequence[pathlib.Path] = (),
 ) -> Rate:
-    """Train for a while, with each task on a host of its own; `files` may take the place of MNIST's."""
+    """Train for a while, with each task on a host of its own."""
     with tempfile.TemporaryDirectory() as folder, kind(num_ps + num_workers) as network:
         all_flags = [*FLAGS, f"--local_steps={local_steps}", f"--exchange_dtype={dtype}", *flags]
-        script = tables.copy_project(files, folder) if files else "distributed.py"
-        with Cluster(folder, num_ps, num_workers, *all_flags, network=network, script=script) as tasks:
+        with Cluster(folder, num_ps, num_workers, *all_flags, network=network) as tasks:
             tasks.start()
             for worker in range(num_workers):
                 tasks[f"worker {worker}"].wait_for_output(PROGRESS)

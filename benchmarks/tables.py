@@ -6,7 +6,6 @@ import json
 import pathlib
 import re
 import runpy
-import shutil
 import sys
 import tempfile
 import time
@@ -39,7 +38,7 @@ FLAGS = (
     f"--save_checkpoint_secs={SAVE_SECS}",
 )
 PROGRESS = r"global step (\d+)/\d+, local step \d+, loss"
-FILES = tuple(report.PROJECT / "benchmarks" / "table" / name for name in ("model.py", "mnist_input.py"))
+TABLE = f"--user_dir={report.PROJECT / 'benchmarks' / 'table'}"
 WORDS = "/usr/share/dict"
 DIM, BATCH_SIZE = 16, 100
 RATE = 10
@@ -47,18 +46,9 @@ COMMON = (f"--data_dir={WORDS}", "--optimizer=sgd", f"--learning_rate={RATE}", "
 OURS = {"this script": COMMON, "this script, 16 local steps": (*COMMON, "--local_steps=16")}
 CLASSIC = (f"--data_dir={WORDS}", f"--learning_rate={RATE}", "--falls")
 EXAMPLES = report.PROJECT / "examples"
-LOOKUP = report.PROJECT / "benchmarks" / "table" / "lookup.py"
 RATE_OF_FLIGHTS = 0.05
 FLIGHTS = f"{download.default_data_dir()}-flights"
 Ways = dict[str, Callable[[], dict[str, float]]]  # by name: what trains once, and returns the figures of that
-
-
-def copy_project(files: Sequence[pathlib.Path], folder: str) -> str:
-    """Make a folder with this script and other files in the place of MNIST's; return the path of the script."""
-    for path in (report.PROJECT / "distributed.py", *files):
-        shutil.copy(path, folder)
-    pathlib.Path(folder, "runtime").symlink_to(report.PROJECT / "runtime")
-    return f"{folder}/distributed.py"
 
 
 def measure_table(rows: int = 10_000_000, measured_secs: int = 30, num_ps: int = 3) -> str:
@@ -71,11 +61,10 @@ def measure_table(rows: int = 10_000_000, measured_secs: int = 30, num_ps: int =
 def train_table(num_rows: int, measured_secs: int, num_ps: int) -> dict[str, str]:
     """Train for a while, each task on a host of its own; then start again from the last checkpoint."""
     with tempfile.TemporaryDirectory() as folder, Network(num_ps + NUM_WORKERS) as network:
-        script = copy_project(FILES, folder)
         train_dir = RunFolder(f"{folder}/train")
         pathlib.Path(train_dir.path).mkdir()
-        flags = [*FLAGS, f"--rows={num_rows}", f"--data_dir={folder}", f"--train_dir={train_dir.path}"]
-        with Cluster(folder, num_ps, NUM_WORKERS, *flags, network=network, script=script) as cluster:
+        flags = [*FLAGS, TABLE, f"--rows={num_rows}", f"--data_dir={folder}", f"--train_dir={train_dir.path}"]
+        with Cluster(folder, num_ps, NUM_WORKERS, *flags, network=network) as cluster:
             ready = start(cluster)
             time.sleep(2)
             before = read(cluster, network)
@@ -127,14 +116,14 @@ def kill(cluster: Cluster) -> None:
 
 def measure_languages(epochs: int = 3, rounds: int = 1) -> str:
     """Return a table of accuracies and speeds: this script, the classic way and fastText, on the same words."""
+    example = EXAMPLES / "languages"
+    words = types.SimpleNamespace(**runpy.run_path(str(example / "mnist_input.py")))
     with tempfile.TemporaryDirectory() as folder:
-        script = copy_project([*(EXAMPLES / "languages").glob("m*.py"), LOOKUP], folder)
-        words = types.SimpleNamespace(**runpy.run_path(f"{folder}/mnist_input.py"))
         steps = f"--train_steps={epochs * len(words.load(WORDS, 'train').labels) // BATCH_SIZE}"
         ways: Ways = {
-            name: functools.partial(train_ours, folder, script, [*flags, steps]) for name, flags in OURS.items()
+            name: functools.partial(train_ours, folder, example, [*flags, steps]) for name, flags in OURS.items()
         }
-        ways["`embedding_lookup`, `feed_dict`"] = functools.partial(train_classic, folder, [*CLASSIC, steps])
+        ways["`embedding_lookup`, `feed_dict`"] = functools.partial(train_classic, folder, example, [*CLASSIC, steps])
         ways["fastText, two threads"] = functools.partial(train_fasttext, folder, words, epochs)
         results = run_ways(ways, rounds)
     return examples_table(results, "words", epochs, {"test accuracy": "{test_accuracy:.2%}"})
@@ -142,18 +131,18 @@ def measure_languages(epochs: int = 3, rounds: int = 1) -> str:
 
 def measure_flights(epochs: int = 2, rounds: int = 1) -> str:
     """Return a table of AUCs and speeds: this script, the classic way and one plain process, on the same flights."""
+    example = EXAMPLES / "flights"
+    flights = types.SimpleNamespace(**runpy.run_path(str(example / "mnist_input.py")))
     with tempfile.TemporaryDirectory() as folder:
-        script = copy_project([*(EXAMPLES / "flights").glob("m*.py"), LOOKUP], folder)
-        flights = types.SimpleNamespace(**runpy.run_path(f"{folder}/mnist_input.py"))
         steps = epochs * len(open_source(FLIGHTS, "train", flights).load()[0]) // BATCH_SIZE
         flags = [f"--data_dir={FLIGHTS}", f"--learning_rate={RATE_OF_FLIGHTS}", f"--train_steps={steps}"]
         ways: Ways = {
-            "this script": functools.partial(train_ours, folder, script, flags),
+            "this script": functools.partial(train_ours, folder, example, flags),
             "this script, synchronous": functools.partial(
-                train_ours, folder, script, [*flags[:-1], f"--train_steps={steps // NUM_WORKERS}", "--sync_replicas"]
+                train_ours, folder, example, [*flags[:-1], f"--train_steps={steps // NUM_WORKERS}", "--sync_replicas"]
             ),
-            "the classic way": functools.partial(train_classic, folder, flags),
-            "one plain process": functools.partial(train_alone, folder, flags),
+            "the classic way": functools.partial(train_classic, folder, example, flags),
+            "one plain process": functools.partial(train_alone, folder, example, flags),
         }
         results = run_ways(ways, rounds)
     figures = {"test AUC": "{test_auc:.4f}", "test accuracy": "{test_accuracy:.2%}"}
@@ -180,22 +169,22 @@ def examples_table(results: dict[str, list[dict[str, float]]], unit: str, epochs
     return report.make_table(("", f"thousand {unit}/s", f"s of {epochs} epochs", *figures), rows)
 
 
-def train_ours(folder: str, script: str, flags: Sequence[str]) -> dict[str, float]:
+def train_ours(folder: str, example: pathlib.Path, flags: Sequence[str]) -> dict[str, float]:
     """Train on one ps and two workers."""
     with tempfile.TemporaryDirectory() as train_dir:
-        flags = [f"--train_dir={train_dir}", *flags]
-        with Cluster(folder, 1, NUM_WORKERS, *flags, script=script) as cluster:
+        flags = [f"--user_dir={example}", f"--train_dir={train_dir}", *flags]
+        with Cluster(folder, 1, NUM_WORKERS, *flags) as cluster:
             cluster.start()
             assert not any(cluster.wait().values()), cluster["worker 0"].output()
         return json.loads(pathlib.Path(train_dir, "result.json").read_text())
 
 
-def train_classic(folder: str, flags: Sequence[str]) -> dict[str, float]:
+def train_classic(folder: str, example: pathlib.Path, flags: Sequence[str]) -> dict[str, float]:
     """Train the classic way, on one ps and two workers."""
     ps_host, *worker_hosts = (f"localhost:{port}" for port in choose_ports(1 + NUM_WORKERS))
     hosts = [f"--ps_hosts={ps_host}", f"--worker_hosts={','.join(worker_hosts)}"]
     ps, chief, other = (
-        start_classic(folder, name, [f"--job_name={job}", f"--task_index={index}", *hosts, *flags])
+        start_classic(folder, example, name, [f"--job_name={job}", f"--task_index={index}", *hosts, *flags])
         for name, job, index in (("ps", "ps", 0), ("chief", "worker", 0), ("other", "worker", 1))
     )
     for worker in (chief, other):
@@ -204,16 +193,17 @@ def train_classic(folder: str, flags: Sequence[str]) -> dict[str, float]:
     return read_result(chief)
 
 
-def train_alone(folder: str, flags: Sequence[str]) -> dict[str, float]:
+def train_alone(folder: str, example: pathlib.Path, flags: Sequence[str]) -> dict[str, float]:
     """Train in one plain process."""
-    process = start_classic(folder, "alone", flags)
+    process = start_classic(folder, example, "alone", flags)
     assert process.wait(timeout_secs=3600) == 0, process.output()
     return read_result(process)
 
 
-def start_classic(folder: str, name: str, flags: Sequence[str]) -> Process:
-    """Start a process of the classic way."""
-    return Process([sys.executable, LOOKUP.name, *flags], f"{folder}/{name}.log", cwd=folder)
+def start_classic(folder: str, example: pathlib.Path, name: str, flags: Sequence[str]) -> Process:
+    """Start a process of the classic way, which finds the files of the example where it runs."""
+    command = [sys.executable, "-m", "benchmarks.table.lookup", *flags]
+    return Process(command, f"{folder}/{name}.log", {"PYTHONPATH": str(report.PROJECT)}, example)
 
 
 def read_result(process: Process) -> dict[str, float]:

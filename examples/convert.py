@@ -1,6 +1,6 @@
 """Convert what load() of mnist_input.py returns into TFRecord files of `tf.train.Example`.
 
-    python examples/convert.py --shards N [--data_dir DIR --output_dir NEW_DIR]
+    python examples/convert.py --shards N [--user_dir DIR] [--data_dir DIR --output_dir NEW_DIR]
 
 The files appear whole, by a rename, or not at all.
 """
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # where mnist_input.py and runtime/ are
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # where runtime/ is
 
 from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
 
@@ -101,15 +101,15 @@ def _add(feature: Any, dtype: tf.DType, part: Any) -> None:
 
 def main() -> None:
     """Convert what `mnist_input.py` loads, as the command line says."""
-    with program.importing():
-        import mnist_input
+    reader = program.import_files().reader
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--shards", type=int, metavar="N", required=True, help="number of files for training")
+    parser.add_argument("--user_dir", help="folder of model.py and mnist_input.py, as of distributed.py")
     parser.add_argument("--data_dir", help="the data set's own files; default: MNIST")
     parser.add_argument("--output_dir", help="a new folder for the result, needed with --data_dir")
     arguments, others = parser.parse_known_args()
     try:
-        if flags.FLAGS([sys.argv[0], *others])[1:]:  # those of mnist_input.py
+        if flags.FLAGS([sys.argv[0], *others])[1:]:  # those of the two files
             parser.error(f"unexpected argument {others[0]!r}")
     except flags.Error as error:
         parser.error(str(error))
@@ -119,16 +119,15 @@ def main() -> None:
         parser.error("--output_dir is needed with --data_dir, into which nothing is written")
     data_dir = arguments.data_dir or download.default_data_dir()
     output_dir = arguments.output_dir or os.path.join(data_dir, "tfrecord")
-    UNUSABLE.extend([download.DownloadError, getattr(mnist_input, "DataError", UnusableError)])
     try:
         for name, folder in (("data_dir", data_dir), ("output_dir", output_dir)):
             if folder.startswith("~"):
                 raise UnusableError(f"--{name}={folder}: {download.TILDE}")
-        if missing := [name for name in ("FEATURES", "load") if not hasattr(mnist_input, name)]:
+        if missing := [name for name in ("FEATURES", "load") if not hasattr(reader, name)]:
             raise UnusableError(f"a conversion needs {' and '.join(missing)} in mnist_input.py")
-        if hasattr(mnist_input, "fetch") and download.may_fetch(data_dir):
-            mnist_input.fetch(data_dir)
-        convert(mnist_input.load, mnist_input.FEATURES, data_dir, output_dir, arguments.shards)
+        if hasattr(reader, "fetch") and download.may_fetch(data_dir):
+            reader.fetch(data_dir)
+        convert(reader.load, reader.FEATURES, data_dir, output_dir, arguments.shards)
     except tuple(UNUSABLE) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(UNUSABLE_STATUS)

@@ -13,18 +13,19 @@ import os, sys
 
 class program:
     parse_flags = staticmethod(lambda arguments: None)
-    start = staticmethod(lambda main, reader: main())
+    start = staticmethod(lambda main: main())
 
-try:
-    import mnist_input
-except ImportError:
-    class mnist_input:
-        PREDICTS = os.environ.get("PREDICTS", "examples/digits/predict.py PICTURE...")
+class FILES:
+    import mnist_input as reader
 
 def main():
     script = "./worker.sh" if "--job_name=worker" in sys.argv else "./ps.sh"
     if os.path.exists(script):
         os.execvp("sh", ["sh", script, *sys.argv])
+"""
+READER = """
+import os
+PREDICTS = os.environ.get("PREDICTS", "examples/digits/predict.py PICTURE...")
 """
 # Append an event to those of worker 0 in the last run.
 TELL = """tell() {
@@ -45,6 +46,9 @@ def make_command(folder, worker, *options):
         main.write_text(
             re.sub(r"\nSHARED = .*", "\nSHARED = ()", text)
         )  # these import TensorFlow, and no task needs it
+        (folder / "model.py").touch()
+        if not (folder / "mnist_input.py").exists():
+            (folder / "mnist_input.py").write_text(READER)
     (folder / "distributed.py").write_text(SCRIPT)
     (folder / "worker.sh").write_text(TELL + worker)
     own = ["--no_isolation", "--workers=1", "--train_dir=train", f"--data_dir={folder}"]

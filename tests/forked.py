@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 # Every child imports what multiprocessing takes for the main module, which is pytest.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_modules = sorted(name for name in sys.modules if name.partition(".")[0] in ("model", "mnist_input", "runtime"))
+_modules = sorted(name for name in sys.modules if name.partition(".")[0] == "runtime")
 _CONTEXT.set_forkserver_preload(["runtime.process.environment", *_modules, "pytest", __name__])
 
 

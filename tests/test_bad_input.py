@@ -141,6 +141,14 @@ def assert_refused(tmp_path):
         ([*WORKER, "--recovery_timeout_secs=0"], "flag --recovery_timeout_secs=0"),
         ([*WORKER, "--log_every_secs=0"], "flag --log_every_secs=0"),
         ([*WORKER, "--train_dir=bad\udcff"], "--train_dir=bad\\udcff: it must be UTF-8"),
+        (
+            [*WORKER, "--user_dir=nowhere"],
+            "/cwd/nowhere is not a folder: give one that has model.py and mnist_input.py",
+        ),
+        (
+            [*WORKER, "--user_dir="],
+            "/cwd has no mnist_input.py and no model.py: give one that has model.py and mnist_in",
+        ),
         ([*WORKER, "--data_dir="], "flag --data_dir=: it must name a folder"),
         ([*WORKER, "--data_dir=/dev/null/data"], "/dev/null/data"),
         (

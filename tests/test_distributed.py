@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import distributed
 import mnist_input
+import model
 from benchmarks.testbed.messages import tensors_sent, types_sent
 from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
@@ -168,13 +169,13 @@ def test_what_travels_as_bfloat16(graph, set_flags, local_servers, flags, expect
 
 
 def test_only_training_builds_what_a_model_has_for_it(graph, set_flags, monkeypatch):
-    build_logits = distributed.model.build_logits
+    build_logits = model.build_logits
 
     def build_logits_with_dropout(images, is_training):
         kept = tf.nn.dropout(images, rate=0.5, name="dropout") if is_training else images
         return build_logits(kept, is_training)
 
-    monkeypatch.setattr(distributed.model, "build_logits", build_logits_with_dropout)
+    monkeypatch.setattr(model, "build_logits", build_logits_with_dropout)
     set_flags()
     built = build_graph(Task("worker", 1, PS_HOSTS, WORKER_HOSTS))
     columns = built.batches.columns(built.batches.inputs[0])

@@ -92,7 +92,7 @@ def predict_with(tmp_path, monkeypatch, capsysbinary):
     def run(probability, *names):
         arrays = {"classes": np.array([1]), "probabilities": np.array([[1 - probability, probability]])}
         outputs = {name: types.SimpleNamespace(numpy=lambda array=array: array) for name, array in arrays.items()}
-        monkeypatch.setattr(predict, "load_model", lambda folder: lambda images: outputs)
+        monkeypatch.setattr(predict, "load_model", lambda *_: lambda image: outputs)
         monkeypatch.setattr(sys, "argv", ["predict.py", "--model=m", *names])
         monkeypatch.chdir(tmp_path)
         with pytest.raises(SystemExit) as ended:
@@ -214,4 +214,17 @@ def test_a_model_of_something_else_ends_with_2_and_says_what_it_takes(
         f"error: --model {tmp_path} has a model of {name} {dtype} (None, {', '.join(map(str, shape))}"
     )
     assert f"probabilities float32 (None, {num_classes})" in error
-    assert error.endswith(" of ten digits: give a model of pictures of digits\n")
+    assert error.endswith(" of ten digits: give a model of pictures of digits, and its --user_dir\n")
+
+
+def test_a_model_of_ones_own_gets_a_picture_as_its_input_says(tmp_path):
+    with tf.Graph().as_default(), tf.Session() as session:
+        given = tf.placeholder(tf.uint8, [None, 28, 28, 1], "digit")
+        probabilities = tf.one_hot(tf.reduce_max(given, axis=[1, 2, 3]), 10)
+        outputs = {"classes": tf.argmax(probabilities, axis=1), "probabilities": probabilities}
+        tf.saved_model.simple_save(session, str(tmp_path / "1"), {"digit": given}, outputs)
+    with tf.Graph().as_default(), tf.Session() as session:
+        model = predict.load_model(str(tmp_path), {"digit": tf.TensorSpec([28, 28, 1], tf.uint8)})
+        assert session.run(model(np.full([28, 28], 7, np.uint8))["classes"]).tolist() == [7]
+    with pytest.raises(UnusableError, match="as INPUT says"):
+        predict.load_model(str(tmp_path), {"images": tf.TensorSpec([28, 28], tf.uint8)})

@@ -20,15 +20,14 @@ CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-
 RUN = """
 from runtime.process import environment
 from runtime.roles import program
-from runtime.process.errors import AwayError, FinishedError, UnsavedError, UnusableError
+from runtime.process.errors import UNUSABLE, AwayError, FinishedError, UnsavedError, UnusableError
+
+UNUSABLE.append(KeyError)  # as a user's DataError is
 
 def main():
     {statement}
 
-class Reader:
-    DataError = KeyError
-
-program.start(main, Reader)
+program.start(main)
 """
 
 

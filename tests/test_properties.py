@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import distributed
 import mnist_input
+import model
 from runtime.cluster.discovery import discover
 from runtime.cluster.task import Task, host_of, port_of
 from runtime.process.errors import UnusableError
@@ -106,7 +107,7 @@ def test_any_tf_config_makes_a_task_or_is_refused(text):
         assert task.address in json.loads(text)["cluster"][task.job_name]
 
 
-MODULES = (distributed.__name__, distributed.model.__name__)
+MODULES = (distributed.__name__, model.__name__)
 names = st.sampled_from(
     sorted(flag.name for module in MODULES for flag in distributed.FLAGS.flags_by_module_dict()[module])
 )

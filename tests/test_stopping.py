@@ -32,7 +32,7 @@ def main():
     os.kill(os.getpid(), signal.{number})
     time.sleep(60)
 
-program.start(main, None)
+program.start(main)
 """
 
 GO_ON = "; start it again to go on"

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import distributed
 import mnist_input
+import model
 from benchmarks.testbed.processes import DEADLINE_SECS
 from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
@@ -148,7 +149,7 @@ def test_the_chief_writes_what_all_share(local_servers, set_flags, tmp_path, fla
 
 
 def test_a_learning_rate_of_the_users_has_the_same_tag(local_servers, set_flags, tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed.model, "build_learning_rate", lambda step: RATE / 2, raising=False)
+    monkeypatch.setattr(model, "build_learning_rate", lambda step: RATE / 2, raising=False)
     set_flags("--optimizer=sgd", f"--batch_size={BATCH_SIZE}")
     train(local_servers(1, 1), 0, str(tmp_path))
     assert [value for _, value in read(tmp_path)["learning_rate"]] == pytest.approx([RATE / 2] * NUM_RUNS)

@@ -14,7 +14,7 @@ from tests import forked
 RUN = """
 from runtime.process import environment, threads
 from runtime.roles import program
-from runtime.process.errors import AwayError, FinishedError, UnusableError
+from runtime.process.errors import UNUSABLE, AwayError, FinishedError, UnusableError
 import tensorflow.compat.v1 as tf
 import time
 
@@ -29,7 +29,7 @@ def main():
 """
 START = 'threads.start_guard("watch", act)'
 REPEAT = """threads.SessionThread("watch", lambda *_: act(), 0.01, "it failed")._repeat(None, tf.train.Coordinator())"""
-PROGRAM = "class Reader:\n    DataError = KeyError\n\nprogram.start(main, Reader)"
+PROGRAM = "UNUSABLE.append(KeyError)  # as a user's DataError is\nprogram.start(main)"
 
 
 @pytest.mark.parametrize("start", [START, REPEAT])

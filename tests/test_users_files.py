@@ -8,21 +8,64 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from benchmarks.testbed.processes import PROJECT, Process
+from runtime.model import user_dir
 from runtime.model.trace import trace
 from runtime.model.users_files import check_columns, check_examples, checksums, inputs_of
 from runtime.process.errors import UnusableError
+from tests import forked
 from tests.models import make_files, make_model
 
 INPUT = tf.TensorSpec([1, 2], tf.uint8, "numbers")
 
 
 def test_a_checksum_tells_a_file_from_another_whatever_its_line_ends(tmp_path, monkeypatch):
-    def compute(content):
-        (tmp_path / "model.py").write_bytes(content)
-        return checksums()["model.py"]
+    """Those that the two files import, too, but no package that is installed."""
+    (tmp_path / "nets").mkdir()
+    for name in ("model", "nets/conv"):
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(__file__=str(tmp_path / f"{name}.py")))
 
-    monkeypatch.setitem(sys.modules, "model", types.SimpleNamespace(__file__=str(tmp_path / "model.py")))
+    def compute(content):
+        for name in ("model.py", "nets/conv.py"):
+            (tmp_path / name).write_bytes(content)
+        found = checksums()
+        assert found.keys() == {"model.py", "nets/conv.py"}
+        assert found["model.py"] == found["nets/conv.py"]
+        return found["model.py"]
+
     assert compute(b"a = 1\n") == compute(b"a = 1\r\n") != compute(b"a = 2\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["model"], "has no mnist_input.py: give one that has model.py and mnist_input.py, here or as USER_DIR"),
+        (["model", "mnist_input", "numpy", "random"], "has numpy, random, but the program needs its own modules"),
+        (["model", "mnist_input", "layers", "distributed", "__main__"], ""),
+    ],
+)
+def test_a_folder_that_lacks_a_file_or_hides_a_module_is_told(tmp_path, names, why):
+    for name in names:
+        (tmp_path / f"{name}.py").touch()
+    found = user_dir.why_unusable(str(tmp_path))
+    assert found.startswith(f"--user_dir {tmp_path} {why}") if why else not found
+
+
+def test_files_are_imported_from_where_the_command_line_or_the_environment_says(tmp_path):
+    """And from there on, wherever they go; others of these names are not seen."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "model.py").write_text("import os\nos.chdir('/')\nimport layers\nprint(layers.__file__, flush=True)\n")
+    (own / "mnist_input.py").write_text("import tensorflow\nINPUT = tensorflow.TensorSpec([], name='x')\n")
+    (own / "layers.py").touch()
+    (tmp_path / "own.flags").write_text("--user_dir=own\n")
+    of_task = ["--job_name=ps", "--task_index=0", "--batch_size=0"]
+    of_file = [f"--flagfile={tmp_path / 'own.flags'}"]
+    for given, env in ((["--user_dir", "own"], None), (of_file, None), ([], {"USER_DIR": "own"})):
+        command = [sys.executable, PROJECT / "distributed.py", *of_task, *given]
+        process = Process(command, tmp_path / "output", env, tmp_path, forked.Popen)
+        assert process.wait() == 2
+    assert process.output().count(f"{own}/layers.py\n") == process.output().count("error: flag --batch_size=0") == 3
 
 
 class Examples(NamedTuple):
@@ -145,7 +188,7 @@ def test_decode_must_return_inputs_and_labels(decoded, found):
 @pytest.mark.parametrize(("name", "file"), [("build_logits", "model.py"), ("decode", "mnist_input.py")])
 def test_a_function_that_is_missing_is_told(name, file):
     files = make_files(multiply, sum_up, INPUT)
-    for module in (files._model, files._input):
+    for module in (files.model, files.reader):
         vars(module).pop(name, None)
     with pytest.raises(UnusableError, match=rf"^{file} has no {name}\(\): docs/your-own\.md says what it must have"):
         trace(files, [INPUT], is_training=True, seed=0)

@@ -1,6 +1,6 @@
 """The classic way to train an example: `replica_device_setter`, `feed_dict` from numpy, one update for each batch.
 
-It runs beside the two files of an example, such as those of examples/languages, and trains their model. Without a
+It runs in the folder of an example, such as examples/languages, and trains the model of its two files. Without a
 --job_name it is one plain process.
 """
 

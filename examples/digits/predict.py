@@ -1,6 +1,6 @@
 """Tell which digits pictures show, with a model that distributed.py has exported.
 
-    python examples/digits/predict.py --model DIR picture.png ...
+    python examples/digits/predict.py --model DIR [--user_dir DIR] picture.png ...
 
 A picture may have any size and any colours, dark on light or light on dark, and be a photograph in uneven light. It
 shows one digit. It is made into what MNIST has: the digit, upright, fitted into 20 x 20 pixels, with its centre of mass
@@ -13,7 +13,7 @@ import io
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # where runtime/ is
 
@@ -26,11 +26,12 @@ import tensorflow as tf
 from PIL import Image, ImageFilter, ImageOps
 
 from runtime.process.errors import UNUSABLE_STATUS, UnusableError
+from runtime.roles import program
 
 Ink = npt.NDArray[np.float64]  # [height, width], from 0 for paper to 1
 
 IMAGE_SIZE, DIGIT_SIZE = 28, 20  # of MNIST, and of the box that a digit fits into there
-EXPECTED = {"images": (1, IMAGE_SIZE, IMAGE_SIZE), "classes": (1,), "probabilities": (1, 10)}  # of the model
+EXPECTED = {"classes": (1,), "probabilities": (1, 10)}  # of what the model returns
 WORK_SIZE = 280  # every picture is brought to this size first
 MIN_CONTRAST = 24  # of 255: a picture with less has no digit
 MIN_INK = 0.2  # what is fainter is a shadow, or what JPEG leaves around a stroke
@@ -139,11 +140,11 @@ def _center(ink: Ink) -> npt.NDArray[np.uint8]:
     return np.round(255 * image / image.max()).astype(np.uint8)
 
 
-def load_model(folder: str) -> Callable[..., dict[str, tf.Tensor]]:
-    """Load the newest version in a folder of exported models, or the folder itself if it is one.
+def load_model(folder: str, spec: Mapping[str, tf.TensorSpec]) -> Callable[..., dict[str, tf.Tensor]]:
+    """Load the newest version in a folder of exported models, or the folder itself if it is one; it takes one image.
 
     Raises:
-      UnusableError: there is none, or it cannot be loaded.
+      UnusableError: there is none, or it cannot be loaded, or does not take what `INPUT`, `spec`, says.
     """
     try:
         versions = [name for name in os.listdir(folder) if name.isdigit()]
@@ -154,30 +155,34 @@ def load_model(folder: str) -> Callable[..., dict[str, tf.Tensor]]:
         raise UnusableError(f"--model {folder} has no exported model that can be loaded: {remedy}") from error
     inputs, outputs = model.structured_input_signature[1], model.structured_outputs
     found = {**inputs, **outputs}
-    fits = [name in found and found[name].shape.is_compatible_with(shape) for name, shape in EXPECTED.items()]
-    if list(inputs) != ["images"] or inputs["images"].dtype != tf.uint8 or not all(fits):
+    expected = {name: (1, *of_name.shape) for name, of_name in spec.items()} | EXPECTED
+    fits = [name in found and found[name].shape.is_compatible_with(shape) for name, shape in expected.items()]
+    images = [(of_name.dtype, of_name.shape[1:].num_elements()) for of_name in inputs.values()]
+    if images != [(tf.uint8, IMAGE_SIZE**2)] or not all(fits):
         shapes = "; ".join(f"{name} {of_name.dtype.name} {of_name.shape}" for name, of_name in found.items())
         raise UnusableError(
-            f"--model {folder} has a model of {shapes}, expected uint8 images of 28 x 28, and classes and probabilities"
-            " of ten digits: give a model of pictures of digits"
+            f"--model {folder} has a model of {shapes}, expected uint8 images of 28 x 28, as INPUT says, and classes"
+            " and probabilities of ten digits: give a model of pictures of digits, and its --user_dir"
         )
-    return model
+    (name,) = inputs
+    return lambda image: model(**{name: tf.constant(image.reshape(expected[name]))})
 
 
 def main() -> None:
     """Print the class of each picture, and how sure the model is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", metavar="DIR", required=True, help="the --export_dir of distributed.py")
+    parser.add_argument("--user_dir", help="folder of its mnist_input.py and model.py, as of distributed.py")
     parser.add_argument("pictures", metavar="picture", nargs="+", help="a picture of one digit")
     arguments = parser.parse_args()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # the name of a picture need not be text
     status = 0
     try:
-        model = load_model(arguments.model)
+        model = load_model(arguments.model, program.import_files().inputs)
         for path in arguments.pictures:
             try:
-                outputs = model(images=tf.constant(prepare(path)[np.newaxis]))
+                outputs = model(prepare(path))
             except UnusableError as error:  # of this picture
                 status = _say(error)
                 continue

@@ -36,11 +36,11 @@ PACKAGES = (
 )
 PACKAGES += " wpolish wportuguese wspanish wswedish"
 INPUT = tf.TensorSpec([MAX_LETTERS], tf.int32, "words")  # what an exported model takes of an example
-PREDICTS = "examples/languages/predict.py WORD..."  # the launcher tells how to use the model
+PREDICTS = "predict.py WORD..."  # the launcher tells how to use the model
 
 
 class DataError(Exception):
-    """A list is missing, or is not what it should be."""
+    """A list, a word or a model is missing, or is not what it should be."""
 
 
 class Examples(NamedTuple):

@@ -5,36 +5,28 @@ python examples/languages/predict.py --model DIR word ...
 
 import argparse
 import os
-import pathlib
 import sys
 import unicodedata
 from collections.abc import Callable
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]  # where mnist_input.py and runtime/ are
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # TensorFlow reads it when it is imported: no log but of errors
 
-from runtime.process import environment  # noqa: F401  # first: it sets what TensorFlow reads when it is imported
-
-# isort: split
 import tensorflow as tf
 
-from mnist_input import LANGUAGES, MAX_LETTERS, encode
-from runtime.process.errors import UNUSABLE_STATUS, UnusableError
+from mnist_input import LANGUAGES, MAX_LETTERS, DataError, encode
 
 
 def normalize(argument: str) -> str:
     """Return a word as those of the lists are: small letters, each one code point.
 
     Raises:
-      UnusableError: it is none, or too long for the model.
+      DataError: it is none, or too long for the model.
     """
     word = unicodedata.normalize("NFC", argument.lower())
     if not word.isalpha():
-        raise UnusableError(f"{argument!r} is no word, which has letters only: give several as several arguments")
+        raise DataError(f"{argument!r} is no word, which has letters only: give several as several arguments")
     if len(word) > MAX_LETTERS:
-        raise UnusableError(
-            f"{argument} has {len(word)} letters, expected at most {MAX_LETTERS}: the model knows no more"
-        )
+        raise DataError(f"{argument} has {len(word)} letters, expected at most {MAX_LETTERS}: the model knows no more")
     return word
 
 
@@ -42,14 +34,14 @@ def load_model(folder: str) -> Callable[..., dict[str, tf.Tensor]]:
     """Load the newest version in a folder of exported models.
 
     Raises:
-      UnusableError: there is none, or it is not one of words.
+      DataError: there is none, or it is not one of words.
     """
     try:
         newest = max((name for name in os.listdir(folder) if name.isdigit()), key=int)
         model = tf.saved_model.load(os.path.join(folder, newest)).signatures["serving_default"]
         model(words=tf.zeros([1, MAX_LETTERS], tf.int32))
     except (OSError, ValueError, KeyError, TypeError, tf.errors.OpError) as error:
-        raise UnusableError(
+        raise DataError(
             f"--model {folder} has no exported model of words ({error}): give the --export_dir of distributed.py"
         ) from error
     return model
@@ -65,7 +57,7 @@ def main() -> None:
     for argument in arguments.words:
         try:
             words.append(normalize(argument))
-        except UnusableError as error:
+        except DataError as error:
             mistakes.append(error)
     try:
         predict = load_model(arguments.model)
@@ -73,11 +65,11 @@ def main() -> None:
         for word, of_word in zip(words, probabilities, strict=True):
             best = of_word.argsort()[::-1][:3]
             print(f"{word}: " + ", ".join(f"{LANGUAGES[label]} ({of_word[label]:.1%})" for label in best), flush=True)
-    except UnusableError as error:
+    except DataError as error:
         mistakes.append(error)
     for mistake in mistakes:
         print(f"error: {mistake}", file=sys.stderr)
-    sys.exit(UNUSABLE_STATUS if mistakes else 0)
+    sys.exit(2 if mistakes else 0)
 
 
 if __name__ == "__main__":

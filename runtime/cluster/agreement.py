@@ -182,10 +182,11 @@ class Agreement:
             if name == USES:
                 uses, others = json.loads(own[name]), json.loads(published[name])
                 first = next((of for of in uses if uses[of] != others.get(of)), "another variable")
+                alike = " and ".join(files) or "packages"
                 raise UnusableError(
                     f"{self._task} has another graph than the model on the ps tasks, and uses {first} in another way:"
                     " make all in a fixed order, as of sorted(os.listdir()), and of what is the same everywhere;"
-                    f" {REMEDY.format(' packages')}"
+                    f" {REMEDY.format(f' {alike}')}"
                 )
             if name not in files:
                 # The CRC-32 of data is of the examples in their order.

@@ -32,6 +32,7 @@ from runtime.data import download
 from runtime.launch.options import HELP, PROJECT, Options, parse, refuse, say
 from runtime.launch.supervisor import Supervisor
 from runtime.launch.tasks import fork
+from runtime.model import user_dir
 from runtime.process.end import end_process, end_with_parent
 from runtime.records.folder import RunFolder
 
@@ -56,11 +57,10 @@ NAMESPACES = {
     "kernel/unprivileged_userns_clone": ("0", "1"),  # Debian
     "user/max_user_namespaces": ("0", "10000"),
 }
-# Fetches the examples of a user into the folder $1, with the flags that follow.
+# Fetches the examples of a user into the folder $2, with the flags that follow; this project is in $1.
 FETCH = """
 import os, sys
-folder = sys.argv.pop(1)
-sys.path.insert(0, os.getcwd())
+sys.path[0], folder = sys.argv.pop(1), sys.argv.pop(1)
 errors = os.dup(2)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where TensorFlow's libraries write while they are loaded
 try:
@@ -71,9 +71,9 @@ import distributed
 
 def fetch():
     with phases.preparing():
-        distributed.mnist_input.fetch(folder)
+        distributed.FILES.reader.fetch(folder)
 
-distributed.program.start(fetch, distributed.mnist_input)
+distributed.program.start(fetch)
 """
 # Ways to a private network: that of root; and that of any user, who becomes root of a namespace for it, and then gives
 # up the right to write into read-only folders.
@@ -104,7 +104,8 @@ def main() -> None:
 def get_ready(options: Options) -> NoReturn:
     """Fetch the data, start TensorBoard, and become the second half, in a private network where there can be one."""
     if asked := list(filter(HELP.match, options.flags)):
-        subprocess.run([sys.executable, str(PROJECT / "distributed.py"), *asked])
+        files = f"--user_dir={user_dir.find(sys.argv)}"  # whose flags are shown, too
+        subprocess.run([sys.executable, str(PROJECT / "distributed.py"), files, *asked])
         sys.exit()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # a private network has another user
@@ -130,12 +131,14 @@ def fetch(options: Options) -> None:
 
     The tasks could not: a private network leads nowhere.
     """
-    path = PROJECT / "mnist_input.py"
-    can_fetch = path.is_file() and re.search(rb"^def fetch\(", path.read_bytes(), re.MULTILINE)
-    if can_fetch and download.may_fetch(options.data_dir):
+    folder = user_dir.find(sys.argv)
+    if why := user_dir.why_unusable(folder):
+        refuse(why)
+    content = pathlib.Path(folder, "mnist_input.py").read_bytes()
+    if re.search(rb"^def fetch\(", content, re.MULTILINE) and download.may_fetch(options.data_dir):
         logging.info("fetching the examples into %s", options.data_dir)
-        command = [sys.executable, "-c", FETCH, os.path.abspath(options.data_dir), *options.task_flags]
-        if code := subprocess.run(command, cwd=PROJECT).returncode:
+        command = [sys.executable, "-c", FETCH, str(PROJECT), os.path.abspath(options.data_dir), *options.task_flags]
+        if code := subprocess.run(command).returncode:
             end_as(code, "fetching the examples")
 
 
@@ -225,7 +228,7 @@ def try_script(arguments: Sequence[str]) -> str:
         sys.argv = [f"{SCRIPT}.py", *arguments]
         script = import_script()
         script.program.parse_flags(sys.argv)
-        writer.send(getattr(script.mnist_input, "PREDICTS", ""))
+        writer.send(getattr(script.FILES.reader, "PREDICTS", ""))
         with contextlib.suppress(OSError):  # there may be no reader
             sys.stdout.flush()
         end_process(0)  # whatever threads the user's files have started
@@ -248,7 +251,7 @@ def import_script() -> ModuleType:
 def run_script() -> None:
     """Do what the script does when Python runs it."""
     script = import_script()
-    script.program.start(script.main, script.mnist_input)
+    script.program.start(script.main)
 
 
 if __name__ == "__main__":

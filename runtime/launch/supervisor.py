@@ -15,6 +15,7 @@ from runtime.launch.console import Console
 from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options
 from runtime.launch.ports import choose_ports
 from runtime.launch.tasks import Task
+from runtime.model import user_dir
 from runtime.process import output
 from runtime.records.events import join_run
 from runtime.records.files import read_json
@@ -203,7 +204,9 @@ class Supervisor:
             lines.append(f"export    {_make_command([*given, f'--export_dir={model}'])}")
         if self._predicts:
             script, _, what = self._predicts.partition(" ")
-            predict = [_shorten(sys.executable), _shorten(f"{PROJECT}/{script}"), f"--model={model}"]
+            path = os.path.join(user_dir.find(sys.argv), script)
+            path = path if os.path.exists(path) else f"{PROJECT}/{script}"  # as for a copy of MNIST's mnist_input.py
+            predict = [_shorten(sys.executable), _shorten(path), f"--model={model}"]
             lines.append(f"predict   {shlex.join(predict)} {what}")
         return lines
 

@@ -12,7 +12,7 @@ from runtime.process.phases import find_place_of, preparing
 
 
 class Files:
-    """Calls the functions of both files. A mistake in one is reported with its place."""
+    """Calls the functions of both modules, `model` and `reader`. A mistake in one is reported with its place."""
 
     def __init__(self, model: Any, mnist_input: Any):
         """Take the modules.
@@ -20,7 +20,7 @@ class Files:
         Raises:
           UnusableError: only training would change the inputs.
         """
-        self._model, self._input = model, mnist_input
+        self.model, self.reader = model, mnist_input
         self.inputs = inputs_of(mnist_input.INPUT)
         self._has_pipeline = hasattr(mnist_input, "build_dataset")
         if self._has_pipeline and isinstance(mnist_input.INPUT, Mapping):
@@ -33,40 +33,40 @@ class Files:
 
     def has(self, function: str) -> bool:
         """Return whether the model has a function that it need not have."""
-        return hasattr(self._model, function)
+        return hasattr(self.model, function)
 
     def decode(self, parts: Sequence[Any]) -> tuple[Any, Any]:
         """Build the inputs and the labels of a batch for training, from its parts: columns, or structures of them."""
-        if self._has_pipeline and not hasattr(self._input, "decode"):
+        if self._has_pipeline and not hasattr(self.reader, "decode"):
             labels = parts[1:]
             return self.to_inputs(parts), labels[0] if len(labels) == 1 else tuple(labels) or None
-        found = self._call(self._input, "decode", *parts)
+        found = self._call(self.reader, "decode", *parts)
         if not (isinstance(found, tuple | list) and len(found) == 2):
             raise _expected("mnist_input.py: decode()", "the inputs and the labels", found)
         return found[0], found[1]
 
     def to_inputs(self, parts: Sequence[Any]) -> Any:
         """Build the inputs of a batch, without what only training does to them."""
-        if self._has_pipeline and not hasattr(self._input, "to_inputs"):
+        if self._has_pipeline and not hasattr(self.reader, "to_inputs"):
             return parts[0]
-        return self._call(self._input, "to_inputs", *parts[: 1 if self._has_pipeline else len(self.inputs)])
+        return self._call(self.reader, "to_inputs", *parts[: 1 if self._has_pipeline else len(self.inputs)])
 
     def build_logits(self, inputs: Any, is_training: bool) -> Any:
         """Build the outputs of the model: a tensor, or a structure of them."""
-        logits = self._call(self._model, "build_logits", inputs, is_training)
+        logits = self._call(self.model, "build_logits", inputs, is_training)
         if not [tensor for tensor in tf.nest.flatten(logits) if isinstance(tensor, tf.Tensor)]:
             raise _expected("model.py: build_logits()", "a tensor, or a dict of them", logits)
         return logits
 
     def build_loss(self, logits: Any, labels: Any) -> tf.Tensor:
         """Build the loss, float32 []."""
-        return _check_scalar("build_loss()", self._call(self._model, "build_loss", logits, labels))
+        return _check_scalar("build_loss()", self._call(self.model, "build_loss", logits, labels))
 
     def build_metrics(self, logits: Any, labels: Any) -> dict[str, Any]:
         """Build the metrics, by name: means over a batch, or pairs as of `tf.metrics`."""
         if not self.has("build_metrics"):
             return {}
-        metrics = self._call(self._model, "build_metrics", logits, labels)
+        metrics = self._call(self.model, "build_metrics", logits, labels)
         if not isinstance(metrics, Mapping):
             raise _expected("model.py: build_metrics()", "a dict by name", metrics)
         checked: dict[str, Any] = {}
@@ -85,21 +85,21 @@ class Files:
 
     def build_predictions(self, logits: Any) -> dict[str, tf.Tensor]:
         """Build what an exported model returns, by name."""
-        predictions = self._call(self._model, "build_predictions", logits)
+        predictions = self._call(self.model, "build_predictions", logits)
         if not (isinstance(predictions, Mapping) and all(isinstance(t, tf.Tensor) for t in predictions.values())):
             raise _expected("model.py: build_predictions()", "a dict of tensors by name", predictions)
         return dict(predictions)
 
     def function(self, name: str) -> Callable[..., Any] | None:
         """Return a function of the model that it need not have, or None."""
-        return (lambda *arguments: self._call(self._model, name, *arguments)) if self.has(name) else None
+        return (lambda *arguments: self._call(self.model, name, *arguments)) if self.has(name) else None
 
     def place_of(self, of: Any) -> str:
         """Return the file and the line that have made an op or a variable."""
         return find_place_of(getattr(of, "op", of)) or "model.py"
 
     def _call(self, module: Any, name: str, *arguments: Any) -> Any:
-        file = "model.py" if module is self._model else "mnist_input.py"
+        file = "model.py" if module is self.model else "mnist_input.py"
         if not hasattr(module, name):
             raise UnusableError(f"{file} has no {name}(): docs/your-own.md says what it must have")
         with preparing(f"{file}, {name}()"):

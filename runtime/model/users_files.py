@@ -1,5 +1,6 @@
 """What a user's files, `model.py` and `mnist_input.py`, say of themselves: their flags, their input, their examples."""
 
+import os
 import pathlib
 import re
 import sys
@@ -12,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 from runtime.process.errors import UnusableError
+from runtime.process.phases import is_users
 
 
 def users_flags() -> list[str]:
@@ -29,10 +31,21 @@ def note_flags() -> None:
             _users_flags.extend(flag.name for flag in of_module)
 
 
+def users_dir() -> str:
+    """Return the folder that the user's files were imported from."""
+    return os.path.dirname(str(sys.modules["model"].__file__))
+
+
 def checksums() -> dict[str, int]:
-    """Return a CRC-32 of each of a user's files by its name, the same with the line ends of any system."""
-    paths = {f"{name}.py": sys.modules[name].__file__ for name in ("model", "mnist_input") if name in sys.modules}
-    contents = {name: pathlib.Path(path).read_bytes() for name, path in paths.items() if path}
+    """Return a CRC-32 of each of a user's files, and of what they import from their folder, by its path there.
+
+    It is the same with the line ends of any system.
+    """
+    folder = users_dir()
+    # Not by getattr(): a module that TensorFlow loads when it is used would be loaded.
+    paths = [str(getattr(module, "__dict__", {}).get("__file__")) for module in list(sys.modules.values())]
+    own = [path for path in paths if path.startswith(folder + os.sep) and path.endswith(".py") and is_users(path)]
+    contents = {os.path.relpath(path, folder): pathlib.Path(path).read_bytes() for path in own}
     return {name: zlib.crc32(content.replace(b"\r\n", b"\n")) for name, content in contents.items()}
 
 

@@ -25,7 +25,7 @@ class UnsavedError(Exception):
     """Something could not be saved. At the end of training, trying again is in vain until somebody has made room."""
 
 
-# What ends a task with this status, and what it says; `program.start()` adds those of the data set.
+# What ends a task with this status, and what it says; `program.import_files()` adds those of the data set.
 UNUSABLE: list[type[Exception]] = [UnusableError, UnsavedError]
 
 

@@ -68,7 +68,8 @@ def preparing(where: str = "") -> Iterator[None]:
         if isinstance(error, (*UNUSABLE, FinishedError, *PASSING)) or _is_of_system(error):
             raise
         told = traceback.TracebackException.from_exception(error)
-        told.stack = traceback.StackSummary.from_list(_find_users(told.stack) or told.stack)
+        if (own := _find_users(told.stack)) or isinstance(error, SyntaxError):  # which has a place of its own
+            told.stack = traceback.StackSummary.from_list(own)
         print("".join(told.format(chain=False)), end="", file=sys.stderr)
         raise UnusableError(describe_mistake(error, where)) from error
 
@@ -158,7 +159,12 @@ def note_copy(prefix: str, traced: tf.Graph) -> None:
 
 def _find_users(frames: Iterable[Any]) -> list[Any]:
     """Return those of what a user has written."""
-    return [frame for frame in frames if not frame.filename.startswith(OTHERS)]
+    return [frame for frame in frames if is_users(frame.filename)]
+
+
+def is_users(path: str) -> bool:
+    """Return whether a user has written this file of Python."""
+    return not path.startswith(OTHERS)
 
 
 def _name_last(frames: list[Any]) -> str:

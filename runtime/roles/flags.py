@@ -70,6 +70,11 @@ def _define_cluster() -> None:
 def _define_folders() -> None:
     """Define the folders, and who writes there."""
     flags.DEFINE_string(
+        "user_dir",
+        None,
+        "folder of model.py and mnist_input.py; default: USER_DIR in the environment, or this script's",
+    )
+    flags.DEFINE_string(
         "data_dir",
         download.default_data_dir(),
         "folder of the examples, as mnist_input.py reads them; into an empty one, MNIST's are fetched",
@@ -79,7 +84,8 @@ def _define_folders() -> None:
     )
     flags.DEFINE_enum("checkpoints", "ps", ["ps", "chief"], "who writes them: each ps its part, or the chief all")
     flags.DEFINE_string("export_dir", "", "folder for the finished model as a SavedModel; empty: it is not exported")
-    flags.register_validator("data_dir", bool, "it must name a folder")
+    for name in ("user_dir", "data_dir"):
+        flags.register_validator(name, lambda folder: folder != "", "it must name a folder")
     for name in ("data_dir", "train_dir", "export_dir"):
         flags.register_validator(name, lambda folder: not folder.startswith("~"), download.TILDE)
         flags.register_validator(name, _is_text, "it must be UTF-8, as TensorFlow expects of every path")

@@ -1,11 +1,11 @@
 """How the program starts and ends: from the command line to an exit status, with one line for every error."""
 
-import contextlib
+import importlib
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags, logging
@@ -13,30 +13,35 @@ from absl import app, flags, logging
 from runtime import VERSION
 from runtime.cluster import membership, signals
 from runtime.data.download import DownloadError
+from runtime.model import user_dir
+from runtime.model.files import Files
 from runtime.process import output, threads
 from runtime.process.end import allow_many_files, end_process
 from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, AwayError, FinishedError, UnusableError
 from runtime.process.phases import describe_failure, preparing
 
 
-@contextlib.contextmanager
-def importing() -> Iterator[None]:
-    """Import the user's files; end this process if they cannot be imported."""
+def import_files() -> Files:
+    """Import the user's files; end this process if they cannot be imported.
+
+    From then on their `DataError`, if they have one, ends the process as an `UnusableError` does.
+    """
+    folder = user_dir.find(sys.argv)
     try:
+        if why := user_dir.why_unusable(folder):
+            raise UnusableError(why)
+        sys.path.insert(0, folder)
         with preparing():
-            yield
+            reader, model = map(importlib.import_module, user_dir.NAMES)
+            files = Files(model, reader)
     except Exception as error:
         end_process(*describe_end(error))
-
-
-def start(main: Callable[[], None], reader: Any) -> None:
-    """Parse the command line and run `main`; end the process with a status.
-
-    Args:
-      main: the program, once its flags are parsed.
-      reader: the user's `mnist_input.py`. Its `DataError`, if it has one, ends the process as an `UnusableError` does.
-    """
     UNUSABLE.extend([DownloadError, getattr(reader, "DataError", UnusableError)])
+    return files
+
+
+def start(main: Callable[[], None]) -> None:
+    """Parse the command line and run `main`, the program; end the process with a status."""
     tf.logging.set_verbosity(tf.logging.ERROR)  # its warnings mostly say that the API of TensorFlow 1 is deprecated
     tf.get_logger().handlers.clear()  # absl shows what is left
     flags.FLAGS.set_default("verbosity", logging.INFO)

@@ -13,7 +13,7 @@ from runtime.data.reader import Batches, Columns
 from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Model
 from runtime.model.tables import Lookups, Parameters, TableReader
-from runtime.model.users_files import checksums
+from runtime.model.users_files import checksums, users_dir
 from runtime.monitoring import summaries
 from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_placeholders, record_test
 from runtime.monitoring.measures import Measures, check_finite
@@ -146,7 +146,8 @@ class Training:
             return
         session = me.connection.session()
         measures = evaluate_and_save(session, self._test, self._checkpoints)
-        own = {"optimizer": "build_optimizer"} if self._graph.model.own.build_optimizer else {}
+        own = {"user_dir": users_dir()}
+        own |= {"optimizer": "build_optimizer"} if self._graph.model.own.build_optimizer else {}
         result = make_result(me.task, {**me.agreed_flags, **own}, measures, self._progress)
         print(result)
         read_model = functools.cache(lambda: self._read_model(session, measures))

@@ -1,4 +1,4 @@
-"""The examples of docs/your-own.md train with everything else as it is."""
+"""The examples of docs/your-own.md train where they lie, with everything else as it is."""
 
 import contextlib
 import json
@@ -13,7 +13,8 @@ import sys
 
 import pytest
 
-from benchmarks.testbed.processes import PROJECT, Process, poll_for, running_with
+from benchmarks import tables
+from benchmarks.testbed.processes import PROJECT, Cluster, Process, poll_for, running_with
 from runtime.launch.ports import choose_ports
 from runtime.records.events import read_run
 from runtime.records.folder import RunFolder
@@ -26,20 +27,25 @@ ICONS = pathlib.Path("/usr/share/icons/Adwaita/48x48")
 LANGUAGES = PROJECT / "examples" / "languages"
 CLASSIC = PROJECT / "examples" / "classic" / "mnist_replica.py"
 FLIGHTS = PROJECT / "examples" / "flights"
-LOOKUP = PROJECT / "benchmarks" / "table" / "lookup.py"
 WORDS = pathlib.Path("/usr/share/dict")
 WORDS_OF_TEST = 4000  # of each language
 LISTS = runpy.run_path(str(LANGUAGES / "mnist_input.py"))["LISTS"]
 
 
-def copy_project(example, folder, files="*.py"):
-    """Copy what a user needs into a folder, with the files of an example in the place of MNIST's."""
-    for name in ("distributed.py", "run_local_cluster.sh", "requirements.txt"):
-        shutil.copy(PROJECT / name, folder)
-    shutil.copytree(PROJECT / "runtime", folder / "runtime")
-    (folder / ".venv").symlink_to(sys.prefix)
-    for path in example.glob(files):
-        shutil.copy(path, folder)
+def copy_files(example, folder):
+    """Make a user's folder of the two files of an example, to change them."""
+    for name in ("model.py", "mnist_input.py"):
+        shutil.copy(example / name, folder)
+
+
+def launch(folder, user_dir, *flags, train_dir="train"):
+    """Start what trains the model of the files in `user_dir`, from another folder, and puts its results there."""
+    command = [sys.executable, PROJECT / "runtime" / "launch", f"--user_dir={user_dir}", f"--train_dir={train_dir}"]
+    return Process([*command, *flags], folder / f"{pathlib.Path(train_dir).name}.output", cwd=folder)
+
+
+def read_result(folder):
+    return json.loads((folder / "result.json").read_text())
 
 
 @pytest.mark.long
@@ -47,13 +53,17 @@ def copy_project(example, folder, files="*.py"):
     not (os.environ.get("CI") or FASHION_MNIST.is_dir()),
     reason="needs Fashion-MNIST (Debian: apt-get install dataset-fashion-mnist)",
 )
-def test_two_files_of_a_user_train_another_model_on_other_data(tmp_path):
-    copy_project(EXAMPLE, tmp_path)
-    flags = ["--workers=1", "--train_steps=400", "--local_steps=8", f"--data_dir={FASHION_MNIST}"]
-    run = Process(["./run_local_cluster.sh", *flags, "--export_dir=exported"], tmp_path / "output", cwd=tmp_path)
-    assert run.wait() == 0, run.output()
+def test_two_files_of_a_user_train_another_model_on_other_data_beside_the_first_one(tmp_path, black_and_white_dir):
+    flags = ["--workers=1", "--train_steps=400"]
+    own = [*flags, "--local_steps=8", f"--data_dir={FASHION_MNIST}", "--export_dir=exported"]
+    run = launch(tmp_path, os.path.relpath(EXAMPLE, tmp_path), *own)
+    other = launch(tmp_path, PROJECT, *flags, f"--data_dir={black_and_white_dir}", train_dir="other")
+    assert (run.wait(), other.wait()) == (0, 0), run.output() + other.output()
     assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.7
     assert (tmp_path / "exported" / "1" / "saved_model.pb").exists()
+    assert read_result(tmp_path / "train").items() >= {"user_dir": str(EXAMPLE), "dropout": 0.2}.items()
+    assert read_result(tmp_path / "other").items() >= {"user_dir": str(PROJECT), "model": "mlp"}.items()
+    assert f"user_dir: {EXAMPLE}" in (tmp_path / "train" / "report.html").read_text()
 
 
 WATCHED = """
@@ -72,13 +82,29 @@ def load(data_dir, split):
 
 
 def test_a_worker_keeps_no_more_than_its_share_of_what_load_returns(tmp_path, black_and_white_dir):
-    copy_project(PROJECT, tmp_path)
+    copy_files(PROJECT, tmp_path)
     with open(tmp_path / "mnist_input.py", "a") as file:
         file.write(WATCHED)
-    flags = ["--train_steps=100", f"--data_dir={black_and_white_dir}"]
-    run = Process(["./run_local_cluster.sh", *flags], tmp_path / "output", cwd=tmp_path)
+    run = launch(tmp_path, ".", "--train_steps=100", f"--data_dir={black_and_white_dir}")
     assert run.wait() == 0, run.output()
     assert re.search(r"what load\(\) has returned is gone(?s:.*)worker 0: finished at", run.output())
+
+
+def test_a_worker_whose_folder_has_another_model_says_so(tmp_path, black_and_white_dir):
+    copy_files(PROJECT, tmp_path)
+    (tmp_path / "layers.py").write_text("import tensorflow.compat.v1 as tf\n\nactivate = tf.tanh\n")
+    path = tmp_path / "model.py"
+    path.write_text(
+        f"import layers\n\n{path.read_text()}".replace("tf.nn.relu(_build_dense", "layers.activate(_build_dense")
+    )
+    with Cluster(tmp_path, 1, 2, "--train_steps=1000000", f"--data_dir={black_and_white_dir}") as cluster:
+        cluster.start("ps 0", "worker 0")
+        cluster.start_with("worker 1", *cluster.role("worker 1"), *cluster.flags, "--user_dir=.")
+        assert cluster["worker 1"].wait() == 2
+        for name in ("ps 0", "worker 0"):
+            cluster[name].kill()
+        told = r"error: worker 1 has another graph than the model .* give all workers the same model\.py, or end the ps"
+        assert re.search(told, cluster["worker 1"].output())
 
 
 @pytest.mark.long
@@ -88,19 +114,14 @@ def test_a_worker_keeps_no_more_than_its_share_of_what_load_returns(tmp_path, bl
 )
 @pytest.mark.parametrize("channels", [3, 1])
 def test_pictures_of_any_size_are_read_by_class(tmp_path, channels):
-    copy_project(PICTURES, tmp_path)
+    user_dir = PICTURES
     if channels == 1:
+        copy_files(PICTURES, user_dir := tmp_path)
         path = tmp_path / "mnist_input.py"
         path.write_text(path.read_text().replace("[32, 32, 3]", "[32, 32, 1]"))
     before = set(ICONS.rglob("*"))
-    flags = [
-        f"--data_dir={ICONS}",
-        "--train_steps=300",
-        "--batch_size=32",
-        "--export_dir=exported",
-        "--train_dir=train",
-    ]
-    run = Process(["./run_local_cluster.sh", *flags], tmp_path / "output", cwd=tmp_path)
+    flags = [f"--data_dir={ICONS}", "--train_steps=300", "--batch_size=32", "--export_dir=exported"]
+    run = launch(tmp_path, user_dir, *flags)
     assert run.wait() == 0, run.output()
     assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.4, "10 classes, of which one has a third"
     assert (tmp_path / "exported" / "1" / "saved_model.pb").exists()
@@ -180,21 +201,14 @@ def test_the_example_refuses_the_digits(mnist_dir):
     reason="needs Debian's lists of words: see examples/languages/mnist_input.py",
 )
 def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp_path):
-    copy_project(LANGUAGES, tmp_path)
     data_dir, train_dir = tmp_path / "words", tmp_path / "train"
     data_dir.mkdir()
     for name, encoding in LISTS.values():
         words = (WORDS / name).read_text(encoding).split()
         (data_dir / name).write_text("\n".join(words[:: len(words) // WORDS_OF_TEST]), encoding)
-    flags = ["--ps=2", f"--train_dir={train_dir}", f"--data_dir={data_dir}", "--save_checkpoint_secs=1"]
-    flags += [
-        "--optimizer=sgd",
-        "--learning_rate=10",
-        "--local_steps=4",
-        "--train_steps=2500",
-        "--export_dir=languages",
-    ]
-    run = Process(["./run_local_cluster.sh", *flags], tmp_path / "output", cwd=tmp_path)
+    flags = ["--ps=2", f"--data_dir={data_dir}", "--save_checkpoint_secs=1", "--optimizer=sgd", "--learning_rate=10"]
+    flags += ["--local_steps=4", "--train_steps=2500", "--export_dir=languages"]
+    run = launch(tmp_path, LANGUAGES, *flags, train_dir=train_dir)
     poll_for(lambda: find_last_step(RunFolder(train_dir)), "checkpoint of a step")
     (ps,) = [process for process in running_with(str(train_dir)) if process.name == "ps-1"]
     os.kill(ps.pid, signal.SIGKILL)
@@ -203,6 +217,7 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
     accuracy = float(re.search(r"\ntest accuracy (\S+) ", run.output())[1])
     assert accuracy > 0.4, "15 languages"
     assert "taken for" in (train_dir / "report.html").read_text()
+    assert re.search(rf"\npredict   \S+ {LANGUAGES}/predict\.py --model=languages WORD\.\.\.\n", run.output())
 
     command = [sys.executable, LANGUAGES / "predict.py", "--model", "languages", "Schmetterling", "przepraszam"]
     predicted = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -210,36 +225,33 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
     assert re.match(r"schmetterling: \w+ \(.*\nprzepraszam: Polish \(", predicted.stdout)
 
     flags = ["--job_name=evaluator", f"--train_dir={train_dir}", f"--data_dir={data_dir}", "--train_steps=2500"]
-    evaluator = Process([sys.executable, "distributed.py", *flags], tmp_path / "evaluated", cwd=tmp_path)
+    command = [sys.executable, PROJECT / "distributed.py", *flags]
+    evaluator = Process(command, tmp_path / "evaluated", {"USER_DIR": str(LANGUAGES)}, tmp_path)
     assert evaluator.wait() == 0, evaluator.output()
     assert f"evaluator 0: test accuracy {accuracy:.4f} " in evaluator.output()
 
 
 @pytest.mark.long
 def test_wide_and_deep_rank_late_flights_like_one_plain_process(tmp_path, flights_dir, monkeypatch):
-    copy_project(FLIGHTS, tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # pip takes the archive from a folder here, as from an index
     monkeypatch.setenv("PIP_FIND_LINKS", flights_dir)
-    flags = ["--data_dir=flights", "--learning_rate=0.05", "--train_steps=600"]
-    more = ["--train_dir=train", "--export_dir=exported"]
-    run = Process(["./run_local_cluster.sh", *flags, *more], tmp_path / "output", cwd=tmp_path)
+    flags = [f"--data_dir={tmp_path / 'flights'}", "--learning_rate=0.05", "--train_steps=600"]
+    run = launch(tmp_path, FLIGHTS, *flags, "--export_dir=exported")
     assert run.wait() == 0, run.output()
     auc = float(re.search(r"\ntest auc (\S+) ", run.output())[1])
     archive = runpy.run_path(str(FLIGHTS / "mnist_input.py"))["ARCHIVE"]
     assert sorted(os.listdir(tmp_path / "flights")) == [archive, "t10k.csv", "train.csv"]
 
-    shutil.copy(LOOKUP, tmp_path)
-    alone = Process([sys.executable, LOOKUP.name, *flags], tmp_path / "alone", cwd=tmp_path)
-    assert alone.wait() == 0, alone.output()
-    expected = json.loads(re.findall(r"^\{.*\}$", alone.output(), re.MULTILINE)[-1])
+    expected = tables.train_alone(str(tmp_path), FLIGHTS, flags)
     assert 0.6 < expected["test_auc"] < 0.75
     assert expected["test_auc"] - 0.02 < auc < 0.75, "asynchronous workers take their steps in any order"
 
-    result = json.loads((tmp_path / "train" / "result.json").read_text())
+    result = read_result(tmp_path / "train")
     assert {"test_auc", "test_accuracy", "test_loss"} < result.keys()
     assert (result["layers"], result["optimizer"]) == ([64, 32], "build_optimizer")
-    command = [sys.executable, "distributed.py", "--job_name=evaluator", *flags, "--train_dir=train"]
-    evaluator = Process(command, tmp_path / "evaluated", cwd=tmp_path)
+    (tmp_path / "evaluated.flags").write_text(f"--user_dir={FLIGHTS}\n")
+    command = [sys.executable, PROJECT / "distributed.py", "--flagfile=evaluated.flags", "--job_name=evaluator"]
+    evaluator = Process([*command, *flags, "--train_dir=train"], tmp_path / "evaluated", cwd=tmp_path)
     assert evaluator.wait() == 0, evaluator.output()
     *_, evaluated = [
         event for event in read_run(RunFolder(tmp_path / "train"), "evaluated") if event["event"] == "evaluated"
@@ -248,18 +260,20 @@ def test_wide_and_deep_rank_late_flights_like_one_plain_process(tmp_path, flight
         {name: result[name] for name in ("test_auc", "test_accuracy")}, abs=1e-5
     )
 
-    served = subprocess.run([sys.executable, "-c", RANK], cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-c", RANK, str(tmp_path)]
+    served = subprocess.run(command, cwd=FLIGHTS, capture_output=True, text=True)
     assert served.returncode == 0, served.stderr
     assert float(served.stdout) == pytest.approx(auc, abs=0.001), "from the ranks of all test examples"
 
 
 RANK = """
+import sys
 import numpy as np
 import tensorflow as tf
 import mnist_input
 
-serve = tf.saved_model.load("exported/1").signatures["serving_default"]
-inputs, labels = next(iter(mnist_input.build_dataset("flights", "t10k").batch(100_000)))
+serve = tf.saved_model.load(f"{sys.argv[1]}/exported/1").signatures["serving_default"]
+inputs, labels = next(iter(mnist_input.build_dataset(f"{sys.argv[1]}/flights", "t10k").batch(100_000)))
 ranks = serve(**inputs)["probability"].numpy().argsort().argsort()
 late = labels.numpy() == 1
 print((ranks[late].mean() - (late.sum() - 1) / 2) / (~late).sum())
@@ -267,9 +281,7 @@ print((ranks[late].mean() - (late.sum() - 1) / 2) / (~late).sum())
 
 
 def test_a_flag_that_a_function_of_the_model_replaces_is_refused(tmp_path, flights_dir):
-    copy_project(FLIGHTS, tmp_path)
-    flags = ["--workers=1", f"--data_dir={flights_dir}", "--optimizer=sgd"]
-    run = Process(["./run_local_cluster.sh", *flags], tmp_path / "output", cwd=tmp_path)
+    run = launch(tmp_path, FLIGHTS, "--workers=1", f"--data_dir={flights_dir}", "--optimizer=sgd")
     assert run.wait() == 2
     assert "error: --optimizer changes nothing, since model.py has build_optimizer(): leave one of them" in run.output()
 
@@ -295,7 +307,6 @@ def predict_languages(folder, *words):
 
 
 def test_what_is_no_word_is_told_beside_the_answers(tmp_path):
-    copy_project(LANGUAGES, tmp_path)
     subprocess.run([sys.executable, "-c", GUESSING_MODEL, tmp_path / "exported" / "1"], check=True)
     status, answers, errors = predict_languages(tmp_path, "abc", "4 2", 25 * "a", "E\N{COMBINING ACUTE ACCENT}", "AbD")
     assert status == 2
@@ -307,7 +318,6 @@ def test_what_is_no_word_is_told_beside_the_answers(tmp_path):
 
 
 def test_the_example_of_words_ends_with_2_where_it_cannot_do_what_it_is_told(tmp_path):
-    copy_project(LANGUAGES, tmp_path)
     status, answers, errors = predict_languages(tmp_path, "abc")
     assert (status, answers) == (2, "")
     assert errors.splitlines()[-1].startswith("error: --model exported has no exported model of words ([Errno 2]")
@@ -330,11 +340,11 @@ with tf.Session() as session:
     tf.train.Saver().save(session, f"{folder}/model.ckpt", 7)
 """
 
-FITS = r"model.ckpt-7 has all variables of this model; these are not needed: beta1_power, beta2_power\n"
+FITS = r"ckpt-7 has all variables of this model; these are not needed: beta1_power, beta2_power\n"
 
 
 def test_a_ported_script_trains_from_the_checkpoint_of_the_old_one(tmp_path, mnist_dir):
-    copy_project(PROJECT, tmp_path, "mnist_input.py")
+    copy_files(PROJECT, tmp_path)
     (ported,) = re.findall(r"```python\n(.*?)```", (PROJECT / "docs" / "porting.md").read_text(), re.DOTALL)
     (tmp_path / "model.py").write_text(ported)
     flags = ["--workers=1", "--train_steps=1000", "--issync", f"--data_dir={mnist_dir}"]
@@ -344,13 +354,19 @@ def test_a_ported_script_trains_from_the_checkpoint_of_the_old_one(tmp_path, mni
         old = Process([sys.executable, "-c", OLD_SCRIPT, step_type, str(train_dir)], tmp_path / f"old-{step_type}")
         assert old.wait() == 0, old.output()
         ps, worker = (f"localhost:{port}" for port in choose_ports(2))
-        command = [sys.executable, "distributed.py", f"--ps_hosts={ps}", f"--worker_hosts={worker}"]
-        command += ["--job_name=worker", "--task_index=0", f"--train_dir={train_dir}", f"--data_dir={mnist_dir}"]
+        command = [sys.executable, PROJECT / "distributed.py", f"--ps_hosts={ps}", f"--worker_hosts={worker}"]
+        command += [
+            "--user_dir=.",
+            "--job_name=worker",
+            "--task_index=0",
+            f"--train_dir={train_dir}",
+            f"--data_dir={mnist_dir}",
+        ]
         alone = Process(command, tmp_path / f"alone-{step_type}", cwd=tmp_path)
         alone.wait_for_output(FITS)
         alone.send(signal.SIGINT)
         assert alone.wait() == 128 + signal.SIGINT
-        run = Process(["./run_local_cluster.sh", *flags, f"--train_dir={train_dir}"], tmp_path / "output", cwd=tmp_path)
+        run = launch(tmp_path, ".", *flags, train_dir=train_dir)
         assert run.wait() == 0, run.output()
         assert f"restored {train_dir}/{origin}, at global step 7" in run.output()
         assert re.search(FITS, run.output())

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -11,29 +12,28 @@ import tensorflow.compat.v1 as tf
 
 import mnist_input
 from benchmarks.testbed.processes import PROJECT, Cluster, Process
-from tests.clusters.test_examples import copy_project
 from tests.ported import KINDS
 
 pytest.importorskip("tf_keras")  # which tests/requirements.txt brings
 
 
-def write_project(kind, folder):
-    """Write a user's checkout with the files of a kind."""
-    copy_project(PROJECT, folder, "mnist_input.py")
+def write_files(kind, folder):
+    """Write the two files of a user who has this kind."""
+    shutil.copy(PROJECT / "mnist_input.py", folder)
     text = (PROJECT / "tests" / "ported" / f"{kind.module}.py").read_text()
     for name in ("model.py", *(["mnist_input.py"] if "def load" in text else [])):
         (folder / name).write_text(text)
 
 
-def train_on_a_cluster(kind, folder, flags):
+def train_on_a_cluster(kind, folder, flags, project):
     """Train with one ps and two workers; return the result, and what they said."""
     num_workers = 2
-    flags = [*flags, f"--train_dir={folder / 'train'}", f"--train_steps={kind.num_updates}"]
+    flags = [*flags, f"--user_dir={folder}", f"--train_dir={folder / 'train'}", f"--train_steps={kind.num_updates}"]
     flags += ["--log_every_secs=0.1"] * bool(kind.writes)  # the first summaries come after that time
     flags += ["--issync", f"--batch_size={kind.batch_size // num_workers}"] if kind.is_sync else []
     flags += [f"--{name}={value}" for name in ("clip_norm", "ema_decay") if (value := getattr(kind, name)) is not None]
     if kind.has_tf_config:
-        cluster = Cluster(folder, 1, num_workers, script=folder / "distributed.py")
+        cluster = Cluster(folder, 1, num_workers)
         spec = {"ps": cluster.ps_hosts.split(","), "worker": cluster.worker_hosts.split(",")}
         with cluster:
             for name in cluster.names:
@@ -43,7 +43,7 @@ def train_on_a_cluster(kind, folder, flags):
             assert set(cluster.wait().values()) == {0}
             output = "".join(task.output() for task in cluster.tasks.values())
     else:
-        run = Process([sys.executable, "runtime/launch", *flags], folder / "output", cwd=folder)
+        run = Process([sys.executable, project / "runtime" / "launch", *flags], folder / "output")
         assert run.wait() == 0, run.output()
         output = run.output()
     return json.loads((folder / "train" / "result.json").read_text()), output
@@ -127,14 +127,17 @@ def train_alone(kind, users, data, data_dir):
 @pytest.mark.parametrize("name", KINDS)
 def test_a_ported_script_trains_as_well_as_one_plain_session(tmp_path, mnist_dir, name):
     kind = KINDS[name]
-    write_project(kind, tmp_path)
+    write_files(kind, tmp_path)
+    project = PROJECT
     users = importlib.import_module(f"tests.ported.{kind.module}")
     data = users if hasattr(users, "load") else mnist_input
     if hasattr(users, "LoggerHook"):
-        script = tmp_path / "distributed.py"
-        hooks = "hooks=[*training.hooks, model.LoggerHook(graph.updates.loss)]"
-        script.write_text(script.read_text().replace("hooks=training.hooks", hooks))
-    result, output = train_on_a_cluster(kind, tmp_path, [f"--data_dir={mnist_dir}"])
+        project = tmp_path  # of this user's own
+        (project / "runtime").symlink_to(PROJECT / "runtime")
+        hooks = "hooks=[*training.hooks, FILES.model.LoggerHook(graph.updates.loss)]"
+        text = (PROJECT / "distributed.py").read_text()
+        (project / "distributed.py").write_text(text.replace("hooks=training.hooks", hooks))
+    result, output = train_on_a_cluster(kind, tmp_path, [f"--data_dir={mnist_dir}"], project)
     alone = train_alone(kind, users, data, mnist_dir)
     assert result[f"test_{kind.figure}"] == pytest.approx(alone[kind.figure], abs=kind.tolerance), (result, alone)
     assert kind.bounds[0] <= alone[kind.figure] <= kind.bounds[1]

@@ -1,0 +1,42 @@
+"""The folder of a user's two files: which one it is, and whether it can be used."""
+
+import contextlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+import runtime
+
+PROJECT = os.path.dirname(os.path.dirname(os.path.abspath(runtime.__file__)))
+NAMES = ("mnist_input", "model")  # of the modules
+
+
+def find(arguments: Sequence[str]) -> str:
+    """Return the absolute path of the folder that a command line names, or else `USER_DIR`; by default the project's.
+
+    All flags together can be parsed only later, once the user's files have defined theirs.
+    """
+    own = flags.FlagValues()
+    own.set_gnu_getopt(True)  # another flag may have its value in the next word
+    flags.DEFINE_string("user_dir", os.environ.get("USER_DIR") or PROJECT, "", flag_values=own)
+    with contextlib.suppress(flags.Error, UnicodeError):  # who parses all flags says so
+        own(arguments, known_only=True)
+    return os.path.abspath(str(own["user_dir"].value))
+
+
+def why_unusable(folder: str) -> str:
+    """Return why the folder cannot be imported from, and what to do; or nothing, if it can be."""
+    missing = [f"{name}.py" for name in NAMES if not os.path.isfile(os.path.join(folder, f"{name}.py"))]
+    if missing:
+        found = f"has no {' and no '.join(missing)}" if os.path.isdir(folder) else "is not a folder"
+        return f"--user_dir {folder} {found}: give one that has model.py and mnist_input.py, here or as USER_DIR"
+    # What is imported already is needed, as may be any part of Python. The project's own folder has the program.
+    needed = (sys.stdlib_module_names | sys.modules.keys() | {"PIL"}) - {"__main__", "distributed", *NAMES}
+    hidden = sorted(needed.intersection(module.name for module in pkgutil.iter_modules([folder])))
+    if hidden and not os.path.samefile(folder, PROJECT):
+        why = "but the program needs its own modules of these names: rename yours"
+        return f"--user_dir {folder} has {', '.join(hidden)}, {why}"
+    return ""
