@@ -7,8 +7,9 @@ FROM mnist:1
 ARG PIP_INDEX_URL
 USER root
 # model.py, mnist_input.py and what they import; perhaps requirements.txt with further packages, and data.
-COPY . ./
-RUN chmod -R a+rX . && \
+COPY . /opt/own
+ENV USER_DIR=/opt/own
+RUN cd "$USER_DIR" && chmod -R a+rX . && \
   { test ! -e requirements.txt || \
     { python -m pip install --no-cache-dir --requirement requirements.txt && python -m pip check; }; }
 USER 10001:10001

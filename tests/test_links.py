@@ -276,17 +276,19 @@ EXERCISED = {
     "./run_local_cluster.sh --train_steps=500 --issync": RunBy("def test_a_ported_script_trains_"),
     ".venv/bin/pip install --no-deps tf_keras==2.21.*": RunBy("def test_a_ported_script_trains_"),
     "sudo apt-get install dataset-fashion-mnist": RunBy("packages+=(dataset-fashion-mnist)"),
-    "cp examples/fashion_mnist/*.py .": RunBy("def test_two_files_of_a_user_train_"),
-    "./run_local_cluster.sh --data_dir=/usr/share/datasets/fashion-mnist": ParsedFlags(),
+    "./run_local_cluster.sh --user_dir=examples/fashion_mnist --data_dir=/usr/share/datasets/fashion-mnist": RunBy(
+        "def test_two_files_of_a_user_train_"
+    ),
     "sudo apt-get install adwaita-icon-theme": RunBy("packages+=(adwaita-icon-theme)"),
-    "cp examples/pictures/*.py .": RunBy("def test_pictures_of_any_size_"),
-    "./run_local_cluster.sh --data_dir=/usr/share/icons/Adwaita/48x48 --train_steps=2000": ParsedFlags(),
+    "./run_local_cluster.sh --user_dir=examples/pictures --data_dir=/usr/share/icons/Adwaita/48x48"
+    " --train_steps=2000": RunBy("def test_pictures_of_any_size_"),
     f"sudo apt-get install {WORD_LISTS}": RunBy(f"for words in {WORD_LISTS.partition(' wnorwegian')[0]} "),
-    "cp examples/flights/*.py .": RunBy("def test_wide_and_deep_rank_late_flights_"),
-    "./run_local_cluster.sh --data_dir=flights --learning_rate=0.05 --train_steps=6000": ParsedFlags(),
-    "cp examples/languages/m*.py .": RunBy("def test_a_table_tells_the_language_of_a_word_"),
-    "./run_local_cluster.sh --data_dir=/usr/share/dict --optimizer=sgd --learning_rate=10 --lr_schedule=one_cycle"
-    " --local_steps=16 --train_steps=32000 --export_dir=languages": ParsedFlags(),
+    "./run_local_cluster.sh --user_dir=examples/flights --data_dir=flights --learning_rate=0.05"
+    " --train_steps=6000": RunBy("def test_wide_and_deep_rank_late_flights_"),
+    "./run_local_cluster.sh --user_dir=examples/languages --data_dir=/usr/share/dict --optimizer=sgd"
+    " --learning_rate=10 --lr_schedule=one_cycle --local_steps=16 --train_steps=32000 --export_dir=languages": RunBy(
+        "def test_a_table_tells_the_language_of_a_word_"
+    ),
     ".venv/bin/python examples/languages/predict.py --model languages Schmetterling papillon": RunBy(
         '"languages", "Schmetterling"'
     ),
