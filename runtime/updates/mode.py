@@ -106,7 +106,10 @@ def build_updates(
         return make_own(rate, num_updates=tf.train.get_global_step())
 
     build_rate = schedule.build if mode.local_steps == 1 else lambda steps: tf.ones([])
-    shards = [PsShard(packing, device, make_of_ps, build_rate, mode.ema_decay) for device in packing.variables]
+    with tf.device(task.device):
+        is_finished = tf.placeholder_with_default(False, [], "is_finished")
+    of_ps = make_of_ps, build_rate, mode.train_steps, mode.ema_decay, is_finished
+    shards = [PsShard(packing, device, *of_ps) for device in packing.variables]
     with tf.device(task.device):
         wanted = [Lookups({}, [])] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its lookups
@@ -133,14 +136,16 @@ def build_updates(
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
             build_exchange = LocalStepsExchangeBuilder(work, make_own, schedule, length).build_exchange
-    rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
+    rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps)
     if mode.sync_replicas:
-        return build_sync_updates(packing, selections, shards, build_exchange, rule, membership)
+        updates = build_sync_updates(packing, selections, shards, build_exchange, rule, membership)
+        return updates._replace(is_finished=is_finished)
     # A classic step must know all that its worker has done before. Local steps are worth computing ahead, unless the
     # next exchange has other rows of a table.
     max_pending = 0 if mode.local_steps == 1 or packing.tables else 1
     how = max_pending, rule, membership, mode.max_staleness
-    return build_async_updates(packing, selections, shards, build_exchange, *how)
+    updates = build_async_updates(packing, selections, shards, build_exchange, *how)
+    return updates._replace(is_finished=is_finished)
 
 
 def build_async_updates(
@@ -157,7 +162,7 @@ def build_async_updates(
 
     It has one for each of `selections`. An exchange begins when all but the last `max_pending` of those before it are
     applied: with 0 a worker knows all that it has done before; with 1 it computes while the exchange before is on its
-    way. A ps does not apply an exchange that has more steps than are left of `train_steps` there when it arrives.
+    way. A ps does not apply an exchange that has more steps than are left there when it arrives.
 
     With `max_staleness`, an exchange waits until its worker is at most so many exchanges ahead of the slowest one.
     """
@@ -182,7 +187,7 @@ def build_async_updates(
                 steps = shard.read_steps(after=[*added[ps][-1:], received])
                 if shard is asked:
                     steps_at_writes.append(steps)
-                added[ps].append(_apply_if_it_fits(shard, gradient, num_steps, steps, rule.train_steps))
+                added[ps].append(_apply_if_it_fits(shard, gradient, num_steps, steps))
         for pace in paces:
             with tf.name_scope("pace"):
                 of_pace = added[shards.index(pace.shard)]
@@ -211,16 +216,13 @@ def build_async_updates(
         own_steps = added[shards.index(asked)][:-1] if max_pending else []
         steps_between = tf.reduce_sum(tf.stack(steps_at_writes) - tf.stack(steps_at_reads))
         staleness = tf.cast(steps_between - sum(own_steps), tf.float32) / len(selections)
-    updates = make_updates(shards, added, exchanges)._replace(staleness=staleness)
-    return _watch(updates, paces, rule, membership) if paces else updates
+    return _watch(make_updates(shards, added, exchanges)._replace(staleness=staleness), shards, paces, rule, membership)
 
 
-def _apply_if_it_fits(
-    shard: PsShard, gradient: Gradient, num_steps: tf.Tensor, steps: tf.Tensor, train_steps: int
-) -> tf.Tensor:
+def _apply_if_it_fits(shard: PsShard, gradient: Gradient, num_steps: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
     """Apply a gradient on its ps, which has `steps`, if it fits there; return the number of steps added."""
     with tf.device(shard.device):
-        fits = (num_steps > 0) & (steps + num_steps <= train_steps)
+        fits = (num_steps > 0) & (num_steps <= shard.count_steps_left(steps))
         return tf.cond(fits, lambda: shard.apply(gradient, num_steps), lambda: tf.zeros([], tf.int64))
 
 
@@ -256,15 +258,24 @@ def build_sync_updates(
         with tf.device(task.device):
             steps = [shard.read_steps(after=of_ps) for shard, of_ps in zip(shards, taken, strict=True)]
             updates = updates._replace(global_step=tf.reduce_min(tf.stack(steps)))
-    return _watch(updates._replace(num_replicas=rule.num_gradients), aggregations, rule, membership)
+    return _watch(updates._replace(num_replicas=rule.num_gradients), shards, aggregations, rule, membership)
 
 
-def _watch(updates: Updates, meetings: Sequence[Meeting], rule: Rule, membership: Membership) -> Updates:
-    """Let the chief watch over those that wait for each other."""
-    hooks: list[tf.train.SessionRunHook] = []
+def _watch(
+    updates: Updates, shards: Sequence[PsShard], meetings: Sequence[Meeting], rule: Rule, membership: Membership
+) -> Updates:
+    """Let the chief watch over those that wait for each other, and end training."""
+    hooks, ends = list[tf.train.SessionRunHook](), list[tf.Operation]()
     if membership.task.is_chief:
+        # First where the global step is, which tells the workers: one that is cut off then ends none of it, or all.
+        for shard in sorted(shards, key=lambda shard: shard.steps is not tf.train.get_global_step()):
+            with tf.device(shard.device), tf.control_dependencies(ends):
+                ends.append(shard.is_over.assign(True, read_value=False))
+        with tf.control_dependencies(ends):  # wake who waits
+            ends += [meeting.build_forget(tf.fill([rule.num_workers], False)) for meeting in meetings]
+    if ends and meetings:
         lost = lost_workers.LostWorkersHook(meetings, rule, membership)
         what = f"{membership.task} could not see who is lost"
         hooks = [lost, SessionThread("look", lost.look, lost_workers.LOOK_SECS, what)]
     unsaved = [*updates.unsaved_variables, *(variable for meeting in meetings for variable in meeting.variables)]
-    return updates._replace(hooks=hooks, unsaved_variables=unsaved)
+    return updates._replace(hooks=hooks, unsaved_variables=unsaved, end=tf.group(*ends))
