@@ -15,8 +15,7 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import DEADLINE_SECS
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
-from runtime.model.tables import TableReader
-from runtime.model.variables import make_variables
+from runtime.model.variables import TableReader, make_variables
 from runtime.monitoring import evaluation
 from runtime.monitoring.evaluation import (
     EXAMPLES,
@@ -458,7 +457,7 @@ def test_a_test_example_that_needs_a_row_that_is_not_there_is_told_before_traini
 
 
 def test_all_rows_of_a_table_are_read_in_pieces_that_can_be_sent(graph, monkeypatch):
-    monkeypatch.setattr("runtime.model.tables.PIECE_BYTES", 8)
+    monkeypatch.setattr("runtime.model.variables.PIECE_BYTES", 8)
     of_table = TableTest([[0]])
     reader = TableReader(of_table.variables["table"])
     with tf.Session() as session:

@@ -45,9 +45,8 @@ class Worker:
                 tf.get_variable("w", [3, 2])
                 self.step = global_step.assign_add(1)
                 over = tf.Variable(False, trainable=False, collections=[], name="is_over")
-                is_finished = tf.placeholder_with_default(False, [])
-                steps = tf.constant(1), tf.constant(0.0), self.step, over.read_value(), over.read_value()
-                self.updates = Updates([], *steps, [over], None, is_finished=is_finished)
+                steps = tf.constant(1), tf.constant(0.0), self.step, over, over.read_value()
+                self.updates = Updates([], *steps, [over], [], None)
                 job = Job({}, self.updates, RunFolder(train_dir), "ps", keep_checkpoints=5, goal=Goal(100, None))
                 self.scaffold = TrainingScaffold(self.membership, self.connection, job)
 
@@ -215,7 +214,7 @@ def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_serv
 
 def test_steps_that_were_lost_are_counted_once(graph, caplog):
     tf.train.create_global_step()
-    updates = types.SimpleNamespace(was_over=tf.constant(False))
+    updates = types.SimpleNamespace(over=tf.constant(False))
     hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, updates, None, 100)
     hook.after_run(None, types.SimpleNamespace(results=(7, False, 1.0)))
     with tf.Session() as session:

@@ -13,8 +13,7 @@ import distributed
 from benchmarks.testbed.messages import tensors_sent
 from runtime.cluster.task import Task
 from runtime.machine.session_config import Connection, make_session_config
-from runtime.model.tables import Lookups, TableVariable, check_size
-from runtime.model.variables import make_variables
+from runtime.model.variables import Lookups, TableVariable, check_size, make_variables
 from runtime.process import phases
 from runtime.process.errors import UnusableError
 from runtime.records.folder import RunFolder

@@ -22,7 +22,7 @@ from runtime.cluster import status
 from runtime.cluster.status import Status
 from runtime.cluster.table import TRAINING, Record, Table
 from runtime.model.function import Own
-from runtime.model.tables import Lookups
+from runtime.model.variables import Lookups
 from runtime.process.errors import UnusableError
 from runtime.updates import lost_workers
 from runtime.updates.aggregation import Aggregation
@@ -452,7 +452,7 @@ def test_the_end_is_where_the_model_is_and_stops_who_waits_and_who_comes_later(l
     servers = local_servers(num_ps, 2)
     workers = [Worker(servers, index, **mode) for index in range(2)]
     step_together(*workers)
-    assert not workers[1].session.run(workers[1].updates.was_over)
+    assert not workers[1].session.run(workers[1].updates.over)
     step = workers[1].start_step()  # strictly synchronous, it waits for the chief
     workers[0].session.run(workers[0].updates.end)
     step.join(60)
@@ -461,7 +461,7 @@ def test_the_end_is_where_the_model_is_and_stops_who_waits_and_who_comes_later(l
     for worker in workers:
         assert worker.session.run([worker.updates.train_op, worker.updates.is_over])[1]
     late = Worker(servers, 1, initialize=False, **mode)
-    assert late.session.run(late.updates.was_over)
+    assert late.session.run(late.updates.over)
     assert late.read() == at_end, "training is over"
 
 

@@ -13,8 +13,8 @@ from absl import logging
 from runtime.cluster.task import Task
 from runtime.data.reader import compute_checksum
 from runtime.model.function import Model
-from runtime.model.tables import Parameters, Rows
 from runtime.model.trace import build_probabilities
+from runtime.model.variables import Parameters, Rows
 from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.monitoring.summaries import write_scalars

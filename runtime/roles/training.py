@@ -12,8 +12,8 @@ from runtime.cluster.agreement import USES
 from runtime.data.reader import Batches, Columns
 from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Model
-from runtime.model.tables import Lookups, Parameters, TableReader
 from runtime.model.users_files import checksums
+from runtime.model.variables import Lookups, Parameters, TableReader
 from runtime.monitoring import summaries
 from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_placeholders, record_test
 from runtime.monitoring.measures import Measures, check_finite

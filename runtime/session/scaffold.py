@@ -201,7 +201,7 @@ class TrainingScaffold(tf.train.Scaffold):
             step = int(session.run(self._global_step))
             is_finished = result.is_of_finished_run(self._job.folder, self._job.goal, step)
             # Last: the other workers then train at once.
-            session.run(self._initialize_unsaved, {self._job.updates.is_finished: is_finished})
+            session.run(self._initialize_unsaved, dict.fromkeys(self._job.updates.are_finished, is_finished))
         self._has_trained, self._pause_secs = True, POLL_SECS
         self.found_step, self.found_session = int(session.run(self._global_step)), session
         logging.info("%s: %s, at global step %d", self._task, origin, self.found_step)

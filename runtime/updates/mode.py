@@ -9,8 +9,8 @@ import tensorflow.compat.v1 as tf
 from runtime.cluster.membership import Membership
 from runtime.data.reader import Batches
 from runtime.model.function import Own
-from runtime.model.state import SET
-from runtime.model.tables import Lookups
+from runtime.model.roles import SET
+from runtime.model.variables import Lookups
 from runtime.process.errors import UnusableError
 from runtime.process.threads import SessionThread
 from runtime.updates import lost_workers
@@ -106,9 +106,7 @@ def build_updates(
         return make_own(rate, num_updates=tf.train.get_global_step())
 
     build_rate = schedule.build if mode.local_steps == 1 else lambda steps: tf.ones([])
-    with tf.device(task.device):
-        is_finished = tf.placeholder_with_default(False, [], "is_finished")
-    of_ps = make_of_ps, build_rate, mode.train_steps, mode.ema_decay, is_finished
+    of_ps = make_of_ps, build_rate, mode.train_steps, mode.ema_decay
     shards = [PsShard(packing, device, *of_ps) for device in packing.variables]
     with tf.device(task.device):
         wanted = [Lookups({}, [])] * mode.exchanges_per_run
@@ -138,14 +136,12 @@ def build_updates(
             build_exchange = LocalStepsExchangeBuilder(work, make_own, schedule, length).build_exchange
     rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps)
     if mode.sync_replicas:
-        updates = build_sync_updates(packing, selections, shards, build_exchange, rule, membership)
-        return updates._replace(is_finished=is_finished)
+        return build_sync_updates(packing, selections, shards, build_exchange, rule, membership)
     # A classic step must know all that its worker has done before. Local steps are worth computing ahead, unless the
     # next exchange has other rows of a table.
     max_pending = 0 if mode.local_steps == 1 or packing.tables else 1
     how = max_pending, rule, membership, mode.max_staleness
-    updates = build_async_updates(packing, selections, shards, build_exchange, *how)
-    return updates._replace(is_finished=is_finished)
+    return build_async_updates(packing, selections, shards, build_exchange, *how)
 
 
 def build_async_updates(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.model.state import build_change
+from runtime.model.roles import build_change
 from runtime.updates.exchange import Exchange, Updates
 from runtime.updates.optimizer import Optimizer, OptimizerMaker
 from runtime.updates.packing import Packing, split_vector
@@ -29,7 +29,6 @@ class PsShard:
         build_rate: Callable[[tf.Tensor], tf.Tensor],
         train_steps: int,
         ema_decay: float | None = None,
-        is_over: tf.Tensor | bool = False,
     ):
         """Take what `packing` has on a ps.
 
@@ -40,7 +39,6 @@ class PsShard:
           build_rate: builds its learning rate, float32 [], from the number of steps that the ps has applied, int64 [].
           train_steps: after which nothing is applied.
           ema_decay: keep averages of the parameters, but for tables.
-          is_over: whether nothing is applied to a model that was just made or restored, bool [].
         """
         self.device = device
         self._variables, self.table_slices = packing.variables[device], packing.table_slices[device]
@@ -59,8 +57,10 @@ class PsShard:
             name = f"steps_of_ps_{tf.DeviceSpec.from_string(device).task}"
             # Unsaved, so that the number of ps tasks may change.
             self.steps = self.ready_marker = self._make_variable(name, step)
-        # True once the model is good enough, though steps may be left.
-        self.is_over = self._make_variable(f"is_over_on_ps_{tf.DeviceSpec.from_string(device).task}", is_over)
+        # True once the model is good enough, though steps may be left; a model that was restored may be so.
+        with tf.device(device):
+            self.is_finished = tf.placeholder_with_default(False, [], "is_finished")
+        self.is_over = self._make_variable(f"is_over_on_ps_{tf.DeviceSpec.from_string(device).task}", self.is_finished)
         self._train_steps = train_steps
         self._build_rate, self._ema_decay = build_rate, ema_decay
         trained = [v for v, kind in zip(self._variables, self._kinds, strict=True) if kind is None]
@@ -138,19 +138,20 @@ def make_updates(
         with tf.device(shard.device), tf.name_scope("steps"):
             sums.append(tf.add_n(of_ps))
             if shard.steps is tf.train.get_global_step():
-                num_steps, is_over = sums[-1], shard.is_over
+                num_steps, of_model = sums[-1], shard
                 # The variables, fetched beside, may be older. Together, the two travel in one message.
                 with tf.control_dependencies([num_steps]):
-                    ends = tf.stack([shard.steps.read_value(), tf.cast(is_over.read_value(), tf.int64)])
+                    ends = tf.stack([shard.steps.read_value(), tf.cast(shard.is_over.read_value(), tf.int64)])
     with tf.device(loss.device), tf.name_scope("steps"):
-        steps, ending = tf.unstack(ends)
+        global_step, is_over = tf.unstack(ends)
     return Updates(
         train_op=[tensor.op for tensor in sums],
         num_steps=num_steps,
         loss=loss,
-        global_step=steps,
-        was_over=is_over.read_value(),
-        is_over=tf.cast(ending, tf.bool),
+        global_step=global_step,
+        over=of_model.is_over,
+        is_over=is_over > 0,
         unsaved_variables=[variable for shard in shards for variable in (shard.ready_marker, shard.is_over)],
+        are_finished=[shard.is_finished for shard in shards],
         exchange=exchanges[0],
     )
