@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.data.reader import Batches, Columns
-from runtime.model.variables import Lookups, Parameters
+from runtime.model.variables import Parameters
 from runtime.updates.packing import Packing, Selection
 
 REPLICATIONS = ("between_graph", "in_graph")
@@ -15,8 +15,6 @@ REPLICATIONS = ("between_graph", "in_graph")
 # Builds the loss of a batch, float32 [], and by how much a step of rate 1 lowers each parameter, by name: its gradient.
 # It is given the parameters, the examples of the batch, and the samples of its lookups.
 GradientsFunction = Callable[[Parameters, Columns, Sequence[tf.Tensor]], tuple[tf.Tensor, Mapping[str, tf.Tensor]]]
-# Builds which rows some examples need.
-LookupsFunction = Callable[[Columns], Lookups]
 # Builds what is averaged, float32 tensors, from what the tower is given and the inputs of its examples, [n, ...].
 Tower = Callable[[Any, tf.Tensor], Sequence[tf.Tensor]]
 

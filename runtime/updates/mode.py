@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.membership import Membership
 from runtime.data.reader import Batches
-from runtime.model.function import Own
+from runtime.model.function import Model, Own
 from runtime.model.roles import SET
 from runtime.model.variables import Lookups
 from runtime.process.errors import UnusableError
@@ -19,8 +19,6 @@ from runtime.updates.exchange import (
     Exchange,
     ExchangeFunction,
     GradientExchangeBuilder,
-    GradientsFunction,
-    LookupsFunction,
     Updates,
     Work,
     choose_devices,
@@ -74,28 +72,19 @@ class Mode(NamedTuple):
 
 
 def build_updates(
-    packing: Packing,
-    build_gradients: GradientsFunction,
-    build_lookups: LookupsFunction,
-    batches: Batches,
-    mode: Mode,
-    membership: Membership,
-    config: tf.ConfigProto,
-    own: Own = Own(),  # noqa: B008  # it never changes
+    packing: Packing, model: Model, batches: Batches, mode: Mode, membership: Membership, config: tf.ConfigProto
 ) -> Updates:
     """Build what a worker runs to take its steps.
 
     Args:
       packing: of the parameters.
-      build_gradients: builds the loss of a batch, and the gradients.
-      build_lookups: builds which rows some examples need.
+      model: builds which rows some examples need, and the loss of a batch with the gradients; how it is trained.
       batches: of a run, `mode.num_batches`.
       mode: how the workers update the parameters.
       membership: of this worker.
       config: of its sessions.
-      own: what the user's model says of its training.
     """
-    task, num_workers = membership.task, len(membership.task.worker_hosts)
+    task, own, num_workers = membership.task, model.own, len(membership.task.worker_hosts)
     schedule = mode.make_schedule(own)
 
     make_own = functools.partial(make_optimizer, name=mode.optimizer, own=own)
@@ -112,7 +101,7 @@ def build_updates(
         wanted = [Lookups({}, [])] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its lookups
             of_exchanges = tf.reshape(batches.inputs, [mode.exchanges_per_run, -1, *batches.inputs.shape[2:]])
-            wanted = [build_lookups(batches.columns(of_exchange)) for of_exchange in tf.unstack(of_exchanges)]
+            wanted = [model.build_lookups(batches.columns(of_exchange)) for of_exchange in tf.unstack(of_exchanges)]
         selections = packing.select(wanted)
         dtype, devices = tf.as_dtype(mode.exchange_dtype), choose_devices(task, config)
         if len(devices) > 1 and any(lookups.samples for lookups in wanted):
@@ -126,7 +115,7 @@ def build_updates(
                 f"--exchange_dtype={dtype.name} would round what model.py assigns to {', '.join(assigned)}: change it"
                 " with assign_add or assign_sub, or leave the flag out"
             )
-        work = Work(packing, build_gradients, batches, dtype, devices, mode.clip_norm)
+        work = Work(packing, model.build_gradients, batches, dtype, devices, mode.clip_norm)
         if mode.local_steps == 1:
             build_exchange = GradientExchangeBuilder(work).build_exchange
         else:
