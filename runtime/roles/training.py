@@ -82,8 +82,8 @@ class Training:
             # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
             StepsHook(task, self.scaffold, updates, graph.batches, flags.train_steps),
             None if drawn is None else WaitForDataHook(task, drawn, me.timeouts.recovery_secs),
+            evaluation and evaluation.repeating(flags.eval_every_secs),  # first: no test goes on while another is tried
             evaluation,
-            evaluation and evaluation.repeating(flags.eval_every_secs),
             # Then the model that is saved no longer changes.
             WaitForWorkersHook(me.membership) if task.is_chief else None,
             self._checkpoints if task.is_chief else None,
