@@ -36,7 +36,7 @@ class StepsHook(tf.train.SessionRunHook):
         self._last_step, self._seen_step = last_step, 0
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        step, is_over = session.run([tf.train.get_global_step(session.graph), self._updates.over])
+        step, is_over = map(int, session.run([tf.train.get_global_step(session.graph), self._updates.over]))
         if self._batches:
             first_batch = step * self._updates.num_replicas // self._task.num_clients
             self._batches.start(session, first_batch, coord)
