@@ -1,4 +1,3 @@
-import collections
 import pathlib
 import runpy
 import signal
@@ -91,7 +90,7 @@ class LocalServers(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def start_servers():
+def local_servers():
     """Start servers in this process; they cannot be stopped, and stay until it ends."""
 
     def start(num_ps, num_workers):
@@ -106,35 +105,11 @@ def start_servers():
                     # By default each server has 64 threads for this, and a process can have some 16 000 in all.
                     patch.setenv("TF_GRPC_WORKER_CACHE_QUEUES", "4")
                     started.append(tf.train.Server(spec, job_name, index, config=config))
+                if job_name == "ps":
+                    servers.membership(job_name, index).agreement.publish()
         return servers
 
     return start
-
-
-@pytest.fixture(scope="session")
-def idle_servers():
-    """Those that no test uses, by the number of ps tasks and of workers."""
-    return collections.defaultdict(list)
-
-
-@pytest.fixture
-def local_servers(start_servers, idle_servers):
-    """Take real servers for one test, without what the tests before have left on them."""
-    taken = []
-
-    def take(num_ps, num_workers):
-        idle = idle_servers[num_ps, num_workers]
-        servers = idle.pop() if idle else start_servers(num_ps, num_workers)
-        taken.append((servers, idle))
-        for index in range(num_ps):
-            servers.membership("ps", index).agreement.publish()
-        return servers
-
-    yield take
-    for servers, idle in taken:
-        for server in (*servers.workers, *servers.ps):
-            tf.Session.reset(server.target)  # it ends the sessions, too
-        idle.append(servers)
 
 
 @pytest.fixture

@@ -151,13 +151,13 @@ def train_plainly(drawing, make_optimizer, values, batches):
 
 
 @pytest.fixture(scope="module")
-def servers(start_servers):
+def servers(local_servers):
     """Those of each mode."""
     started = {}
 
     def get(num_ps, num_workers):
         if (num_ps, num_workers) not in started:
-            started[num_ps, num_workers] = start_servers(num_ps, num_workers)
+            started[num_ps, num_workers] = local_servers(num_ps, num_workers)
         for server in started[num_ps, num_workers].ps:
             tf.Session.reset(server.target)  # what the last model has left
         return started[num_ps, num_workers]

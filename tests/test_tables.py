@@ -1,6 +1,7 @@
 """Tables, of which a step touches a few rows: their arithmetic on real servers, against numpy, and what is refused."""
 
 import dataclasses
+import functools
 import re
 import threading
 import types
@@ -39,6 +40,12 @@ USED_ROWS = np.array([0, 1, 2, 3, 8, 9, 10])
 def exchanges_per_run(monkeypatch):
     """A run of two exchanges: a graph of eight takes four times as long to make, and shows nothing more."""
     monkeypatch.setattr("runtime.updates.mode.EXCHANGES_PER_RUN", 2)
+
+
+@pytest.fixture(scope="module")
+def servers_of(local_servers):
+    """Servers of so many ps tasks and workers, which several tests use: they cannot be stopped, and take memory."""
+    return functools.cache(local_servers)
 
 
 def make_ids(worker, num_batches):
@@ -224,9 +231,9 @@ OPTIMIZERS = ["adam", "adagrad", "momentum", "nesterov", "sgd"]
 
 @pytest.mark.parametrize("num_ps", [1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_asynchronous_updates_change_the_rows_of_a_batch_and_no_others(local_servers, optimizer, num_ps):
+def test_asynchronous_updates_change_the_rows_of_a_batch_and_no_others(servers_of, optimizer, num_ps):
     mode, expected = make_mode(optimizer=optimizer), Reference(optimizer)
-    worker = Worker(local_servers(num_ps, 1), 0, mode)
+    worker = Worker(servers_of(num_ps, 1), 0, mode)
     run_together([worker])
     for ids in [*make_ids(0, mode.num_batches)] * NUM_RUNS:
         expected.apply([expected.gradient(ids)], ids)
@@ -236,9 +243,9 @@ def test_asynchronous_updates_change_the_rows_of_a_batch_and_no_others(local_ser
 
 @pytest.mark.parametrize("num_ps", [1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_synchronous_update_averages_what_all_workers_sent_for_a_row(local_servers, optimizer, num_ps):
+def test_a_synchronous_update_averages_what_all_workers_sent_for_a_row(servers_of, optimizer, num_ps):
     mode, expected = make_mode(optimizer=optimizer, sync_replicas=True), Reference(optimizer)
-    servers = local_servers(num_ps, 2)
+    servers = servers_of(num_ps, 2)
     workers = [Worker(servers, index, mode) for index in range(2)]
     run_together(workers)
     for pair in [*zip(*(make_ids(worker, mode.num_batches) for worker in range(2)), strict=True)] * NUM_RUNS:
@@ -247,9 +254,9 @@ def test_a_synchronous_update_averages_what_all_workers_sent_for_a_row(local_ser
 
 
 @pytest.mark.parametrize("num_ps", [1, 3])
-def test_in_graph_replication_equals_a_batch_of_all_workers(local_servers, num_ps):
+def test_in_graph_replication_equals_a_batch_of_all_workers(servers_of, num_ps):
     mode, expected = make_mode(optimizer="adagrad"), Reference("adagrad")
-    servers = local_servers(num_ps, 2)
+    servers = servers_of(num_ps, 2)
     worker = Worker(servers, 0, mode, replication="in_graph")
     run_together([worker])
     batches = np.concatenate([make_ids(worker, mode.num_batches) for worker in range(2)], axis=1)
@@ -260,11 +267,11 @@ def test_in_graph_replication_equals_a_batch_of_all_workers(local_servers, num_p
 
 @pytest.mark.parametrize("num_ps", [1, 3])
 @pytest.mark.parametrize("sync_replicas", [False, True])
-def test_local_steps_send_the_change_of_the_rows_that_they_used(local_servers, sync_replicas, num_ps):
+def test_local_steps_send_the_change_of_the_rows_that_they_used(servers_of, sync_replicas, num_ps):
     num_workers, local_steps = 1 + sync_replicas, 3
     mode = make_mode(optimizer="sgd", local_steps=local_steps, sync_replicas=sync_replicas)
     expected = Reference("sgd")
-    servers = local_servers(num_ps, num_workers)
+    servers = servers_of(num_ps, num_workers)
     workers = [Worker(servers, index, mode) for index in range(num_workers)]
     run_together(workers)
     exchanges = [
@@ -280,10 +287,10 @@ def test_local_steps_send_the_change_of_the_rows_that_they_used(local_servers, s
 
 @pytest.mark.parametrize("num_ps", [1, 3])
 @pytest.mark.parametrize("sync_replicas", [False, True])
-def test_a_model_may_have_two_tables(local_servers, sync_replicas, num_ps):
+def test_a_model_may_have_two_tables(servers_of, sync_replicas, num_ps):
     mode, tables = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), ("table", "other")
     expected, num_workers = Reference("adagrad", tables), 1 + sync_replicas
-    servers = local_servers(num_ps, num_workers)
+    servers = servers_of(num_ps, num_workers)
     workers = [Worker(servers, index, mode, tables=tables) for index in range(num_workers)]
     run_together(workers)
     batches = [make_ids(worker, mode.num_batches) for worker in range(num_workers)]
@@ -293,7 +300,7 @@ def test_a_model_may_have_two_tables(local_servers, sync_replicas, num_ps):
 
 
 @pytest.mark.parametrize("num_ps", [1, 3])
-def test_the_rows_of_a_backup_worker_that_comes_late_are_dropped(local_servers, num_ps):
+def test_the_rows_of_a_backup_worker_that_comes_late_are_dropped(servers_of, num_ps):
     def make_queue(name):
         with tf.device("/job:worker/task:1"):
             return tf.FIFOQueue(-1, tf.float32, [()], shared_name=name)
@@ -305,7 +312,7 @@ def test_the_rows_of_a_backup_worker_that_comes_late_are_dropped(local_servers, 
             return make_queue("may_go_on").dequeue()
 
     mode, expected = make_mode(optimizer="adagrad", sync_replicas=True, replicas_to_aggregate=1), Reference("adagrad")
-    servers = local_servers(num_ps, 2)
+    servers = servers_of(num_ps, 2)
     fast, slow = Worker(servers, 0, mode), Worker(servers, 1, mode, delay=delay)
     with tf.Graph().as_default() as graph:
         has_read = make_queue("has_read").dequeue()
@@ -324,9 +331,9 @@ def test_the_rows_of_a_backup_worker_that_comes_late_are_dropped(local_servers, 
 
 
 @pytest.mark.parametrize("sync_replicas", [False, True])
-def test_two_slices_of_a_table_may_lie_on_one_ps(local_servers, tmp_path, sync_replicas):
+def test_two_slices_of_a_table_may_lie_on_one_ps(servers_of, tmp_path, sync_replicas):
     mode, expected = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), Reference("adagrad")
-    worker = Worker(local_servers(3, 1), 0, mode, strategy=make_strategy("greedy", 3))
+    worker = Worker(servers_of(3, 1), 0, mode, strategy=make_strategy("greedy", 3))
     assert [slice.device for slice in worker.parameters["table"].slices] == [f"/job:ps/task:{ps}" for ps in (0, 2, 0)]
     run_together([worker])
     for ids in [*make_ids(0, mode.num_batches)] * NUM_RUNS:
@@ -334,14 +341,14 @@ def test_two_slices_of_a_table_may_lie_on_one_ps(local_servers, tmp_path, sync_r
     expected.assert_equals(worker.read())
 
     path = worker.saver.save(worker.session, str(tmp_path / "model.ckpt"), write_meta_graph=False)
-    other = Worker(local_servers(1, 1), 0, make_mode(optimizer="adagrad"))
+    other = Worker(servers_of(1, 1), 0, make_mode(optimizer="adagrad"))
     other.saver.restore(other.session, path)
     expected.assert_equals(other.read())
 
 
-def test_rows_travel_in_bfloat16_like_all_else(local_servers):
+def test_rows_travel_in_bfloat16_like_all_else(servers_of):
     mode, expected = make_mode(optimizer="sgd", exchange_dtype="bfloat16"), Reference("sgd")
-    worker = Worker(local_servers(2, 1), 0, mode)
+    worker = Worker(servers_of(2, 1), 0, mode)
     run_together([worker])
     for ids in [*make_ids(0, mode.num_batches)] * NUM_RUNS:
         expected.apply([expected.gradient(ids)], ids)
@@ -349,9 +356,9 @@ def test_rows_travel_in_bfloat16_like_all_else(local_servers):
     assert np.abs(worker.read()[0] - expected.values["table"]).max() > 1e-5
 
 
-def test_an_exchange_keeps_its_messages_and_the_ids_of_a_run_are_one_more(local_servers):
+def test_an_exchange_keeps_its_messages_and_the_ids_of_a_run_are_one_more(servers_of):
     mode = make_mode(optimizer="sgd")
-    worker = Worker(local_servers(3, 1), 0, mode)
+    worker = Worker(servers_of(3, 1), 0, mode)
     sent = tensors_sent(worker.session, worker.updates.train_op)
     for ps in range(3):
         assert sent[("ps", ps), ("worker", 0)] == mode.exchanges_per_run
@@ -359,11 +366,11 @@ def test_an_exchange_keeps_its_messages_and_the_ids_of_a_run_are_one_more(local_
 
 
 @pytest.mark.parametrize("num_ps", [1, 4])
-def test_a_checkpoint_of_three_ps_restores_into_any_number_of_them(local_servers, tmp_path, num_ps):
-    saving = Worker(local_servers(3, 1), 0, make_mode(optimizer="adagrad"))
+def test_a_checkpoint_of_three_ps_restores_into_any_number_of_them(servers_of, tmp_path, num_ps):
+    saving = Worker(servers_of(3, 1), 0, make_mode(optimizer="adagrad"))
     run_together([saving])
     path = saving.saver.save(saving.session, str(tmp_path / "model.ckpt"), write_meta_graph=False)
-    restoring = Worker(local_servers(num_ps, 1), 0, make_mode(optimizer="adagrad"))
+    restoring = Worker(servers_of(num_ps, 1), 0, make_mode(optimizer="adagrad"))
     restoring.saver.restore(restoring.session, path)
     for found, expected in zip(restoring.read(), saving.read(), strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -374,10 +381,10 @@ def test_a_checkpoint_of_three_ps_restores_into_any_number_of_them(local_servers
 
 @pytest.mark.parametrize("num_ps", [1, 3])
 @pytest.mark.parametrize("sync_replicas", [False, True])
-def test_a_table_may_be_looked_up_twice(local_servers, sync_replicas, num_ps):
+def test_a_table_may_be_looked_up_twice(servers_of, sync_replicas, num_ps):
     mode, expected = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), Reference("adagrad")
     num_workers = 1 + sync_replicas
-    servers = local_servers(num_ps, num_workers)
+    servers = servers_of(num_ps, num_workers)
     workers = [Worker(servers, index, mode, num_firsts=1) for index in range(num_workers)]
     run_together(workers)
     batches = [make_ids(worker, mode.num_batches) for worker in range(num_workers)]

@@ -48,10 +48,10 @@ class Trace(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory, start_servers):
+def traced(tmp_path_factory, local_servers):
     """Two workers on real servers trace the runs of their graphs, each with both ps tasks."""
     train_dir = tmp_path_factory.mktemp("traced")
-    servers = start_servers(2, 2)
+    servers = local_servers(2, 2)
     for index in range(2):
         task = servers.task("worker", index)
         with tf.Graph().as_default():

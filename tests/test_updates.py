@@ -41,7 +41,7 @@ NO_LOOKUPS = Lookups({}, [])
 
 
 @pytest.fixture(autouse=True)
-def _stop_threads(local_servers):
+def _stop_threads():
     """Stop the workers' threads after each test: what they log is of no other test."""
     yield
     for coordinator in Worker.coordinators:
