@@ -75,11 +75,11 @@ def build_graph(me: Member, cluster: tf.train.ClusterSpec, source: sources.Sourc
         tf.train.create_global_step()
         packing = me.make_variables(traced)
 
-        # The updates: gradients are built of a batch and of the parameters that the ps tasks have sent, and sent there.
-        build_gradients, build_lookups = traced.build_gradients, traced.build_lookups
-        updates = build_updates(
-            packing, build_gradients, build_lookups, batches, me.mode, me.membership, me.session_config, traced.own
-        )
+        # The updates. In each of them this worker
+        #   pulls the parameters from the ps tasks,
+        #   computes the gradients of a batch, and
+        #   pushes them to the ps tasks, whose optimizers apply them.
+        updates = build_updates(packing, traced, batches, me.mode, me.membership, me.session_config)
     return TrainingGraph(batches, packing, updates, traced)
 
 

@@ -14,7 +14,7 @@ from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.machine.session_config import make_session_config
-from runtime.model.tables import Lookups
+from runtime.model.variables import Lookups
 from runtime.records.folder import RunFolder
 from runtime.roles.member import Member, choose_task
 from runtime.updates.mode import EXCHANGES_PER_RUN

@@ -13,12 +13,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS
-from runtime.cluster.membership import Membership
-from runtime.cluster.table import REACHED, TRAINED, TRAINING
 from runtime.cluster.task import Task
-from runtime.cluster.waiting import POLL_SECS, Timeouts
-from runtime.model.tables import TableReader
-from runtime.model.variables import make_variables
+from runtime.cluster.waiting import Timeouts
+from runtime.model.variables import TableReader, make_variables
 from runtime.monitoring import evaluation
 from runtime.monitoring.evaluation import (
     EXAMPLES,
@@ -35,8 +32,6 @@ from runtime.records.folder import RunFolder
 from runtime.roles.evaluator import Checkpoint, follow_checkpoints
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.result import Goal, Result, evaluate_and_save, is_finished, keep_trying
-from runtime.session import stopping
-from runtime.session.stopping import StopWithChiefHook
 from runtime.updates.packing import Packing
 from tests.models import make_model
 
@@ -118,49 +113,21 @@ def test_an_evaluator_that_is_started_again_waits_as_long_as_one_that_was_not(
             follow_checkpoints(EVALUATOR, lambda _: MEASURES, RunFolder(tmp_path), Goal(100, None), timeouts)
 
 
-def is_not_done(global_step):
-    return False
-
-
-@pytest.mark.parametrize("last_word", [REACHED, TRAINED])
-def test_a_chief_that_died_after_its_goal_takes_no_more_steps(local_servers, last_word):
-    servers = local_servers(1, 2)
-    chief = servers.membership("worker", 0)
-    with tf.Graph().as_default() as graph:
-        initializer = tf.train.create_global_step().initializer
-    with servers.worker_session(0, graph) as session:
-        session.run(initializer)
-        hook = EvaluationHook(chief, FixedTest(), target=Target("accuracy", 0.9), is_done=is_not_done)
-        for is_said in (False, True):
-            if is_said:
-                chief.say(last_word)
-            coord = tf.train.Coordinator()
-            hook.after_create_session(session, coord)
-            assert coord.should_stop() == is_said
-
-
-@pytest.mark.parametrize(("word", "is_over"), [(TRAINING, False), (REACHED, True), (TRAINED, True)])
-def test_a_worker_that_comes_after_the_chief_has_stopped_takes_no_step(local_servers, word, is_over):
-    servers, coord = local_servers(1, 2), tf.train.Coordinator()
-    servers.membership("worker", 0).say(word)
-    StopWithChiefHook(servers.membership("worker", 1)).after_create_session(None, coord)
-    assert coord.should_stop() == is_over
-
-
 def test_any_accuracy_reaches_the_goal_of_0(local_servers):
     servers = local_servers(1, 1)
-    chief = servers.membership("worker", 0)
     with tf.Graph().as_default() as graph:
         tf.train.create_global_step()
-        initialize = tf.global_variables_initializer()
+        over = tf.Variable(False, trainable=False)
+        initialize, end = tf.global_variables_initializer(), over.assign(True).op
     with servers.worker_session(0, graph) as session:
         session.run(initialize)
-        hook = EvaluationHook(chief, FixedTest(), target=Target("accuracy", 0.0), is_done=is_not_done)
+        hook = EvaluationHook(servers.task("worker", 0), FixedTest(), Target("accuracy", 0.0), end)
         coord, context = tf.train.Coordinator(), tf.train.SessionRunContext(None, session)
         hook.after_create_session(session, coord)
         assert hook.evaluate(session, coord)
         hook.after_run(context, None)
         assert context.stop_requested
+        assert session.run(over), "no other worker would stop"
 
 
 class FinishedRun:
@@ -490,7 +457,7 @@ def test_a_test_example_that_needs_a_row_that_is_not_there_is_told_before_traini
 
 
 def test_all_rows_of_a_table_are_read_in_pieces_that_can_be_sent(graph, monkeypatch):
-    monkeypatch.setattr("runtime.model.tables.PIECE_BYTES", 8)
+    monkeypatch.setattr("runtime.model.variables.PIECE_BYTES", 8)
     of_table = TableTest([[0]])
     reader = TableReader(of_table.variables["table"])
     with tf.Session() as session:
@@ -500,10 +467,9 @@ def test_all_rows_of_a_table_are_read_in_pieces_that_can_be_sent(graph, monkeypa
 
 def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers):
     servers = local_servers(1, 1)
-    chief = servers.membership("worker", 0)
     with tf.Graph().as_default() as graph:
         initializer = tf.train.create_global_step().initializer
-    hook = EvaluationHook(chief, FixedTest(), target=Target("accuracy", 0.9), is_done=is_not_done)
+    hook = EvaluationHook(servers.task("worker", 0), FixedTest(), GOAL, None)
     hook._has_reached = True
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
@@ -515,67 +481,16 @@ def test_a_model_that_was_lost_with_a_ps_has_not_reached_the_goal(local_servers)
 
 def test_an_evaluation_of_a_model_that_was_lost_meanwhile_does_not_end_training(local_servers):
     servers = local_servers(1, 1)
-    chief = servers.membership("worker", 0)
     with tf.Graph().as_default() as graph:
         initializer = tf.train.create_global_step().initializer
     coord = tf.train.Coordinator()
     test = FixedTest(lambda _: coord.request_stop() or MEASURES)  # as when a ps dies
-    hook = EvaluationHook(chief, test, target=Target("accuracy", 0.9), is_done=is_not_done)
+    hook = EvaluationHook(servers.task("worker", 0), test, GOAL, None)
     with servers.worker_session(0, graph) as session:
         session.run(initializer)
         hook.after_create_session(session, coord)
         assert not hook.evaluate(session, coord)
     assert not hook._has_reached
-
-
-def test_a_worker_that_did_not_hear_the_chief_once_listens_on_and_ends_if_its_step_does_not(local_servers, monkeypatch):
-    monkeypatch.setattr(stopping, "LAST_STEP_SECS", 0.0)
-    ends, servers = [], local_servers(1, 2)
-    monkeypatch.setattr(stopping, "end_process", ends.append)
-    chief, worker = (servers.membership("worker", index) for index in range(2))
-    chief.say(TRAINING)
-    hook, coord, records = StopWithChiefHook(worker), tf.train.Coordinator(), worker.records
-    hook.after_create_session(None, coord)
-
-    def fail_once(num_workers):
-        worker.records = records
-        raise tf.errors.UnavailableError(None, None, "too slow")
-
-    worker.records = fail_once
-    for _ in range(2):
-        hook._stop_with_chief()
-    chief.say(REACHED)
-    hook._look_at = 0.0
-    hook._stop_with_chief()
-    context = tf.train.SessionRunContext(None, None)
-    for is_in_step in (True, False):
-        if not is_in_step:
-            hook.after_run(context, None)
-        hook._look_at = 0.0
-        hook._stop_with_chief()
-        assert ends == [0]
-    assert [record.state for record in chief.records()] == [REACHED, TRAINED]
-    assert context.stop_requested
-
-
-def test_workers_of_a_large_cluster_seldom_ask_whether_the_chief_has_stopped(monkeypatch):
-    membership = Membership(Task("worker", 1, ("ps:1",), tuple(f"w{n}:1" for n in range(1000))), Timeouts(60, 60))
-    hook, looks, now = StopWithChiefHook(membership), [], 0.0
-    monkeypatch.setattr(hook, "_has_chief_stopped", lambda: looks.append(now))
-    hook.after_create_session(None, tf.train.Coordinator())
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: now)
-    for _ in range(100):
-        now += POLL_SECS
-        hook._stop_with_chief()
-    assert len(looks) == 1 + 100 * POLL_SECS / 5, "200 a second, of all of them"
-
-
-def test_a_session_may_end_while_the_thread_looks_whether_the_chief_has_stopped(local_servers):
-    class Hook(StopWithChiefHook):
-        values = iter([tf.train.Coordinator(), None])
-        _coord = property(lambda self: next(self.values), lambda self, value: None)
-
-    Hook(local_servers(1, 2).membership("worker", 1))._stop_with_chief()
 
 
 FIGURES = {"global_step": 40, "test_accuracy": 0.5, "test_loss": 1.0}

@@ -14,10 +14,9 @@ from tensorflow.python.training.moving_averages import assign_moving_average
 from benchmarks.testbed.processes import PROJECT
 from runtime.model.files import Files
 from runtime.model.function import Model
-from runtime.model.state import SET
-from runtime.model.tables import Rows, choose_rows, slices_of
+from runtime.model.roles import SET
 from runtime.model.trace import build_probabilities
-from runtime.model.variables import make_constants, make_variables
+from runtime.model.variables import Rows, choose_rows, make_variables, slices_of
 from runtime.process.errors import UnusableError
 
 NUM_EXAMPLES, NUM_ROWS, NUM_CLASSES = 6, 11, 3
@@ -723,7 +722,7 @@ def test_what_python_draws_after_the_functions_were_called_is_a_matter_of_each_w
 def test_a_frozen_variable_has_a_copy_on_the_worker(graph):
     model = trace(make_files(with_frozen))
     variables = make_variables(model.training)
-    make_constants(model, {name: variables[name] for name in model.frozen})
+    model.make_constants({name: variables[name] for name in model.frozen})
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         session.run(tf.local_variables_initializer())

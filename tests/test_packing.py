@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime.model.tables import Lookups
+from runtime.model.variables import Lookups
 from runtime.process.errors import UnusableError
 from runtime.updates.exchange import Exchange
 from runtime.updates.packing import Packing, split_vector

@@ -28,9 +28,12 @@ def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
         num_steps=tf.constant(2),
         loss=tf.constant(0.25),
         global_step=variable,
+        over=None,
+        is_over=None,
         num_replicas=3,
         hooks=[],
         unsaved_variables=[],
+        are_finished=[],
         exchange=None,
         staleness=None,
     )

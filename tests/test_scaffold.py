@@ -44,8 +44,10 @@ class Worker:
                 global_step = tf.train.create_global_step()
                 tf.get_variable("w", [3, 2])
                 self.step = global_step.assign_add(1)
-                self.updates = Updates([], tf.constant(1), tf.constant(0.0), self.step, [], None)
-                job = Job({}, [], RunFolder(train_dir), "ps", keep_checkpoints=5, goal=Goal(100, None))
+                over = tf.Variable(False, trainable=False, collections=[], name="is_over")
+                steps = tf.constant(1), tf.constant(0.0), self.step, over, over.read_value()
+                self.updates = Updates([], *steps, [over], [], None)
+                job = Job({}, self.updates, RunFolder(train_dir), "ps", keep_checkpoints=5, goal=Goal(100, None))
                 self.scaffold = TrainingScaffold(self.membership, self.connection, job)
 
     def session(self, hooks=()):
@@ -193,8 +195,8 @@ def test_sessions_that_cannot_be_made_are_tried_less_and_less_often(local_server
         assert pauses == [0.2, 0.2]
 
 
-def count_steps(worker, last_step, is_done=lambda _: False):
-    hook = StepsHook(worker.task, worker.scaffold, worker.updates, None, last_step, is_done)
+def count_steps(worker, last_step):
+    hook = StepsHook(worker.task, worker.scaffold, worker.updates, None, last_step)
     steps = 0
     with worker.session([hook]) as session:
         while not session.should_stop():
@@ -208,13 +210,13 @@ def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_serv
     assert count_steps(Worker(servers, 0), last_step=5) == 5
     assert count_steps(Worker(servers, 1), last_step=5) == 0
     assert count_steps(Worker(servers, 1), last_step=7) == 2
-    assert count_steps(Worker(servers, 1), last_step=9, is_done=lambda step: step == 7) == 0
 
 
 def test_steps_that_were_lost_are_counted_once(graph, caplog):
     tf.train.create_global_step()
-    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, None, None, 100, lambda _: False)
-    hook.after_run(None, types.SimpleNamespace(results=(7, 1.0)))
+    updates = types.SimpleNamespace(over=tf.constant(False))
+    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, updates, None, 100)
+    hook.after_run(None, types.SimpleNamespace(results=(7, False, 1.0)))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         for _ in range(2):
@@ -226,7 +228,7 @@ def test_steps_that_were_lost_are_counted_once(graph, caplog):
 def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step_and_the_examples(graph, loss, of_example):
     examples = Examples(np.float32([[1.0, 2.0], [1.0, of_example], [1.0, 1.0]]), np.array([0, 1, 2]))
     batches = MemorySource(examples, stream=0).draw(1, 2, seed=0)
-    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, None, batches, 100, lambda _: False)
+    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, None, batches, 100)
     line = "worker 1: the loss is not finite at global step 7: give a smaller --learning_rate"
     if of_example != 1.0:
         line = line.replace(
@@ -234,7 +236,7 @@ def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step_and_the_exam
             "correct the examples, which are not finite either: images in 1 of 3 examples$",
         )
     with pytest.raises(UnusableError, match=f"^{line}"):
-        hook.after_run(None, types.SimpleNamespace(results=(7, loss)))
+        hook.after_run(None, types.SimpleNamespace(results=(7, False, loss)))
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -17,7 +17,7 @@ from benchmarks.testbed.processes import DEADLINE_SECS
 from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
-from runtime.model.tables import Lookups
+from runtime.model.variables import Lookups
 from runtime.monitoring import summaries
 from runtime.monitoring.evaluation import record_evaluation, record_test
 from runtime.monitoring.measures import Measures

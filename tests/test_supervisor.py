@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Process, poll_for, running_with
@@ -311,6 +312,30 @@ def test_a_task_that_fails_when_the_chief_has_ended_well_costs_no_result(launch)
     )
     assert run.wait(DEADLINE_SECS) == 7
     assert run.output().endswith("\nthe chief had ended with 0: the result is saved\n")
+
+
+def test_the_end_of_a_task_is_told_before_what_the_chief_tells_of_it(launch):
+    """Though the launcher had no time to look meanwhile."""
+    launch.folder.joinpath("ps.sh").write_text(
+        "[ -e ps.pid ] && exit 0; echo $$ >ps.pid; while ! [ -e dies ]; do sleep 0.05; done; exit 7"
+    )
+    run = launch(
+        "echo begins; while ! [ -e is-dead ]; do sleep 0.05; done; echo worker 0: lost ps 0;"
+        " while ! [ -e end ]; do sleep 0.05; done"
+    )
+    run.wait_for_output("begins")
+    poll_for((launch.folder / "ps.pid").exists, "the ps")
+    ps = psutil.Process(int((launch.folder / "ps.pid").read_text()))
+    run.send(signal.SIGSTOP)
+    (launch.folder / "dies").touch()
+    poll_for(lambda: ps.status() == psutil.STATUS_ZOMBIE, "end of the ps")
+    (launch.folder / "is-dead").touch()
+    poll_for(lambda: "lost ps 0" in launch.log.read_text(), "line of the chief")
+    run.send(signal.SIGCONT)
+    run.wait_for_output("lost ps 0")
+    (launch.folder / "end").touch()
+    assert run.wait(DEADLINE_SECS) == 0
+    assert re.search(r"ps-0 ended with status 7: starting it again \(1 of 3\)\nworker 0: lost ps 0\n", run.output())
 
 
 def test_a_ps_that_dies_when_the_chief_has_ended_well_costs_nothing(launch):

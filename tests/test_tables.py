@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import re
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -13,8 +14,7 @@ import distributed
 from benchmarks.testbed.messages import tensors_sent
 from runtime.cluster.task import Task
 from runtime.machine.session_config import Connection, make_session_config
-from runtime.model.tables import Lookups, TableVariable, check_size
-from runtime.model.variables import make_variables
+from runtime.model.variables import Lookups, TableVariable, check_size, make_variables
 from runtime.process import phases
 from runtime.process.errors import UnusableError
 from runtime.records.folder import RunFolder
@@ -119,15 +119,11 @@ class Worker:
                     factor = delay(loss) if delay else 1.0
                     return loss, {name: factor * gradient for name, gradient in gradients.items()}
 
-                self.updates = build_updates(
-                    packing,
-                    build_gradients,
-                    model.build_lookups,
-                    make_batches(tf.constant(inputs)),
-                    mode,
-                    membership,
-                    tf.ConfigProto(),
+                slow = types.SimpleNamespace(
+                    build_gradients=build_gradients, build_lookups=model.build_lookups, own=model.own
                 )
+                batches = make_batches(tf.constant(inputs))
+                self.updates = build_updates(packing, slow, batches, mode, membership, tf.ConfigProto())
                 with tf.device(task.device):
                     ids = {name: tf.range(tf.constant(ROWS_OF[name], tf.int64)) for name in tables}
                     self.all_rows = packing.fetch(Lookups(ids, []))
@@ -408,8 +404,7 @@ def train_alone(servers, model, mode, num_devices=1):
             variables = make_variables(model.training, model.tables, len(task.ps_hosts))
             updates = build_updates(
                 Packing(variables),
-                model.build_gradients,
-                model.build_lookups,
+                model,
                 make_batches(tf.zeros([mode.num_batches, 4, 3], tf.int32)),
                 mode,
                 servers.membership("worker", 0),

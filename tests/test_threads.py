@@ -3,6 +3,8 @@
 import queue
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -100,3 +102,20 @@ def test_a_thread_acts_from_the_first_step_of_a_session_until_it_is_done():
         hook.before_run(None)
     hook._thread.join(60)
     assert acts.qsize() == 2
+
+
+def test_a_thread_acts_no_more_once_the_next_session_is_made():
+    coord, is_acting, has_acted = tf.train.Coordinator(), threading.Event(), threading.Event()
+
+    def act():
+        is_acting.set()
+        time.sleep(0.2)
+        has_acted.set()
+
+    hook = beside(act)
+    hook.after_create_session(None, coord)
+    hook.before_run(None)
+    assert is_acting.wait(60)
+    coord.request_stop()
+    hook.after_create_session(None, tf.train.Coordinator())
+    assert has_acted.is_set()

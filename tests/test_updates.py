@@ -22,7 +22,7 @@ from runtime.cluster import status
 from runtime.cluster.status import Status
 from runtime.cluster.table import TRAINING, Record, Table
 from runtime.model.function import Own
-from runtime.model.tables import Lookups
+from runtime.model.variables import Lookups
 from runtime.process.errors import UnusableError
 from runtime.updates import lost_workers
 from runtime.updates.aggregation import Aggregation
@@ -110,7 +110,9 @@ class Worker:
                     return make_optimizer(rate, optimizer, Own(), tf.train.get_global_step())
 
                 rates = Schedule("constant", 1.0, None, train_steps) if local_steps > 1 else schedule
-                shards = [PsShard(packing, of, make_optimizer_of_ps, rates.build) for of in packing.variables]
+                shards = [
+                    PsShard(packing, of, make_optimizer_of_ps, rates.build, train_steps) for of in packing.variables
+                ]
 
                 build_loss = loss or (lambda weight: (index + 1) * weight)
                 batches = make_nothing(N * local_steps)
@@ -124,7 +126,7 @@ class Worker:
                         make_sgd = functools.partial(make_optimizer, name="sgd", own=Own())
                         builder = LocalStepsExchangeBuilder(work, make_sgd, schedule, length)
                 num_workers = len(task.worker_hosts)
-                rule = Rule(num_workers, replicas or num_workers, local_steps, train_steps)
+                rule = Rule(num_workers, replicas or num_workers, local_steps)
                 selections = packing.select([NO_LOOKUPS] * (exchanges if replicas else N))
                 how = packing, selections, shards, builder.build_exchange
                 if replicas is None:
@@ -445,6 +447,25 @@ def test_nobody_waits_for_the_slowest_after_the_last_step(local_servers):
 
 
 @pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("mode", [{}, {"local_steps": 2}, {"max_staleness": 0}, {"replicas": 2}, {"replicas": 1}])
+def test_the_end_is_where_the_model_is_and_stops_who_waits_and_who_comes_later(local_servers, num_ps, mode):
+    servers = local_servers(num_ps, 2)
+    workers = [Worker(servers, index, **mode) for index in range(2)]
+    step_together(*workers)
+    assert not workers[1].session.run(workers[1].updates.over)
+    step = workers[1].start_step()  # strictly synchronous, it waits for the chief
+    workers[0].session.run(workers[0].updates.end)
+    step.join(60)
+    assert not step.is_alive(), "nobody has woken it"
+    at_end = workers[0].read()
+    for worker in workers:
+        assert worker.session.run([worker.updates.train_op, worker.updates.is_over])[1]
+    late = Worker(servers, 1, initialize=False, **mode)
+    assert late.session.run(late.updates.over)
+    assert late.read() == at_end, "training is over"
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
 def test_an_update_averages_the_gradients_of_the_workers_that_answer(local_servers, away, caplog, num_ps):
     servers = local_servers(num_ps, 3)
     workers = [Worker(servers, index, replicas=3) for index in range(3)]
@@ -571,11 +592,12 @@ class Parts:
                 tf.train.create_global_step()
                 packing = Packing({"w": tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())})
             shards = [
-                PsShard(packing, of, tf.train.GradientDescentOptimizer, lambda steps: tf.constant(1.0))
+                PsShard(packing, of, tf.train.GradientDescentOptimizer, lambda steps: tf.constant(1.0), 100)
                 for of in packing.variables
             ]
-            aggregations = [Aggregation(shard, Rule(3, 3, 1, 100)) for shard in shards]
-            unsaved = [variable for each in aggregations for variable in (*each.variables, each.shard.ready_marker)]
+            aggregations = [Aggregation(shard, Rule(3, 3, 1)) for shard in shards]
+            unsaved = [variable for each in aggregations for variable in each.variables]
+            unsaved += [variable for of in shards for variable in (of.ready_marker, of.is_over)]
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(unsaved)]
             self.number, self.are_lost = tf.placeholder(tf.int64, []), tf.placeholder(tf.bool, [3])
             self.joins = [each.join(index, []) for each in aggregations]
@@ -987,7 +1009,7 @@ def test_a_users_optimizer_is_found_by_the_scope_of_the_variable(graph, name):
 def test_the_variables_of_a_users_optimizer_have_the_names_that_checkpoints_have(graph):
     tf.train.create_global_step()
     packing = Packing({"w": tf.get_variable("w", [1])})
-    shard = PsShard(packing, "", tf.train.AdamOptimizer, lambda steps: tf.constant(LEARNING_RATE))
+    shard = PsShard(packing, "", tf.train.AdamOptimizer, lambda steps: tf.constant(LEARNING_RATE), 100)
     gradient, num_steps = Gradient(tf.zeros([1]), []), tf.constant(1, tf.int64)
     with tf.name_scope("exchange"):
         tf.cond(num_steps > 0, lambda: shard.apply(gradient, num_steps), lambda: num_steps)

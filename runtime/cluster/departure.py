@@ -10,7 +10,7 @@ from absl import logging
 from runtime.cluster import signals
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import REFUSED, STARTING, ask
-from runtime.cluster.table import EVALUATED, REACHED, TRAINED, TRAINING, Record, absent
+from runtime.cluster.table import EVALUATED, TRAINED, TRAINING, Record, absent
 from runtime.cluster.waiting import MIN_POLL_SECS, POLL_SECS
 from runtime.process.end import STOP_SECS, end_process
 from runtime.records import events
@@ -71,7 +71,7 @@ class Departure:
         While the server of this task is busy, the records may be old.
         """
         states = [record.state for record in self._records]
-        awaited = [of for of in self._task.clients if is_busy or states[of.index] in (TRAINING, REACHED)]
+        awaited = [of for of in self._task.clients if is_busy or states[of.index] == TRAINING]
         if states[0] == TRAINED and not is_busy:
             awaited.append(self._task.clients[0])
         gone = absent(awaited, self._records)

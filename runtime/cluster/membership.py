@@ -172,15 +172,15 @@ class Membership:
         record = {self.task.index: json.dumps(Record(state, self._incarnation))}
         ask_all(self.task.servers, lambda server: self._tables[server].write(record))
 
-    def records(self, num_workers: int | None = None) -> list[Record]:
-        """Return the records of the first workers, the chief's first, or of all those that train.
+    def records(self) -> list[Record]:
+        """Return the records of all workers that train, the chief's first.
 
         A server that was restarted has forgotten everything. What a worker said before that counts as not said.
 
         Raises:
           UnavailableError: a server does not answer.
         """
-        numbers = range(num_workers or self.task.num_clients)
+        numbers = range(self.task.num_clients)
         servers: list[Peer | Task] = [self.task] if self.task.only_serves else [*self.task.servers]
         found = ask_all(servers, lambda server: self._tables[server].read(*numbers))
         return [parse_record(texts[0] if all(texts) else "") for texts in zip(*found.values(), strict=True)]

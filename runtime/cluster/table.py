@@ -16,7 +16,6 @@ from runtime.process.threads import start_guard
 
 # What a worker that trains says that it does: its state.
 TRAINING = "training"
-REACHED = "reached"  # of the chief: the model is good enough, so that all must stop
 TRAINED = "trained"
 STOPPED = "stopped"  # by a signal, before the end
 EVALUATED = "evaluated"  # of the chief, at the end: the servers may leave

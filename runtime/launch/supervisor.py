@@ -124,10 +124,9 @@ class Supervisor:
         for name, task in self._tasks.items():
             if task.has_just_ended():
                 self._console.note(name, "ended", status=task.status)
-        self._console.refresh()
 
     def _supervise(self) -> None:
-        """Start again what has died.
+        """Start again what has died, and show what the tasks have written.
 
         Raises:
           GivenUpError: a task cannot go on, or stays when the chief has ended.
@@ -142,7 +141,11 @@ class Supervisor:
         ):
             self._told_of = left
             self._console.say(f"the chief has ended: waiting for {left} to end, up to {LEAVE_SECS:g} s")
-        for task in self._tasks.values():
+        # What the chief tells of other tasks, such as that one is lost, comes after what is said of them here; its own
+        # last words come before.
+        for task in sorted(self._tasks.values(), key=lambda task: task == self._chief):
+            if task == self._chief:
+                self._console.refresh()
             if task.status:
                 self._restart(task)
             elif task.status is None and self._leave_by and time.monotonic() > self._leave_by:
@@ -217,6 +220,7 @@ class Supervisor:
         kill_at = time.monotonic() + self._options.stop_timeout_secs + MARGIN_SECS
         while self._running():
             self._wait()
+            self._console.refresh()
             if time.monotonic() > kill_at:
                 self._kill_all()
 

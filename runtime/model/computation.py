@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from runtime.model.tables import Lookups, Parameters, Rows, find_places
-from runtime.model.template import PYTHON, Template, find_ancestors
+from runtime.model.template import PYTHON, Template, find_ancestors, is_random
 from runtime.model.trace import Trace
+from runtime.model.variables import Lookups, Parameters, Rows, find_places
 from runtime.process.errors import UnusableError
 from runtime.process.phases import find_place_of
 
@@ -88,11 +88,6 @@ def build_global_step() -> tf.Tensor:
             return tf.zeros([], tf.int64)
         with tf.device(variable.device):
             return variable.read_value()
-
-
-def is_random(op: tf.Operation) -> bool:
-    """Return whether an op has another result in each run."""
-    return "seed2" in op.node_def.attr
 
 
 def gathers_of(made: Trace, name: str) -> list[tf.Operation]:

@@ -1,18 +1,17 @@
 """The model as a function: from examples and parameters to a loss, gradients and measures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.model.computation import Computation
-from runtime.model.digest import digest_uses
 from runtime.model.files import Files
 from runtime.model.roles import find_roles, flat
-from runtime.model.tables import Lookups, Parameters, add_rows
 from runtime.model.template import Template, find_ancestors
-from runtime.model.trace import Trace, trace, traced_as_users_expect
+from runtime.model.trace import Trace, digest_uses, trace, traced_as_users_expect
+from runtime.model.variables import Lookups, Parameters, add_rows
 from runtime.process.errors import UnusableError
 from runtime.process.phases import preparing
 
@@ -105,6 +104,14 @@ class Model:
             rate = tf.cast(tf.convert_to_tensor(build(steps)), tf.float32)
         template = Template(graph, [rate], [steps])
         return lambda steps: template.copy([steps], {}, "rate")[0]
+
+    def make_constants(self, variables: Mapping[str, Any]) -> None:
+        """Compute with copies, on this worker, of variables that never change; each session makes them anew."""
+        keys = [tf.GraphKeys.LOCAL_VARIABLES]
+        for name, variable in variables.items():
+            value, name_of_copy = tf.convert_to_tensor(variable), f"{name}/copy"
+            copy = tf.Variable(value, trainable=False, collections=keys, name=name_of_copy)
+            self.constants[name] = copy.read_value()
 
     def check_python(self, what: str) -> None:
         """Raise an UnusableError if training calls a Python function; `what` says why none can be."""

@@ -1,22 +1,33 @@
-"""The roles of a model's variables, found in its traces, and what changes each in a step.
+"""The roles of a model's variables, found in its traces, and what a step does to each.
 
 Of the variables that a user's functions make, a *parameter* is one that the loss has a gradient for. A *table* is a
-parameter of which rows are looked up, and nothing else. *State* is what only an assignment changes: what a step does to
-it travels with the gradients. All else is *frozen*.
+parameter of which rows are looked up, and nothing else. *State* is what only assignments change, such as the moving
+averages of a batch normalisation: what a step does to it travels with the gradients. All else is *frozen*.
+
+A copy of a model has no variables. So the changes of a step are replayed on values, in the order in which the user's
+functions have made their ops: a change makes a new value of what the one before has left, and whoever reads the
+variable later gets that one. A session may run the ops in this order, and must where control dependencies say so.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.model.computation import gathers_of, is_random
+from runtime.model.computation import gathers_of
 from runtime.model.files import Files
-from runtime.model.state import replay
-from runtime.model.template import STATEFUL, control_flow_v2, find_ancestors
+from runtime.model.template import STATEFUL, control_flow_v2, find_ancestors, is_change, is_random, refuse_functions
 from runtime.model.trace import Trace, build_total_loss
 from runtime.process.errors import UnusableError
+
+CHANGES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd", "ResourceScatterSub")
+
+# How the changes that several workers make come together, as on a variable that they share.
+SET = "set"  # an assignment: the last one counts
+SUM = "sum"  # what is added or subtracted adds up
+AVERAGE = "average"  # a sum of changes that depend on the value, as of a moving average
 
 
 class Roles(NamedTuple):
@@ -113,3 +124,116 @@ def _build_gradients(
 def flat(structure: Any) -> list[tf.Tensor]:
     """Return the tensors in a structure."""
     return [tensor for tensor in tf.nest.flatten(structure) if isinstance(tensor, tf.Tensor)]
+
+
+class Change(NamedTuple):
+    """What a step does to a variable."""
+
+    kind: str
+    value: tf.Tensor  # the new value if it is set, else by how much the step lowers it
+    op: tf.Operation  # the first op that changes it
+
+
+def replay(files: Files, made: Trace, step: list[tf.Operation]) -> tuple[Trace, dict[str, Change]]:
+    """Replay the changes of a trace.
+
+    Args:
+      files: the user's.
+      made: the trace.
+      step: the ops that each step runs. A change that these do not need happens only for who waits for it.
+
+    Returns:
+      The trace, which says what each op finds that comes after a change, and what a step does to each variable.
+
+    Raises:
+      UnusableError: workers cannot do what an op does to a variable.
+    """
+    always = find_ancestors(step)
+    positions = {op: position for position, op in enumerate(made.graph.get_operations())}
+    found, results = dict[tf.Operation, tf.Tensor](), dict[str, Change]()
+    for name, variable in made.variables.items():
+        uses = sorted((op for op in variable.handle.consumers() if op in positions), key=positions.__getitem__)
+        changes = [op for op in uses if is_change(op) and op is not variable.initializer]
+        value_after = _values_of(files, variable)
+        for op in uses:
+            if op in always:
+                refuse_functions(op)
+            if op.type.startswith(("ResourceApply", "ResourceSparseApply")):
+                place = files.place_of(op)
+                raise UnusableError(f"{place}: an optimizer changes {name}: return it from build_optimizer()")
+            earlier = [change for change in changes if positions[change] < positions[op]]
+            if not always.issuperset(earlier):
+                before = find_ancestors([op])
+                earlier = [change for change in earlier if change in always or change in before]
+            if earlier and op not in changes:
+                found[op] = value_after(*earlier)
+        if step and (idle := [op for op in changes if not (op in always or op.name == f"{name}/Assign")]):
+            _tell_of_idle(files, variable, idle[0])
+        if in_step := [op for op in changes if op in always]:
+            new_value = value_after(*in_step)
+            if variable.dtype.base_dtype != tf.float32:
+                raise _refuse(files, variable, in_step[0])
+            if any(op.type == "AssignVariableOp" for op in in_step):
+                results[name] = Change(SET, new_value, in_step[0])
+                continue
+            with made.graph.as_default():
+                decrease = tf.add_n([_build_decrease(op, variable.shape) for op in in_step])
+            depends = variable.handle.op in find_ancestors([decrease.op], by_values=True)
+            results[name] = Change(AVERAGE if depends else SUM, decrease, in_step[0])
+    return made._replace(found=found), results
+
+
+def _tell_of_idle(files: Files, variable: tf.Variable, change: tf.Operation) -> None:
+    """Tell of a change that no step makes."""
+    place, name = files.place_of(change), variable.op.name
+    if change.inputs[1].op.type == "Placeholder":  # as Keras does it
+        raise UnusableError(
+            f"{place}: a session has set {name} here, as set_weights() does, which no later session knows: give it an"
+            " initializer, such as tf.constant_initializer(weights)"
+        )
+    logging.warning(
+        "%s: no step makes this change of %s: add its op to tf.GraphKeys.UPDATE_OPS, or let the loss depend on it",
+        place,
+        name,
+    )
+
+
+def _values_of(files: Files, variable: tf.Variable) -> Callable[..., tf.Tensor]:
+    """Return what builds the value of a variable after some changes, one after the other, once for all who ask."""
+
+    @functools.cache
+    def value_after(*changes: tf.Operation) -> tf.Tensor:
+        with variable.graph.as_default():
+            if not changes:
+                return variable.read_value()
+            (*earlier, last) = changes
+            if last.type not in CHANGES:
+                raise _refuse(files, variable, last)
+            if last.type == "AssignVariableOp":
+                return last.inputs[1]
+            return value_after(*earlier) - _build_decrease(last, variable.shape)
+
+    return value_after
+
+
+def _refuse(files: Files, variable: tf.Variable, change: tf.Operation) -> UnusableError:
+    place, name = files.place_of(change), variable.op.name
+    return UnusableError(
+        f"{place}: {change.type} of {name}, {variable.dtype.name}, cannot be done by workers:"
+        " they do assign, assign_add, assign_sub, scatter_add and scatter_sub, of float32"
+    )
+
+
+def _build_decrease(change: tf.Operation, shape: tf.TensorShape) -> tf.Tensor:
+    """Build by how much a change that adds or subtracts lowers its variable."""
+    operand = change.inputs[-1]
+    if change.type.startswith("ResourceScatter"):
+        places = change.inputs[1]
+        operand = tf.broadcast_to(operand, tf.concat([tf.shape(places), shape[1:]], axis=0))
+        operand = tf.scatter_nd(places[..., tf.newaxis], operand, shape)
+    return operand if "Sub" in change.type else -operand
+
+
+def build_change(variable: tf.Variable, kind: str, value: tf.Tensor) -> tf.Operation:
+    """Build a change of a variable, of which `Change` has the kind and the value."""
+    return (variable.assign if kind == SET else variable.assign_sub)(value, read_value=False)

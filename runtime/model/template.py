@@ -221,6 +221,11 @@ def is_change(op: tf.Operation) -> bool:
     return op.type.startswith(("Assign", "ResourceScatter")) and bool(op.inputs)
 
 
+def is_random(op: tf.Operation) -> bool:
+    """Return whether an op has another result in each run."""
+    return "seed2" in op.node_def.attr
+
+
 def _functions_of(node: tf.NodeDef) -> bool:
     return any(value.HasField("func") or value.list.func for value in node.attr.values())
 

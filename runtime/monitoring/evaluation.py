@@ -10,13 +10,11 @@ import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster.membership import Membership
-from runtime.cluster.table import REACHED, TRAINED
 from runtime.cluster.task import Task
 from runtime.data.reader import compute_checksum
 from runtime.model.function import Model
-from runtime.model.tables import Parameters, Rows
 from runtime.model.trace import build_probabilities
+from runtime.model.variables import Parameters, Rows
 from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.monitoring.summaries import write_scalars
@@ -170,13 +168,9 @@ class EvaluationHook(tf.train.SessionRunHook):
     it ends with its session. Before any work can be lost, this tries whether the model can be tested.
     """
 
-    def __init__(self, membership: Membership, test: ModelTest, target: Target | None, is_done: Callable[[int], bool]):
-        """Stop all workers once an evaluation has reached `target`, if one is given.
-
-        `is_done` tells whether an earlier run has found the model of a global step good enough.
-        """
-        self._task, self._test, self._membership = membership.task, test, membership
-        self._target, self._is_done = target, is_done
+    def __init__(self, task: Task, test: ModelTest, target: Target | None, end: tf.Operation):
+        """Run `end`, which stops all workers, once an evaluation has reached `target`, if one is given."""
+        self._task, self._test, self._target, self._end = task, test, target, end
 
     def begin(self) -> None:
         events.record(EXAMPLES, checksum=self._test.checksum)
@@ -185,12 +179,6 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._test.check(session)
         self._evaluated_step = -1
         self._has_reached = False  # a ps that was lost may have taken the model with it that was good enough
-        if self._target:
-            (record,) = self._membership.records(1)  # of this task, perhaps of a process before this one
-            global_step = session.run(tf.train.get_global_step(session.graph))
-            self._has_reached = record.state in (REACHED, TRAINED) or self._is_done(global_step)
-        if self._has_reached:
-            coord.request_stop()  # as the others have, or will
 
     def repeating(self, period_secs: float | None) -> SessionThread | None:
         """Return what evaluates once in a period, beside the steps; None: never."""
@@ -209,9 +197,6 @@ class EvaluationHook(tf.train.SessionRunHook):
         return self._has_reached
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        if self._has_reached:
+        if self._has_reached:  # between two steps, so that every ps has made the same synchronous updates
+            run_context.session.run(self._end)
             run_context.request_stop()
-
-    def end(self, session: tf.Session) -> None:
-        if self._has_reached:
-            self._membership.repeat_until_answered(lambda: self._membership.say(REACHED))

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.model.tables import Parameters, values_of
+from runtime.model.variables import Parameters, values_of
 from runtime.process.errors import reason
 from runtime.records import events
 from runtime.records.folder import RunFolder

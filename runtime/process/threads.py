@@ -84,8 +84,11 @@ class SessionThread(tf.train.SessionRunHook):
         self, name: str, act: Callable[[tf.Session, tf.train.Coordinator], bool], period_secs: float, failure: str
     ):
         self._name, self._act, self._period_secs, self._failure = name, act, period_secs, failure
+        self._thread = threading.Thread()
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        if self._thread.ident:
+            self._thread.join()  # what it runs is cancelled; but it must not act beside what comes now
         self._thread = make_guard(self._name, self._repeat, session, coord)
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> None:

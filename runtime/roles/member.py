@@ -19,9 +19,8 @@ from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.session_config import Connection, lower_priority, make_server_config, make_session_config
 from runtime.model.files import Files
 from runtime.model.function import Model
-from runtime.model.tables import check_size, slices_of
 from runtime.model.users_files import users_flags
-from runtime.model.variables import make_constants, make_variables
+from runtime.model.variables import check_size, make_variables, slices_of
 from runtime.monitoring.evaluation import ModelTest, build_placeholders
 from runtime.monitoring.measures import Target
 from runtime.process.errors import UnusableError
@@ -175,7 +174,7 @@ class Member:
             for variable in slices_of(variables[name]):
                 tf.add_to_collection(tf.GraphKeys.MODEL_VARIABLES, variable)  # see `make_saver()`
         with tf.device(self.task.device):
-            make_constants(model, {name: variables.pop(name) for name in model.frozen})
+            model.make_constants({name: variables.pop(name) for name in model.frozen})
         return Packing(variables, model.state)
 
     @property

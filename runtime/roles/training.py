@@ -12,8 +12,8 @@ from runtime.cluster.agreement import USES
 from runtime.data.reader import Batches, Columns
 from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Model
-from runtime.model.tables import Lookups, Parameters, TableReader
 from runtime.model.users_files import checksums, users_dir
+from runtime.model.variables import Lookups, Parameters, TableReader
 from runtime.monitoring import summaries
 from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_placeholders, record_test
 from runtime.monitoring.measures import Measures, check_finite
@@ -23,11 +23,11 @@ from runtime.monitoring.summaries import SummaryHook
 from runtime.roles.member import Member
 from runtime.saving.checkpoints import CheckpointHook
 from runtime.saving.export import export
-from runtime.saving.result import evaluate_and_save, is_of_finished_run, keep_trying, make_result
+from runtime.saving.result import evaluate_and_save, keep_trying, make_result
 from runtime.session.attendance import AttendanceHook, WaitForWorkersHook
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.steps import StepsHook, WaitForDataHook
-from runtime.session.stopping import AbandonSessionHook, StopOnSignalHook, StopWithChiefHook
+from runtime.session.stopping import AbandonSessionHook, StopOnSignalHook
 from runtime.updates import placement
 from runtime.updates.exchange import Updates, choose_devices
 from runtime.updates.packing import Packing
@@ -70,23 +70,20 @@ class Training:
                 with tf.name_scope("summaries"):
                     self._build_summaries()
         placement.log_placement(task)
-        unsaved = updates.unsaved_variables
         agreed = {**me.agreed_flags, **checksums(), "data_dir": data, USES: json.dumps(graph.model.uses)}
-        job = Job(agreed, unsaved, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal, graph.model.uses)
+        job = Job(agreed, updates, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal, graph.model.uses)
         self.scaffold = TrainingScaffold(me.membership, me.connection, job)
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs)
         drawn = graph.batches.num_drawn
-        is_done = functools.partial(is_of_finished_run, me.folder, me.goal)
-        evaluation = EvaluationHook(me.membership, self._test, me.target, is_done) if task.is_chief else None
+        evaluation = EvaluationHook(task, self._test, me.target, updates.end) if task.is_chief else None
         # TensorFlow calls them in this order: for each new session, around each step, and at the end.
         hooks = [
             # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
-            StepsHook(task, self.scaffold, updates, graph.batches, flags.train_steps, is_done),
+            StepsHook(task, self.scaffold, updates, graph.batches, flags.train_steps),
             None if drawn is None else WaitForDataHook(task, drawn, me.timeouts.recovery_secs),
-            # The other workers must hear that the model is good enough before the chief waits for them.
+            evaluation and evaluation.repeating(flags.eval_every_secs),  # first: no test goes on while another is tried
             evaluation,
-            evaluation and evaluation.repeating(flags.eval_every_secs),
             # Then the model that is saved no longer changes.
             WaitForWorkersHook(me.membership) if task.is_chief else None,
             self._checkpoints if task.is_chief else None,
@@ -96,7 +93,6 @@ class Training:
             self._progress,
             SummaryHook(task, updates, graph.batches.drawn, me.folder, flags.log_every_secs),
             # What may stop the worker, once the others have seen its step.
-            StopWithChiefHook(me.membership) if me.target and not task.is_chief else None,
             AbandonSessionHook(me.membership, self.scaffold),
             StopOnSignalHook(me.membership, self.scaffold, self._checkpoints, flags.stop_timeout_secs),
             # Last: it waits for the other workers before the first step, and says that this one has taken its last.

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -21,6 +21,7 @@ from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.saving import checkpoints, result
 from runtime.saving.saver import make_saver
+from runtime.updates.exchange import Updates
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
 MAX_PAUSE_SECS = 1.0  # between two sessions that cannot be made
@@ -31,7 +32,7 @@ class Job(NamedTuple):
     """What the tasks of a job agree on, and where its model is saved."""
 
     agreed: Mapping[str, object]  # flags by name
-    unsaved_variables: Sequence[tf.Variable]  # on the ps tasks: initialised once the model is
+    updates: Updates
     folder: RunFolder
     written_by: str  # "ps" or "chief": who writes them
     keep_checkpoints: int
@@ -82,10 +83,11 @@ class TrainingScaffold(tf.train.Scaffold):
         self._cancelled_since = math.inf  # a time of `time.monotonic()`
         self.incarnations: dict[Peer, str] = {}  # of the servers, as they were before the last session was made
         self._global_step = tf.train.get_global_step()
+        unsaved = job.updates.unsaved_variables
         with tf.name_scope("session"):
-            self._uninitialized = tf.report_uninitialized_variables([*job.unsaved_variables, *tf.global_variables()])
+            self._uninitialized = tf.report_uninitialized_variables([*unsaved, *tf.global_variables()])
             self._uninitialized.mark_used()  # or TensorFlow prints a stack trace when a wait ends before its first use
-            self._initialize_unsaved = tf.variables_initializer(job.unsaved_variables)
+            self._initialize_unsaved = tf.variables_initializer(unsaved)
             self._initializer = tf.global_variables_initializer()
 
     def finalize(self) -> "TrainingScaffold":
@@ -196,7 +198,10 @@ class TrainingScaffold(tf.train.Scaffold):
                     logging.warning(
                         "%s: there is no checkpoint, so the model is lost: training begins again", self._task
                     )
-            session.run(self._initialize_unsaved)  # of the model; last: the other workers then train at once
+            step = int(session.run(self._global_step))
+            is_finished = result.is_of_finished_run(self._job.folder, self._job.goal, step)
+            # Last: the other workers then train at once.
+            session.run(self._initialize_unsaved, dict.fromkeys(self._job.updates.are_finished, is_finished))
         self._has_trained, self._pause_secs = True, POLL_SECS
         self.found_step, self.found_session = int(session.run(self._global_step)), session
         logging.info("%s: %s, at global step %d", self._task, origin, self.found_step)

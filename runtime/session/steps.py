@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -17,8 +16,6 @@ from runtime.records import events
 from runtime.session.scaffold import TrainingScaffold
 from runtime.updates.exchange import Updates
 
-IsDone = Callable[[int], bool]  # whether the model has reached its goal at a global step, as the train directory says
-
 
 class StepsHook(tf.train.SessionRunHook):
     """Starts the input of each session where the model is, and stops the worker after its last step.
@@ -27,25 +24,19 @@ class StepsHook(tf.train.SessionRunHook):
     global steps unevenly, so each begins at the average.
 
     `tf.train.StopAtStepHook` looks at the global step as it was before the step, so its workers take a few more. This
-    one looks after it, stops a worker that joins a model which has reached its goal, and logs how many steps were lost
+    one looks after it, stops a worker where the model says that training is over, and logs how many steps were lost
     with a ps.
     """
 
     def __init__(
-        self,
-        task: Task,
-        scaffold: TrainingScaffold,
-        updates: Updates,
-        batches: Batches | None,
-        last_step: int,
-        is_done: IsDone,
+        self, task: Task, scaffold: TrainingScaffold, updates: Updates, batches: Batches | None, last_step: int
     ):
         """Take the steps of `updates`, on `batches`, until the global step has reached `last_step`."""
         self._task, self._scaffold, self._updates, self._batches = task, scaffold, updates, batches
-        self._last_step, self._is_done, self._seen_step = last_step, is_done, 0
+        self._last_step, self._seen_step = last_step, 0
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        step = int(session.run(tf.train.get_global_step(session.graph)))
+        step, is_over = map(int, session.run([tf.train.get_global_step(session.graph), self._updates.over]))
         if self._batches:
             first_batch = step * self._updates.num_replicas // self._task.num_clients
             self._batches.start(session, first_batch, coord)
@@ -57,21 +48,23 @@ class StepsHook(tf.train.SessionRunHook):
             )
             events.record("steps lost", num_steps=num_lost, global_step=found_step)
             self._seen_step = found_step  # another loss is counted from here
-        if step >= self._last_step or self._is_done(step):
+        if step >= self._last_step or is_over:
             logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._last_step)
             coord.request_stop()
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        return tf.train.SessionRunArgs([self._updates.global_step, self._updates.loss])
+        return tf.train.SessionRunArgs([self._updates.global_step, self._updates.is_over, self._updates.loss])
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        step, loss = run_values.results
+        step, is_over, loss = run_values.results
         if not np.isfinite(loss):
             found = self._batches.describe_not_finite() if self._batches else ""
             remedy = f"correct the examples, which are not finite either: {found}" if found else DIVERGED
             raise UnusableError(f"{self._task}: the loss is not finite at global step {step}: {remedy}")
         self._seen_step = int(step)
-        if self._seen_step >= self._last_step:
+        if self._seen_step < self._last_step and is_over:
+            logging.info("%s: the model is good enough: training is over", self._task)
+        if self._seen_step >= self._last_step or is_over:
             run_context.request_stop()
 
 

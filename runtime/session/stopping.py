@@ -1,4 +1,4 @@
-"""What stops a worker before its last step: the chief, a signal, or, until it has a new session, the loss of a ps."""
+"""What stops a worker before its last step: a signal, or, until it has a new session, the loss of a ps."""
 
 import contextlib
 import ctypes
@@ -14,9 +14,9 @@ from absl import logging
 
 from runtime.cluster import signals
 from runtime.cluster.membership import Membership
-from runtime.cluster.table import REACHED, STOPPED, TRAINED, TRAINING, absent
+from runtime.cluster.table import STOPPED, TRAINING, absent
 from runtime.cluster.task import Peer
-from runtime.cluster.waiting import POLL_SECS, look_secs, wait_until_nothing_is_missing
+from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.end import end_process
 from runtime.process.errors import AwayError, UnusableError, reason
 from runtime.process.threads import make_guard, start_guard
@@ -24,56 +24,9 @@ from runtime.saving.checkpoints import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
 
 STEP_SECS = 1.0  # how long a worker may take after a signal to finish its step
-LAST_STEP_SECS = 0.2  # how long a worker may take to finish its step once the chief has stopped
 CLOSING_SECS = 60.0  # how long the close of a lost session may take; TCP gives up a cut link after 20 s
 STOP_SECS = 8.0  # how long a worker that saves nothing may take to stop in order; Docker kills after 10 s
 OTHERS_SECS = 3.0  # how long the chief waits for the others to stop before it saves, and any worker for the ps tasks
-
-
-class StopWithChiefHook(tf.train.SessionRunHook):
-    """Stops a worker when the chief says that the model is good enough. For all but the chief, if there is a target.
-
-    A synchronous step may wait for the chief, which takes none any more. So the thread of the membership, which hears
-    the chief, ends the process after `LAST_STEP_SECS`: a worker other than the chief has nothing left to do.
-    """
-
-    def __init__(self, membership: Membership):
-        self._membership = membership
-        self._coord: tf.train.Coordinator | None = None  # of a session in which a step may be going on
-        self._end_at = math.inf  # once the chief has stopped
-        self._look_at = 0.0
-        membership.decisions.append(self._stop_with_chief)
-
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self._coord, self._end_at = None, math.inf  # a ps that was lost may have taken the model that was good enough
-        if self._has_chief_stopped():
-            coord.request_stop()  # before the first step, since the chief may have saved the model
-        else:
-            self._coord = coord
-
-    def _has_chief_stopped(self) -> bool:
-        (record,) = self._membership.records(1)
-        if record.state not in (REACHED, TRAINED):
-            return False
-        logging.info("%s: the chief says that the model is good enough", self._membership.task)
-        return True
-
-    def _stop_with_chief(self) -> None:
-        coord = self._coord  # the main thread may take it away
-        if not coord or coord.should_stop() or (now := time.monotonic()) < self._look_at:
-            return
-        self._look_at = now + look_secs(len(self._membership.task.worker_hosts), POLL_SECS)
-        with contextlib.suppress(tf.errors.UnavailableError):  # it tries again at the next look
-            if self._end_at == math.inf and self._has_chief_stopped():
-                self._end_at = time.monotonic() + LAST_STEP_SECS
-            elif time.monotonic() > self._end_at:
-                self._membership.say(TRAINED)
-                end_process(0)
-
-    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        if self._end_at < math.inf:
-            self._coord = None
-            run_context.request_stop()
 
 
 class StopOnSignalHook(tf.train.SessionRunHook):

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.data.reader import Batches, Columns
-from runtime.model.tables import Lookups, Parameters
+from runtime.model.variables import Parameters
 from runtime.updates.packing import Packing, Selection
 
 REPLICATIONS = ("between_graph", "in_graph")
@@ -15,8 +15,6 @@ REPLICATIONS = ("between_graph", "in_graph")
 # Builds the loss of a batch, float32 [], and by how much a step of rate 1 lowers each parameter, by name: its gradient.
 # It is given the parameters, the examples of the batch, and the samples of its lookups.
 GradientsFunction = Callable[[Parameters, Columns, Sequence[tf.Tensor]], tuple[tf.Tensor, Mapping[str, tf.Tensor]]]
-# Builds which rows some examples need.
-LookupsFunction = Callable[[Columns], Lookups]
 # Builds what is averaged, float32 tensors, from what the tower is given and the inputs of its examples, [n, ...].
 Tower = Callable[[Any, tf.Tensor], Sequence[tf.Tensor]]
 
@@ -122,12 +120,17 @@ class Updates(NamedTuple):
     num_steps: tf.Tensor  # int64 [], local steps in one run of `train_op`
     loss: tf.Tensor  # float32 [], of one of these; 0 if there is none
     global_step: tf.Tensor  # int64 [], as it is after the run
+    over: tf.Variable  # bool [], whether training has ended, though steps may be left
+    is_over: tf.Tensor  # its value after the run
     unsaved_variables: list[tf.Variable]  # on the ps tasks: initialised once the model is, and never saved
+    # bool [] each, fed while these are initialised: whether a model that was restored needs no training.
+    are_finished: Sequence[tf.Tensor]
     exchange: Exchange  # one of the run, to look at
     num_replicas: int = 1  # local steps, of any worker, in one global step
     hooks: Sequence[tf.train.SessionRunHook] = ()
     # float32 [], global steps of others between a read and its write; None: synchronous
     staleness: tf.Tensor | None = None
+    end: tf.Operation | None = None  # ends training for all workers, where the model is; for the chief
 
 
 def average(devices: Sequence[str], compute: Tower, given: Any, inputs: tf.Tensor) -> list[tf.Tensor]:

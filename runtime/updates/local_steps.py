@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.model.state import AVERAGE, SET, build_change
-from runtime.model.tables import values_of
+from runtime.model.roles import AVERAGE, SET, build_change
+from runtime.model.variables import values_of
 from runtime.updates.exchange import Exchange, Work, average
 from runtime.updates.optimizer import COPIES, Optimizer, OptimizerMaker, Schedule
 from runtime.updates.packing import Selection

@@ -29,9 +29,12 @@ class LostWorkersHook(tf.train.SessionRunHook):
         self.meetings, self._rule = meetings, rule
         self._membership, self._task = membership, membership.task
         self._last_num_gradients = rule.num_gradients
-        numbers, steps = zip(*((meeting.number, meeting.shard.steps) for meeting in meetings), strict=True)
+        numbers = [meeting.number for meeting in meetings]
+        shards = [meeting.shard for meeting in meetings]
+        steps_left = [shard.count_steps_left(shard.steps.read_value()) for shard in shards]
+        self._of_model = [shard.steps is tf.train.get_global_step() for shard in shards].index(True)
         waited_for = [meeting for meeting in meetings if meeting.is_waited_for]
-        self._fetches = [numbers, steps, tf.train.get_global_step(), waited_for[0].are_awaited]
+        self._fetches = [numbers, steps_left, waited_for[0].are_awaited]
         # A worker is late if every ps waits for it: one that itself waits for a ps has been heard there already.
         self._are_late = tf.reduce_all(tf.stack([meeting.build_are_late() for meeting in waited_for]), axis=0)
         self._are_lost = tf.placeholder(tf.bool, [rule.num_workers], name="are_lost")
@@ -52,9 +55,9 @@ class LostWorkersHook(tf.train.SessionRunHook):
 
     def look(self, session: tf.Session, coord: tf.train.Coordinator) -> bool:
         """Look whether the numbers grow; if none does, tell the ps tasks who is lost. It is never done."""
-        counts, steps, step, are_awaited = session.run(self._fetches)
+        counts, steps_left, are_awaited = session.run(self._fetches)
         is_moving, self._last_counts = counts != self._last_counts, counts
-        if min(steps) >= self._rule.train_steps:  # no worker waits any more, and the others may have left
+        if max(steps_left) <= 0:  # no worker waits any more, and the others may have left
             return False
         lost = dict[Peer, str]()
         if not is_moving:
@@ -62,7 +65,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
             are_lost = np.zeros(self._rule.num_workers, bool)
             are_lost[[worker.index for worker in lost]] = True
             # A chief that has taken its last step waits for the others, and these may still wait for another ps.
-            are_lost[self._task.index] = step >= self._rule.train_steps and not self._is_stepping
+            are_lost[self._task.index] = steps_left[self._of_model] <= 0 and not self._is_stepping
             session.run(self._forget, {self._are_lost: are_lost})
             are_awaited &= ~are_lost
         if is_moving:

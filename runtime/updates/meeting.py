@@ -16,7 +16,6 @@ class Rule(NamedTuple):
     num_workers: int
     num_gradients: int  # that an update averages while enough workers are there
     max_steps: int  # that each of them stands for
-    train_steps: int  # after which there are no updates
 
     @property
     def is_strict(self) -> bool:
@@ -133,8 +132,7 @@ class Meeting:
 
     def _count_steps(self) -> tf.Tensor:
         """Build the number of steps, int64 [], that are left for the next update."""
-        steps_left = self._rule.train_steps - self.shard.steps.read_value()
-        return tf.clip_by_value(steps_left, 0, self._rule.max_steps)
+        return tf.clip_by_value(self.shard.count_steps_left(self.shard.steps.read_value()), 0, self._rule.max_steps)
 
 
 class Pace(Meeting):

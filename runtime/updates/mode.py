@@ -8,9 +8,9 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.membership import Membership
 from runtime.data.reader import Batches
-from runtime.model.function import Own
-from runtime.model.state import SET
-from runtime.model.tables import Lookups
+from runtime.model.function import Model, Own
+from runtime.model.roles import SET
+from runtime.model.variables import Lookups
 from runtime.process.errors import UnusableError
 from runtime.process.threads import SessionThread
 from runtime.updates import lost_workers
@@ -19,8 +19,6 @@ from runtime.updates.exchange import (
     Exchange,
     ExchangeFunction,
     GradientExchangeBuilder,
-    GradientsFunction,
-    LookupsFunction,
     Updates,
     Work,
     choose_devices,
@@ -74,28 +72,19 @@ class Mode(NamedTuple):
 
 
 def build_updates(
-    packing: Packing,
-    build_gradients: GradientsFunction,
-    build_lookups: LookupsFunction,
-    batches: Batches,
-    mode: Mode,
-    membership: Membership,
-    config: tf.ConfigProto,
-    own: Own = Own(),  # noqa: B008  # it never changes
+    packing: Packing, model: Model, batches: Batches, mode: Mode, membership: Membership, config: tf.ConfigProto
 ) -> Updates:
     """Build what a worker runs to take its steps.
 
     Args:
       packing: of the parameters.
-      build_gradients: builds the loss of a batch, and the gradients.
-      build_lookups: builds which rows some examples need.
+      model: builds which rows some examples need, and the loss of a batch with the gradients; how it is trained.
       batches: of a run, `mode.num_batches`.
       mode: how the workers update the parameters.
       membership: of this worker.
       config: of its sessions.
-      own: what the user's model says of its training.
     """
-    task, num_workers = membership.task, len(membership.task.worker_hosts)
+    task, own, num_workers = membership.task, model.own, len(membership.task.worker_hosts)
     schedule = mode.make_schedule(own)
 
     make_own = functools.partial(make_optimizer, name=mode.optimizer, own=own)
@@ -106,12 +95,13 @@ def build_updates(
         return make_own(rate, num_updates=tf.train.get_global_step())
 
     build_rate = schedule.build if mode.local_steps == 1 else lambda steps: tf.ones([])
-    shards = [PsShard(packing, device, make_of_ps, build_rate, mode.ema_decay) for device in packing.variables]
+    of_ps = make_of_ps, build_rate, mode.train_steps, mode.ema_decay
+    shards = [PsShard(packing, device, *of_ps) for device in packing.variables]
     with tf.device(task.device):
         wanted = [Lookups({}, [])] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its lookups
             of_exchanges = tf.reshape(batches.inputs, [mode.exchanges_per_run, -1, *batches.inputs.shape[2:]])
-            wanted = [build_lookups(batches.columns(of_exchange)) for of_exchange in tf.unstack(of_exchanges)]
+            wanted = [model.build_lookups(batches.columns(of_exchange)) for of_exchange in tf.unstack(of_exchanges)]
         selections = packing.select(wanted)
         dtype, devices = tf.as_dtype(mode.exchange_dtype), choose_devices(task, config)
         if len(devices) > 1 and any(lookups.samples for lookups in wanted):
@@ -125,7 +115,7 @@ def build_updates(
                 f"--exchange_dtype={dtype.name} would round what model.py assigns to {', '.join(assigned)}: change it"
                 " with assign_add or assign_sub, or leave the flag out"
             )
-        work = Work(packing, build_gradients, batches, dtype, devices, mode.clip_norm)
+        work = Work(packing, model.build_gradients, batches, dtype, devices, mode.clip_norm)
         if mode.local_steps == 1:
             build_exchange = GradientExchangeBuilder(work).build_exchange
         else:
@@ -133,7 +123,7 @@ def build_updates(
             num_shares = 1 if mode.sync_replicas else SHARES_OF_WORKER * num_workers
             length = Length(mode.local_steps, mode.train_steps, num_shares, pace)
             build_exchange = LocalStepsExchangeBuilder(work, make_own, schedule, length).build_exchange
-    rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps, mode.train_steps)
+    rule = Rule(num_workers, mode.replicas_to_aggregate or num_workers, mode.local_steps)
     if mode.sync_replicas:
         return build_sync_updates(packing, selections, shards, build_exchange, rule, membership)
     # A classic step must know all that its worker has done before. Local steps are worth computing ahead, unless the
@@ -157,7 +147,7 @@ def build_async_updates(
 
     It has one for each of `selections`. An exchange begins when all but the last `max_pending` of those before it are
     applied: with 0 a worker knows all that it has done before; with 1 it computes while the exchange before is on its
-    way. A ps does not apply an exchange that has more steps than are left of `train_steps` there when it arrives.
+    way. A ps does not apply an exchange that has more steps than are left there when it arrives.
 
     With `max_staleness`, an exchange waits until its worker is at most so many exchanges ahead of the slowest one.
     """
@@ -182,7 +172,7 @@ def build_async_updates(
                 steps = shard.read_steps(after=[*added[ps][-1:], received])
                 if shard is asked:
                     steps_at_writes.append(steps)
-                added[ps].append(_apply_if_it_fits(shard, gradient, num_steps, steps, rule.train_steps))
+                added[ps].append(_apply_if_it_fits(shard, gradient, num_steps, steps))
         for pace in paces:
             with tf.name_scope("pace"):
                 of_pace = added[shards.index(pace.shard)]
@@ -211,16 +201,13 @@ def build_async_updates(
         own_steps = added[shards.index(asked)][:-1] if max_pending else []
         steps_between = tf.reduce_sum(tf.stack(steps_at_writes) - tf.stack(steps_at_reads))
         staleness = tf.cast(steps_between - sum(own_steps), tf.float32) / len(selections)
-    updates = make_updates(shards, added, exchanges)._replace(staleness=staleness)
-    return _watch(updates, paces, rule, membership) if paces else updates
+    return _watch(make_updates(shards, added, exchanges)._replace(staleness=staleness), shards, paces, rule, membership)
 
 
-def _apply_if_it_fits(
-    shard: PsShard, gradient: Gradient, num_steps: tf.Tensor, steps: tf.Tensor, train_steps: int
-) -> tf.Tensor:
+def _apply_if_it_fits(shard: PsShard, gradient: Gradient, num_steps: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
     """Apply a gradient on its ps, which has `steps`, if it fits there; return the number of steps added."""
     with tf.device(shard.device):
-        fits = (num_steps > 0) & (steps + num_steps <= train_steps)
+        fits = (num_steps > 0) & (num_steps <= shard.count_steps_left(steps))
         return tf.cond(fits, lambda: shard.apply(gradient, num_steps), lambda: tf.zeros([], tf.int64))
 
 
@@ -256,15 +243,24 @@ def build_sync_updates(
         with tf.device(task.device):
             steps = [shard.read_steps(after=of_ps) for shard, of_ps in zip(shards, taken, strict=True)]
             updates = updates._replace(global_step=tf.reduce_min(tf.stack(steps)))
-    return _watch(updates._replace(num_replicas=rule.num_gradients), aggregations, rule, membership)
+    return _watch(updates._replace(num_replicas=rule.num_gradients), shards, aggregations, rule, membership)
 
 
-def _watch(updates: Updates, meetings: Sequence[Meeting], rule: Rule, membership: Membership) -> Updates:
-    """Let the chief watch over those that wait for each other."""
-    hooks: list[tf.train.SessionRunHook] = []
+def _watch(
+    updates: Updates, shards: Sequence[PsShard], meetings: Sequence[Meeting], rule: Rule, membership: Membership
+) -> Updates:
+    """Let the chief watch over those that wait for each other, and end training."""
+    hooks, ends = list[tf.train.SessionRunHook](), list[tf.Operation]()
     if membership.task.is_chief:
+        # First where the global step is, which tells the workers: one that is cut off then ends none of it, or all.
+        for shard in sorted(shards, key=lambda shard: shard.steps is not tf.train.get_global_step()):
+            with tf.device(shard.device), tf.control_dependencies(ends):
+                ends.append(shard.is_over.assign(True, read_value=False))
+        with tf.control_dependencies(ends):  # wake who waits
+            ends += [meeting.build_forget(tf.fill([rule.num_workers], False)) for meeting in meetings]
+    if ends and meetings:
         lost = lost_workers.LostWorkersHook(meetings, rule, membership)
         what = f"{membership.task} could not see who is lost"
         hooks = [lost, SessionThread("look", lost.look, lost_workers.LOOK_SECS, what)]
     unsaved = [*updates.unsaved_variables, *(variable for meeting in meetings for variable in meeting.variables)]
-    return updates._replace(hooks=hooks, unsaved_variables=unsaved)
+    return updates._replace(hooks=hooks, unsaved_variables=unsaved, end=tf.group(*ends))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.model.tables import MAX_MESSAGE_BYTES, Lookups, Parameters, Rows, TableVariable, choose_rows, slices_of
+from runtime.model.variables import MAX_MESSAGE_BYTES, Lookups, Parameters, Rows, TableVariable, choose_rows, slices_of
 from runtime.process.errors import UnusableError
 
 

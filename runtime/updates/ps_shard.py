@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from runtime.model.state import build_change
+from runtime.model.roles import build_change
 from runtime.updates.exchange import Exchange, Updates
 from runtime.updates.optimizer import Optimizer, OptimizerMaker
 from runtime.updates.packing import Packing, split_vector
@@ -19,7 +19,7 @@ class Gradient(NamedTuple):
 
 
 class PsShard:
-    """The parameters on one ps, the optimizer of its own that changes them, and the steps that they have."""
+    """The parameters on one ps, the optimizer of its own that changes them, the steps that they have, and the end."""
 
     def __init__(
         self,
@@ -27,6 +27,7 @@ class PsShard:
         device: str,
         make_optimizer: OptimizerMaker,
         build_rate: Callable[[tf.Tensor], tf.Tensor],
+        train_steps: int,
         ema_decay: float | None = None,
     ):
         """Take what `packing` has on a ps.
@@ -36,6 +37,7 @@ class PsShard:
           device: of the ps.
           make_optimizer: makes what changes them.
           build_rate: builds its learning rate, float32 [], from the number of steps that the ps has applied, int64 [].
+          train_steps: after which nothing is applied.
           ema_decay: keep averages of the parameters, but for tables.
         """
         self.device = device
@@ -55,6 +57,11 @@ class PsShard:
             name = f"steps_of_ps_{tf.DeviceSpec.from_string(device).task}"
             # Unsaved, so that the number of ps tasks may change.
             self.steps = self.ready_marker = self._make_variable(name, step)
+        # True once the model is good enough, though steps may be left; a model that was restored may be so.
+        with tf.device(device):
+            self.is_finished = tf.placeholder_with_default(False, [], "is_finished")
+        self.is_over = self._make_variable(f"is_over_on_ps_{tf.DeviceSpec.from_string(device).task}", self.is_finished)
+        self._train_steps = train_steps
         self._build_rate, self._ema_decay = build_rate, ema_decay
         trained = [v for v, kind in zip(self._variables, self._kinds, strict=True) if kind is None]
         self._averages = packing.make_averages(trained, ema_decay) if ema_decay else []
@@ -70,6 +77,12 @@ class PsShard:
         """Build the steps that the parameters have, int64 [], after something on this ps."""
         with tf.device(self.device), tf.control_dependencies(after):
             return self.steps.read_value()
+
+    def count_steps_left(self, steps: tf.Tensor) -> tf.Tensor:
+        """Build how many steps, int64 [], may be applied to parameters that have `steps`, int64 [], as it was read."""
+        with tf.control_dependencies([steps]):
+            is_over = self.is_over.read_value()
+        return tf.where(is_over, tf.zeros([], tf.int64), self._train_steps - steps)
 
     def unpack(self, vector: tf.Tensor, places: Sequence[tf.Tensor]) -> Gradient:
         """Build the gradient that has arrived in a vector, float32 [n] on this ps.
@@ -125,13 +138,20 @@ def make_updates(
         with tf.device(shard.device), tf.name_scope("steps"):
             sums.append(tf.add_n(of_ps))
             if shard.steps is tf.train.get_global_step():
-                num_steps = sums[-1]
-                global_step = shard.read_steps(after=[num_steps])  # the variable, fetched beside, may be older
+                num_steps, of_model = sums[-1], shard
+                # The variables, fetched beside, may be older. Together, the two travel in one message.
+                with tf.control_dependencies([num_steps]):
+                    ends = tf.stack([shard.steps.read_value(), tf.cast(shard.is_over.read_value(), tf.int64)])
+    with tf.device(loss.device), tf.name_scope("steps"):
+        global_step, is_over = tf.unstack(ends)
     return Updates(
         train_op=[tensor.op for tensor in sums],
         num_steps=num_steps,
         loss=loss,
         global_step=global_step,
-        unsaved_variables=[shard.ready_marker for shard in shards],
+        over=of_model.is_over,
+        is_over=is_over > 0,
+        unsaved_variables=[variable for shard in shards for variable in (shard.ready_marker, shard.is_over)],
+        are_finished=[shard.is_finished for shard in shards],
         exchange=exchanges[0],
     )
