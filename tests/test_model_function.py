@@ -829,6 +829,21 @@ REFUSED = [
         "model.py, line 6: ResourceScatterUpdate of v, float32, cannot be done by workers",
     ),
     (
+        "v = tf.get_variable('v', [4])\n    x = x + v\n"
+        "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, v[0].assign(0.0))",
+        "model.py, line 7: ResourceStridedSliceAssign of v, float32, cannot be done by workers",
+    ),
+    (
+        "n = tf.get_variable('n', [], tf.int32, trainable=False)\n"
+        "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.count_up_to(n, 9))",
+        "model.py, line 6: ResourceCountUpTo of n, int32, cannot be done by workers",
+    ),
+    (
+        "seen = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, 0, -1, -2)\n"
+        "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, seen.insert([7], [8]))",
+        "model.py, line 6: a step changes a lookup table, of which each worker has its own",
+    ),
+    (
         "v = tf.get_variable('v', [4])\n"
         "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(v, v * 0.5))\n"
         "    x = x + v",

@@ -211,9 +211,17 @@ class OfPython(Own):
         return tf.group(*(variable.assign_sub(tf.py_func(abs, [g], tf.float32)) for g, variable in grads_and_vars))
 
 
+class Decaying(Own):
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        for _, variable in grads_and_vars:
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, variable.assign_sub(0.1 * variable))
+        return tf.group(*(variable.assign_sub(gradient) for gradient, variable in grads_and_vars))
+
+
 @pytest.mark.parametrize(
     ("own", "told"),
     [
+        (Decaying, r"nobody runs an update of build_optimizer\(\): return it"),
         (Forgetful, r"apply_gradients\(\) must return an op, found None"),
         (OfPython, "calls a Python function, which no ps"),
     ],
@@ -221,3 +229,12 @@ class OfPython(Own):
 def test_an_optimizer_that_no_ps_can_run_is_refused(graph, own, told):
     with pytest.raises(UnusableError, match=told):
         Optimizer(own, {"w": tf.get_variable("w", [2])})
+
+
+def test_an_optimizer_that_computes_over_the_model_is_refused_where_each_ps_has_a_part_of_it(graph):
+    """A norm in a branch, too."""
+    variables = make_variables()
+    Optimizer(Skipping, variables)
+    Optimizer(Accumulating, variables, is_of_part=True)  # element by element
+    with pytest.raises(UnusableError, match=r"such as a norm, .*: take one ps, --local_steps or, to clip, --clip_norm"):
+        Optimizer(Skipping, variables, is_of_part=True)

@@ -22,6 +22,7 @@ from runtime.model.template import STATEFUL, control_flow_v2, find_ancestors, is
 from runtime.model.trace import Trace, build_total_loss
 from runtime.process.errors import UnusableError
 
+CHANGES_OF_TABLES = ("LookupTableInsertV2", "LookupTableRemoveV2", "LookupTableImportV2")
 CHANGES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd", "ResourceScatterSub")
 
 # How the changes that several workers make come together, as on a variable that they share.
@@ -149,6 +150,11 @@ def replay(files: Files, made: Trace, step: list[tf.Operation]) -> tuple[Trace, 
       UnusableError: workers cannot do what an op does to a variable.
     """
     always = find_ancestors(step)
+    if tables := [op for op in always if op.type in CHANGES_OF_TABLES]:
+        raise UnusableError(
+            f"{files.place_of(tables[0])}: a step changes a lookup table, of which each worker has its own: keep what"
+            " changes in a variable"
+        )
     positions = {op: position for position, op in enumerate(made.graph.get_operations())}
     found, results = dict[tf.Operation, tf.Tensor](), dict[str, Change]()
     for name, variable in made.variables.items():
@@ -186,7 +192,7 @@ def replay(files: Files, made: Trace, step: list[tf.Operation]) -> tuple[Trace, 
 def _tell_of_idle(files: Files, variable: tf.Variable, change: tf.Operation) -> None:
     """Tell of a change that no step makes."""
     place, name = files.place_of(change), variable.op.name
-    if change.inputs[1].op.type == "Placeholder":  # as Keras does it
+    if change.inputs[-1].op.type == "Placeholder":  # as Keras does it
         raise UnusableError(
             f"{place}: a session has set {name} here, as set_weights() does, which no later session knows: give it an"
             " initializer, such as tf.constant_initializer(weights)"

@@ -218,7 +218,8 @@ def _holds_state(op: tf.Operation) -> bool:
 
 def is_change(op: tf.Operation) -> bool:
     """Return whether an op assigns to a variable."""
-    return op.type.startswith(("Assign", "ResourceScatter")) and bool(op.inputs)
+    kinds = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign", "ResourceCountUpTo")
+    return op.type.startswith(kinds) and bool(op.inputs)
 
 
 def is_random(op: tf.Operation) -> bool:

@@ -16,6 +16,7 @@ from runtime.model.function import Own
 from runtime.model.template import PYTHON, Template, control_flow_v2
 from runtime.model.variables import build_first_values
 from runtime.process.errors import UnusableError
+from runtime.process.phases import find_place_of
 
 # Returns an optimizer, given its learning rate, float32 []. `tf.train.get_global_step()` counts the updates before.
 OptimizerMaker = Callable[[tf.Tensor], Any]
@@ -25,6 +26,7 @@ MOMENTUM = 0.9
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
 LR_SCHEDULES = ("constant", "one_cycle")
 WARMUP_PART = 0.3  # of a cycle
+REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "L2Loss", "EuclideanNorm")
 COPIES = "copies"  # the scope of a worker's copies of the parameters, and of the state that belongs to them
 
 
@@ -37,6 +39,7 @@ class Optimizer:
         variables: Mapping[str, tf.Variable],
         num_sparse: int = 0,
         build_value: Callable[[str], tf.Tensor] | None = None,
+        is_of_part: bool = False,
     ):
         """Call the optimizer, and make its state.
 
@@ -45,6 +48,7 @@ class Optimizer:
           variables: what it changes, by the names that it sees.
           num_sparse: of how many of them, the last ones, gradients are `tf.IndexedSlices`.
           build_value: builds that with which one of them begins, of copies on a worker. Then the state is local, too.
+          is_of_part: whether other optimizers change the rest of the model, or of the variables.
 
         Raises:
           UnusableError: it does what no copy can do.
@@ -69,6 +73,11 @@ class Optimizer:
                 applied = make(rate).apply_gradients(list(zip(gradients, traced.values(), strict=True)))
             if graph.get_collection(tf.GraphKeys.SUMMARIES):
                 logging.warning("model.py: no summary of an optimizer is written")
+            if updates := graph.get_collection(tf.GraphKeys.UPDATE_OPS):
+                place = find_place_of(getattr(updates[0], "op", updates[0])) or "model.py"
+                raise UnusableError(
+                    f"{place}: nobody runs an update of build_optimizer(): return it, grouped with others"
+                )
         if not isinstance(applied, tf.Tensor | tf.Operation):
             raise UnusableError(f"model.py: apply_gradients() must return an op, found {applied!r:.50}")
         known = {
@@ -88,6 +97,11 @@ class Optimizer:
         self._template = Template(graph, [applied], [rate, *_flatten(gradients), *(v.handle for v in kept)], kept)
         if self._template.find(PYTHON):
             raise UnusableError("model.py: build_optimizer() calls a Python function, which no ps has: use ops")
+        if is_of_part and (op := self._template.find(REDUCTIONS)):
+            raise UnusableError(
+                f"{find_place_of(op) or 'model.py'}: build_optimizer() computes over many values here, such as a norm,"
+                " and each ps has only a part of the model: take one ps, --local_steps or, to clip, --clip_norm"
+            )
 
     def apply(self, gradients: Sequence[Any], rate: tf.Tensor, num_updates: tf.Tensor) -> tf.Operation:
         """Build an update, given how many there were before, int64 []."""

@@ -66,8 +66,10 @@ class PsShard:
         trained = [v for v, kind in zip(self._variables, self._kinds, strict=True) if kind is None]
         self._averages = packing.make_averages(trained, ema_decay) if ema_decay else []
         named = {variable.op.name: variable for variable in [*trained, *self.table_slices]}
+        is_part = sum(bool(packing.variables[of] or packing.table_slices[of]) for of in packing.variables) > 1
+        how = make_optimizer, named, len(self.table_slices)
         with tf.device(device):
-            self._optimizer = Optimizer(make_optimizer, named, len(self.table_slices)) if named else None
+            self._optimizer = Optimizer(*how, is_of_part=is_part) if named else None
 
     def _make_variable(self, name: str, value: Any) -> tf.Variable:
         with tf.device(self.device):
