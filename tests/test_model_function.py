@@ -1027,3 +1027,9 @@ def test_the_use_of_a_variable_tells_what_was_traced_from_another_graph_with_the
     swapped, scaled = made_in_order([1, 3, 2]), made_in_order([1, 2, 3], 2.0)
     assert swapped == first | {"Variable_1": first["Variable_2"], "Variable_2": first["Variable_1"]}
     assert not set(scaled.values()) & set(first.values())
+
+
+def test_a_learning_rate_is_a_function_of_the_step_alone():
+    files = make_files(lambda x, is_training: x, build_learning_rate=lambda step: 0.5 * tf.get_variable("rate", []))
+    with pytest.raises(UnusableError, match=r"build_learning_rate\(\) makes rate: compute with the step alone"):
+        trace(files)

@@ -102,6 +102,9 @@ class Model:
         with tf.Graph().as_default() as graph, traced_as_users_expect({}, {}):
             steps = tf.placeholder(tf.int64, [], "global_step")
             rate = tf.cast(tf.convert_to_tensor(build(steps)), tf.float32)
+        if variables := graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
+            place, name = self._files.place_of(variables[0]), variables[0].op.name
+            raise UnusableError(f"{place}: build_learning_rate() makes {name}: compute with the step alone")
         template = Template(graph, [rate], [steps])
         return lambda steps: template.copy([steps], {}, "rate")[0]
 
