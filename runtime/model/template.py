@@ -197,7 +197,7 @@ def _refusal(op: tf.Operation) -> str:
         text += ": nobody feeds it; take an argument of the function, is_training or a constant"
     if _functions_of(op.node_def):
         text += (
-            ": a loop, a branch or a tf.function looks up rows of a variable by tf.nn.embedding_lookup or assigns to it;"
+            ": a loop, a branch or a tf.function looks up rows of a variable by embedding_lookup() or assigns to it;"
             " give it tf.identity(variable), and assign outside, where `if is_training:` is a branch"
         )
     return text
