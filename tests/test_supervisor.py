@@ -227,8 +227,17 @@ def test_what_is_in_the_way_in_a_train_dir_is_named(launch, tmp_path):
     assert run.output().endswith(f"error: --train_dir {tmp_path}/logs cannot be written: File exists\n")
 
 
-def test_a_machine_is_prepared_without_training(launch, tmp_path):
-    (tmp_path / "mnist_input.py").write_text(
+@pytest.mark.parametrize(
+    ("reader", "others"),
+    [
+        ("mnist_input.py", ""),
+        ("elsewhere.py", "from elsewhere import fetch\n"),
+        ("elsewhere.py", "from elsewhere import (\n    fetch,\n)\n"),
+    ],
+)
+def test_a_machine_is_prepared_without_training(launch, tmp_path, reader, others):
+    (tmp_path / "mnist_input.py").write_text(others)
+    (tmp_path / reader).write_text(
         "import sys\ndef fetch(data_dir): open(f'{data_dir}/fetched', 'w').write(sys.argv[-1])\n"
     )
     (tmp_path / "data").mkdir()
