@@ -218,9 +218,20 @@ class Decaying(Own):
         return tf.group(*(variable.assign_sub(gradient) for gradient, variable in grads_and_vars))
 
 
+class Late(Own):
+    """Looks at the step that its update has made."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        update = tf.train.GradientDescentOptimizer(self.rate).apply_gradients(grads_and_vars)
+        with tf.control_dependencies([update]):
+            is_due = tf.equal(tf.train.get_global_step() % 5, 0)
+        return tf.group(*(tf.assign(v, tf.where(is_due, tf.zeros_like(v), v)) for _, v in grads_and_vars))
+
+
 @pytest.mark.parametrize(
     ("own", "told"),
     [
+        (Late, r"reads the global step after an update, but that is not counted yet: read it before, and add 1"),
         (Decaying, r"nobody runs an update of build_optimizer\(\): return it"),
         (Forgetful, r"apply_gradients\(\) must return an op, found None"),
         (OfPython, "calls a Python function, which no ps"),

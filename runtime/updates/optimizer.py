@@ -13,7 +13,7 @@ from absl import logging
 
 from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Own
-from runtime.model.template import PYTHON, Template, control_flow_v2
+from runtime.model.template import PYTHON, Template, control_flow_v2, find_ancestors
 from runtime.model.variables import build_first_values
 from runtime.process.errors import UnusableError
 from runtime.process.phases import find_place_of
@@ -77,6 +77,15 @@ class Optimizer:
                 place = find_place_of(getattr(updates[0], "op", updates[0])) or "model.py"
                 raise UnusableError(
                     f"{place}: nobody runs an update of build_optimizer(): return it, grouped with others"
+                )
+        changes = {
+            op for variable in traced.values() for op in variable.handle.consumers() if op.type != "ReadVariableOp"
+        }
+        for read in step.handle.consumers():
+            if changes & find_ancestors([read]):
+                raise UnusableError(
+                    f"{find_place_of(read) or 'model.py'}: build_optimizer() reads the global step after an update, but"
+                    " that is not counted yet: read it before, and add 1"
                 )
         if not isinstance(applied, tf.Tensor | tf.Operation):
             raise UnusableError(f"model.py: apply_gradients() must return an op, found {applied!r:.50}")
