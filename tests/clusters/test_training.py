@@ -174,6 +174,7 @@ def test_synchronous_training_takes_every_step_with_every_worker(tmp_path, mnist
             "num_ps": 2,
             "num_workers": 3,
             "reached": None,
+            "user_dir": str(PROJECT),
             "tensorflow_version": result["tensorflow_version"],
         }
         assert float(examples_per_sec) == pytest.approx(result["examples_per_sec"], abs=0.5)
