@@ -31,7 +31,7 @@ from runtime.updates.exchange import Updates
 class Worker:
     """A worker with a model of one variable on the ps, and a scaffold."""
 
-    def __init__(self, servers, index, train_dir="", startup_timeout_secs=20):
+    def __init__(self, servers, index, train_dir="", startup_timeout_secs=20, last_step=100):
         self.task = servers.task("worker", index)
         self.membership = servers.membership("worker", index, startup_timeout_secs, recovery_secs=20)
         self.connection = servers.connection("worker", index)
@@ -44,9 +44,9 @@ class Worker:
                 global_step = tf.train.create_global_step()
                 tf.get_variable("w", [3, 2])
                 self.step = global_step.assign_add(1)
-                over = tf.Variable(False, trainable=False, collections=[], name="is_over")
-                steps = tf.constant(1), tf.constant(0.0), self.step, over, over.read_value()
-                self.updates = Updates([], *steps, [over], [], None)
+                last_step = tf.Variable(np.int64(last_step), trainable=False, collections=[], name="last_step")
+                steps = tf.constant(1), tf.constant(0.0), self.step, last_step.read_value(), last_step
+                self.updates = Updates([], *steps, [last_step], [], None)
                 job = Job({}, self.updates, RunFolder(train_dir), "ps", keep_checkpoints=5, goal=Goal(100, None))
                 self.scaffold = TrainingScaffold(self.membership, self.connection, job)
 
@@ -195,8 +195,8 @@ def test_sessions_that_cannot_be_made_are_tried_less_and_less_often(local_server
         assert pauses == [0.2, 0.2]
 
 
-def count_steps(worker, last_step):
-    hook = StepsHook(worker.task, worker.scaffold, worker.updates, None, last_step)
+def count_steps(worker):
+    hook = StepsHook(worker.task, worker.scaffold, worker.updates, None)
     steps = 0
     with worker.session([hook]) as session:
         while not session.should_stop():
@@ -207,16 +207,15 @@ def count_steps(worker, last_step):
 
 def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_servers):
     servers = local_servers(1, 2)
-    assert count_steps(Worker(servers, 0), last_step=5) == 5
-    assert count_steps(Worker(servers, 1), last_step=5) == 0
-    assert count_steps(Worker(servers, 1), last_step=7) == 2
+    assert count_steps(Worker(servers, 0, last_step=5)) == 5
+    assert count_steps(Worker(servers, 1)) == 0
 
 
 def test_steps_that_were_lost_are_counted_once(graph, caplog):
     tf.train.create_global_step()
-    updates = types.SimpleNamespace(over=tf.constant(False))
-    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, updates, None, 100)
-    hook.after_run(None, types.SimpleNamespace(results=(7, False, 1.0)))
+    updates = types.SimpleNamespace(last_step_now=tf.constant(100))
+    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, updates, None)
+    hook.after_run(None, types.SimpleNamespace(results=(7, 100, 1.0)))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         for _ in range(2):
@@ -228,7 +227,7 @@ def test_steps_that_were_lost_are_counted_once(graph, caplog):
 def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step_and_the_examples(graph, loss, of_example):
     examples = Examples(np.float32([[1.0, 2.0], [1.0, of_example], [1.0, 1.0]]), np.array([0, 1, 2]))
     batches = MemorySource(examples, stream=0).draw(1, 2, seed=0)
-    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, None, batches, 100)
+    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, None, batches)
     line = "worker 1: the loss is not finite at global step 7: give a smaller --learning_rate"
     if of_example != 1.0:
         line = line.replace(
@@ -236,7 +235,7 @@ def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step_and_the_exam
             "correct the examples, which are not finite either: images in 1 of 3 examples$",
         )
     with pytest.raises(UnusableError, match=f"^{line}"):
-        hook.after_run(None, types.SimpleNamespace(results=(7, False, loss)))
+        hook.after_run(None, types.SimpleNamespace(results=(7, 100, loss)))
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -452,16 +452,16 @@ def test_the_end_is_where_the_model_is_and_stops_who_waits_and_who_comes_later(l
     servers = local_servers(num_ps, 2)
     workers = [Worker(servers, index, **mode) for index in range(2)]
     step_together(*workers)
-    assert not workers[1].session.run(workers[1].updates.over)
+    assert workers[1].session.run(workers[1].updates.last_step_now)
     step = workers[1].start_step()  # strictly synchronous, it waits for the chief
     workers[0].session.run(workers[0].updates.end)
     step.join(60)
     assert not step.is_alive(), "nobody has woken it"
     at_end = workers[0].read()
     for worker in workers:
-        assert worker.session.run([worker.updates.train_op, worker.updates.is_over])[1]
+        assert worker.session.run([worker.updates.train_op, worker.updates.last_step])[1] == 0
     late = Worker(servers, 1, initialize=False, **mode)
-    assert late.session.run(late.updates.over)
+    assert late.session.run(late.updates.last_step_now) == 0
     assert late.read() == at_end, "training is over"
 
 
@@ -597,7 +597,7 @@ class Parts:
             ]
             aggregations = [Aggregation(shard, Rule(3, 3, 1)) for shard in shards]
             unsaved = [variable for each in aggregations for variable in each.variables]
-            unsaved += [variable for of in shards for variable in (of.ready_marker, of.is_over)]
+            unsaved += [variable for of in shards for variable in (of.ready_marker, of.last_step)]
             initializers = [tf.global_variables_initializer(), tf.variables_initializer(unsaved)]
             self.number, self.are_lost = tf.placeholder(tf.int64, []), tf.placeholder(tf.bool, [3])
             self.joins = [each.join(index, []) for each in aggregations]

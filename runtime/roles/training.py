@@ -80,7 +80,7 @@ class Training:
         # TensorFlow calls them in this order: for each new session, around each step, and at the end.
         hooks = [
             # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
-            StepsHook(task, self.scaffold, updates, graph.batches, flags.train_steps),
+            StepsHook(task, self.scaffold, updates, graph.batches),
             None if drawn is None else WaitForDataHook(task, drawn, me.timeouts.recovery_secs),
             evaluation and evaluation.repeating(flags.eval_every_secs),  # first: no test goes on while another is tried
             evaluation,

@@ -28,15 +28,13 @@ class StepsHook(tf.train.SessionRunHook):
     with a ps.
     """
 
-    def __init__(
-        self, task: Task, scaffold: TrainingScaffold, updates: Updates, batches: Batches | None, last_step: int
-    ):
-        """Take the steps of `updates`, on `batches`, until the global step has reached `last_step`."""
+    def __init__(self, task: Task, scaffold: TrainingScaffold, updates: Updates, batches: Batches | None):
+        """Take the steps of `updates`, on `batches`, until the global step has reached the last one."""
         self._task, self._scaffold, self._updates, self._batches = task, scaffold, updates, batches
-        self._last_step, self._seen_step = last_step, 0
+        self._seen_step = 0
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        step, is_over = map(int, session.run([tf.train.get_global_step(session.graph), self._updates.over]))
+        step, last_step = map(int, session.run([tf.train.get_global_step(session.graph), self._updates.last_step_now]))
         if self._batches:
             first_batch = step * self._updates.num_replicas // self._task.num_clients
             self._batches.start(session, first_batch, coord)
@@ -48,23 +46,23 @@ class StepsHook(tf.train.SessionRunHook):
             )
             events.record("steps lost", num_steps=num_lost, global_step=found_step)
             self._seen_step = found_step  # another loss is counted from here
-        if step >= self._last_step or is_over:
-            logging.info("%s: global step %d of %d: nothing is left to train", self._task, step, self._last_step)
+        if step >= last_step:
+            logging.info("%s: global step %d: nothing is left to train", self._task, step)
             coord.request_stop()
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> tf.train.SessionRunArgs:
-        return tf.train.SessionRunArgs([self._updates.global_step, self._updates.is_over, self._updates.loss])
+        return tf.train.SessionRunArgs([self._updates.global_step, self._updates.last_step, self._updates.loss])
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        step, is_over, loss = run_values.results
+        step, last_step, loss = run_values.results
         if not np.isfinite(loss):
             found = self._batches.describe_not_finite() if self._batches else ""
             remedy = f"correct the examples, which are not finite either: {found}" if found else DIVERGED
             raise UnusableError(f"{self._task}: the loss is not finite at global step {step}: {remedy}")
         self._seen_step = int(step)
-        if self._seen_step < self._last_step and is_over:
+        if not last_step:
             logging.info("%s: the model is good enough: training is over", self._task)
-        if self._seen_step >= self._last_step or is_over:
+        if step >= last_step:
             run_context.request_stop()
 
 

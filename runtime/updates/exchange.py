@@ -120,8 +120,8 @@ class Updates(NamedTuple):
     num_steps: tf.Tensor  # int64 [], local steps in one run of `train_op`
     loss: tf.Tensor  # float32 [], of one of these; 0 if there is none
     global_step: tf.Tensor  # int64 [], as it is after the run
-    over: tf.Variable  # bool [], whether training has ended, though steps may be left
-    is_over: tf.Tensor  # its value after the run
+    last_step: tf.Tensor  # int64 [], at which training ends; 0 once the model is good enough; also after the run
+    last_step_now: tf.Variable
     unsaved_variables: list[tf.Variable]  # on the ps tasks: initialised once the model is, and never saved
     # bool [] each, fed while these are initialised: whether a model that was restored needs no training.
     are_finished: Sequence[tf.Tensor]

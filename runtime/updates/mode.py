@@ -255,7 +255,7 @@ def _watch(
         # First where the global step is, which tells the workers: one that is cut off then ends none of it, or all.
         for shard in sorted(shards, key=lambda shard: shard.steps is not tf.train.get_global_step()):
             with tf.device(shard.device), tf.control_dependencies(ends):
-                ends.append(shard.is_over.assign(True, read_value=False))
+                ends.append(shard.last_step.assign(0, read_value=False))
         with tf.control_dependencies(ends):  # wake who waits
             ends += [meeting.build_forget(tf.fill([rule.num_workers], False)) for meeting in meetings]
     if ends and meetings:

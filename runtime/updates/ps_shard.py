@@ -37,7 +37,7 @@ class PsShard:
           device: of the ps.
           make_optimizer: makes what changes them.
           build_rate: builds its learning rate, float32 [], from the number of steps that the ps has applied, int64 [].
-          train_steps: after which nothing is applied.
+          train_steps: after which nothing is applied, unless the end comes before.
           ema_decay: keep averages of the parameters, but for tables.
         """
         self.device = device
@@ -57,11 +57,11 @@ class PsShard:
             name = f"steps_of_ps_{tf.DeviceSpec.from_string(device).task}"
             # Unsaved, so that the number of ps tasks may change.
             self.steps = self.ready_marker = self._make_variable(name, step)
-        # True once the model is good enough, though steps may be left; a model that was restored may be so.
+        # 0 once the model is good enough; one that was restored may be so.
         with tf.device(device):
             self.is_finished = tf.placeholder_with_default(False, [], "is_finished")
-        self.is_over = self._make_variable(f"is_over_on_ps_{tf.DeviceSpec.from_string(device).task}", self.is_finished)
-        self._train_steps = train_steps
+            last_step = tf.where(self.is_finished, tf.zeros([], tf.int64), tf.constant(train_steps, tf.int64))
+        self.last_step = self._make_variable(f"last_step_of_ps_{tf.DeviceSpec.from_string(device).task}", last_step)
         self._build_rate, self._ema_decay = build_rate, ema_decay
         trained = [v for v, kind in zip(self._variables, self._kinds, strict=True) if kind is None]
         self._averages = packing.make_averages(trained, ema_decay) if ema_decay else []
@@ -83,8 +83,7 @@ class PsShard:
     def count_steps_left(self, steps: tf.Tensor) -> tf.Tensor:
         """Build how many steps, int64 [], may be applied to parameters that have `steps`, int64 [], as it was read."""
         with tf.control_dependencies([steps]):
-            is_over = self.is_over.read_value()
-        return tf.where(is_over, tf.zeros([], tf.int64), self._train_steps - steps)
+            return self.last_step.read_value() - steps
 
     def unpack(self, vector: tf.Tensor, places: Sequence[tf.Tensor]) -> Gradient:
         """Build the gradient that has arrived in a vector, float32 [n] on this ps.
@@ -143,17 +142,17 @@ def make_updates(
                 num_steps, of_model = sums[-1], shard
                 # The variables, fetched beside, may be older. Together, the two travel in one message.
                 with tf.control_dependencies([num_steps]):
-                    ends = tf.stack([shard.steps.read_value(), tf.cast(shard.is_over.read_value(), tf.int64)])
+                    ends = tf.stack([shard.steps.read_value(), shard.last_step.read_value()])
     with tf.device(loss.device), tf.name_scope("steps"):
-        global_step, is_over = tf.unstack(ends)
+        global_step, last_step = tf.unstack(ends)
     return Updates(
         train_op=[tensor.op for tensor in sums],
         num_steps=num_steps,
         loss=loss,
         global_step=global_step,
-        over=of_model.is_over,
-        is_over=is_over > 0,
-        unsaved_variables=[variable for shard in shards for variable in (shard.ready_marker, shard.is_over)],
+        last_step=last_step,
+        last_step_now=of_model.last_step,
+        unsaved_variables=[variable for shard in shards for variable in (shard.ready_marker, shard.last_step)],
         are_finished=[shard.is_finished for shard in shards],
         exchange=exchanges[0],
     )
