@@ -22,6 +22,7 @@ INPUT = tf.TensorSpec([1, 2], tf.uint8, "numbers")
 def test_a_checksum_tells_a_file_from_another_whatever_its_line_ends(tmp_path, monkeypatch):
     """Those that the two files import, too, but no package that is installed."""
     (tmp_path / "nets").mkdir()
+    monkeypatch.setattr(user_dir, "find", lambda: str(tmp_path))
     for name in ("model", "nets/conv"):
         monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(__file__=str(tmp_path / f"{name}.py")))
 

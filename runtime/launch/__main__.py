@@ -104,7 +104,7 @@ def main() -> None:
 def get_ready(options: Options) -> NoReturn:
     """Fetch the data, start TensorBoard, and become the second half, in a private network where there can be one."""
     if asked := list(filter(HELP.match, options.flags)):
-        files = f"--user_dir={user_dir.find(sys.argv)}"  # whose flags are shown, too
+        files = f"--user_dir={user_dir.find()}"  # whose flags are shown, too
         subprocess.run([sys.executable, str(PROJECT / "distributed.py"), files, *asked])
         sys.exit()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -131,7 +131,7 @@ def fetch(options: Options) -> None:
 
     The tasks could not: a private network leads nowhere.
     """
-    folder = user_dir.find(sys.argv)
+    folder = user_dir.find()
     if why := user_dir.why_unusable(folder):
         refuse(why)
     content = pathlib.Path(folder, "mnist_input.py").read_bytes()

@@ -207,7 +207,7 @@ class Supervisor:
             lines.append(f"export    {_make_command([*given, f'--export_dir={model}'])}")
         if self._predicts:
             script, _, what = self._predicts.partition(" ")
-            path = os.path.join(user_dir.find(sys.argv), script)
+            path = os.path.join(user_dir.find(), script)
             path = path if os.path.exists(path) else f"{PROJECT}/{script}"  # as for a copy of MNIST's mnist_input.py
             predict = [_shorten(sys.executable), _shorten(path), f"--model={model}"]
             lines.append(f"predict   {shlex.join(predict)} {what}")

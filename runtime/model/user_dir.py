@@ -1,10 +1,10 @@
 """The folder of a user's two files: which one it is, and whether it can be used."""
 
 import contextlib
+import functools
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
 
 from absl import flags
 
@@ -14,8 +14,9 @@ PROJECT = os.path.dirname(os.path.dirname(os.path.abspath(runtime.__file__)))
 NAMES = ("mnist_input", "model")  # of the modules
 
 
-def find(arguments: Sequence[str]) -> str:
-    """Return the absolute path of the folder that a command line names, or else `USER_DIR`; by default the project's.
+@functools.cache  # the user's files may change what it depends on
+def find() -> str:
+    """Return the absolute path of the folder that the command line names, or else `USER_DIR`; by default the project's.
 
     All flags together can be parsed only later, once the user's files have defined theirs.
     """
@@ -23,7 +24,7 @@ def find(arguments: Sequence[str]) -> str:
     own.set_gnu_getopt(True)  # another flag may have its value in the next word
     flags.DEFINE_string("user_dir", os.environ.get("USER_DIR") or PROJECT, "", flag_values=own)
     with contextlib.suppress(flags.Error, UnicodeError):  # who parses all flags says so
-        own(arguments, known_only=True)
+        own(sys.argv, known_only=True)
     return os.path.abspath(str(own["user_dir"].value))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags
 
+from runtime.model import user_dir
 from runtime.process.errors import UnusableError
 from runtime.process.phases import is_users
 
@@ -31,17 +32,12 @@ def note_flags() -> None:
             _users_flags.extend(flag.name for flag in of_module)
 
 
-def users_dir() -> str:
-    """Return the folder that the user's files were imported from."""
-    return os.path.dirname(str(sys.modules["model"].__file__))
-
-
 def checksums() -> dict[str, int]:
     """Return a CRC-32 of each of a user's files, and of what they import from their folder, by its path there.
 
     It is the same with the line ends of any system.
     """
-    folder = users_dir()
+    folder = user_dir.find()
     # Not by getattr(): a module that TensorFlow loads when it is used would be loaded.
     paths = [str(getattr(module, "__dict__", {}).get("__file__")) for module in list(sys.modules.values())]
     own = [path for path in paths if path.startswith(folder + os.sep) and path.endswith(".py") and is_users(path)]

@@ -26,7 +26,7 @@ def import_files() -> Files:
 
     From then on their `DataError`, if they have one, ends the process as an `UnusableError` does.
     """
-    folder = user_dir.find(sys.argv)
+    folder = user_dir.find()
     try:
         if why := user_dir.why_unusable(folder):
             raise UnusableError(why)

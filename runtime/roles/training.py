@@ -10,9 +10,10 @@ import tensorflow.compat.v1 as tf
 from runtime import report
 from runtime.cluster.agreement import USES
 from runtime.data.reader import Batches, Columns
+from runtime.model import user_dir
 from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Model
-from runtime.model.users_files import checksums, users_dir
+from runtime.model.users_files import checksums
 from runtime.model.variables import Lookups, Parameters, TableReader
 from runtime.monitoring import summaries
 from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_placeholders, record_test
@@ -142,7 +143,7 @@ class Training:
             return
         session = me.connection.session()
         measures = evaluate_and_save(session, self._test, self._checkpoints)
-        own = {"user_dir": users_dir()}
+        own = {"user_dir": user_dir.find()}
         own |= {"optimizer": "build_optimizer"} if self._graph.model.own.build_optimizer else {}
         result = make_result(me.task, {**me.agreed_flags, **own}, measures, self._progress)
         print(result)
