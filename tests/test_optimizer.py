@@ -232,7 +232,7 @@ class Late(Own):
     ("own", "told"),
     [
         (Late, r"reads the global step after an update, but that is not counted yet: read it before, and add 1"),
-        (Decaying, r"nobody runs an update of build_optimizer\(\): return it"),
+        (Decaying, r"has an update that nobody runs: return it"),
         (Forgetful, r"apply_gradients\(\) must return an op, found None"),
         (OfPython, "calls a Python function, which no ps"),
     ],

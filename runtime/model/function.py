@@ -7,10 +7,11 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.model.computation import Computation
+from runtime.model.digest import digest_uses
 from runtime.model.files import Files
 from runtime.model.roles import find_roles, flat
 from runtime.model.template import Template, find_ancestors
-from runtime.model.trace import Trace, digest_uses, trace, traced_as_users_expect
+from runtime.model.trace import Trace, trace, traced_as_users_expect
 from runtime.model.variables import Lookups, Parameters, add_rows
 from runtime.process.errors import UnusableError
 from runtime.process.phases import preparing

@@ -6,7 +6,7 @@ update. So whatever it makes, it makes once, under the names that its variables 
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import logging
@@ -73,20 +73,6 @@ class Optimizer:
                 applied = make(rate).apply_gradients(list(zip(gradients, traced.values(), strict=True)))
             if graph.get_collection(tf.GraphKeys.SUMMARIES):
                 logging.warning("model.py: no summary of an optimizer is written")
-            if updates := graph.get_collection(tf.GraphKeys.UPDATE_OPS):
-                place = find_place_of(getattr(updates[0], "op", updates[0])) or "model.py"
-                raise UnusableError(
-                    f"{place}: nobody runs an update of build_optimizer(): return it, grouped with others"
-                )
-        changes = {
-            op for variable in traced.values() for op in variable.handle.consumers() if op.type != "ReadVariableOp"
-        }
-        for read in step.handle.consumers():
-            if changes & find_ancestors([read]):
-                raise UnusableError(
-                    f"{find_place_of(read) or 'model.py'}: build_optimizer() reads the global step after an update, but"
-                    " that is not counted yet: read it before, and add 1"
-                )
         if not isinstance(applied, tf.Tensor | tf.Operation):
             raise UnusableError(f"model.py: apply_gradients() must return an op, found {applied!r:.50}")
         known = {
@@ -104,13 +90,7 @@ class Optimizer:
         self._handles = [variable.handle for variable in [*variables.values(), *state.values()]]
         kept = [*traced.values(), *own.values()]
         self._template = Template(graph, [applied], [rate, *_flatten(gradients), *(v.handle for v in kept)], kept)
-        if self._template.find(PYTHON):
-            raise UnusableError("model.py: build_optimizer() calls a Python function, which no ps has: use ops")
-        if is_of_part and (op := self._template.find(REDUCTIONS)):
-            raise UnusableError(
-                f"{find_place_of(op) or 'model.py'}: build_optimizer() computes over many values here, such as a norm,"
-                " and each ps has only a part of the model: take one ps, --local_steps or, to clip, --clip_norm"
-            )
+        _check(graph, step, [*traced.values()], self._template, is_of_part)
 
     def apply(self, gradients: Sequence[Any], rate: tf.Tensor, num_updates: tf.Tensor) -> tf.Operation:
         """Build an update, given how many there were before, int64 []."""
@@ -126,6 +106,28 @@ def _trace(name: str, variable: tf.Variable) -> tf.Variable:
     traced.initialized_value = lambda: first
     traced._set_save_slice_info(variable._get_save_slice_info())
     return traced
+
+
+def _check(
+    graph: tf.Graph, step: tf.Variable, variables: Sequence[tf.Variable], template: Template, is_of_part: bool
+) -> None:
+    """Check that the `template` of an optimizer, which was called in `graph`, does what its copies can do."""
+
+    def refuse(op: tf.Operation, problem: str) -> NoReturn:
+        raise UnusableError(f"{find_place_of(op) or 'model.py'}: build_optimizer() {problem}")
+
+    for update in graph.get_collection(tf.GraphKeys.UPDATE_OPS):
+        refuse(getattr(update, "op", update), "has an update that nobody runs: return it, grouped with others")
+    changes = {op for variable in variables for op in variable.handle.consumers() if op.type != "ReadVariableOp"}
+    for read in step.handle.consumers():
+        if changes & find_ancestors([read]):
+            problem = "reads the global step after an update, but that is not counted yet"
+            refuse(read, f"{problem}: read it before, and add 1")
+    if op := template.find(PYTHON):
+        refuse(op, "calls a Python function, which no ps has: use ops")
+    if is_of_part and (op := template.find(REDUCTIONS)):
+        problem = "computes over many values here, such as a norm, and each ps has only a part of the model"
+        refuse(op, f"{problem}: take one ps, --local_steps or, to clip, --clip_norm")
 
 
 def _trace_gradient(variable: tf.Variable, is_sparse: bool) -> tf.Tensor | tf.IndexedSlices:

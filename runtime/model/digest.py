@@ -1,0 +1,62 @@
+"""What becomes of each variable of a model: by that its uses are told from those of another one."""
+
+import hashlib
+from collections.abc import Iterator
+
+import tensorflow.compat.v1 as tf
+
+from runtime.model.template import find_ancestors
+from runtime.model.trace import Trace
+from runtime.process.phases import functions_in
+
+SUMS = ("Add", "AddV2", "AddN")
+NUM_NUMBERS = 8  # of a constant, at most; of a larger one the shape counts
+
+
+def digest_uses(made: Trace) -> dict[str, str]:
+    """Return, by name, a digest of what becomes of each variable and column: of all ops that it leads to.
+
+    No name counts in it, nor the order of a sum. Nor does what may differ between machines: text, such as the paths of
+    files, the seeds of ops, and the last digits of numbers. It is taken before there are gradients.
+    """
+    outputs = [made.loss, *made.losses]
+    for key in (tf.GraphKeys.REGULARIZATION_LOSSES, tf.GraphKeys.UPDATE_OPS):
+        outputs += made.graph.get_collection(key)
+    needed = find_ancestors([getattr(output, "op", output) for output in outputs])
+    library = {function.signature.name: function for function in made.graph.as_graph_def().library.function}
+    ops = [op for op in made.graph.get_operations() if op in needed]  # each after those that it takes
+
+    def describe(node: tf.NodeDef) -> Iterator[object]:
+        yield "" if node.op in library else node.op  # its name has a number
+        if node.op == "Const":
+            array = tf.make_ndarray(node.attr["value"].tensor)
+            is_small = array.dtype.kind in "biuf" and array.size <= NUM_NUMBERS
+            yield array.shape, *(f"{number:.4g}" for number in array.ravel() if is_small)
+
+    results, terms = dict[tf.Operation, str](), dict[tf.Operation, list[str]]()  # what leads to each op
+    for op in ops:
+        if op.type in SUMS:
+            terms[op] = sorted(term for tensor in op.inputs for term in terms.get(tensor.op, [results[tensor.op]]))
+            results[op] = _digest(terms[op])
+            continue
+        inside = [inner for function in functions_in(op.node_def, library) for inner in function.node_def]
+        shape = str(op.get_attr("shape")) if op.type in ("VarHandleOp", "Placeholder") else ""
+        taken = [(results[tensor.op], tensor.value_index) for tensor in op.inputs]
+        results[op] = _digest([[*describe(node)] for node in (op.node_def, *inside)], shape, taken)
+    uses, takers = dict[str, str](), {op: list[str]() for op in ops}
+    for op in reversed(ops):
+        use = _digest(results[op], sorted(takers[op]))
+        if op.type in SUMS:  # a sum that another one takes is a part of that
+            of_whole = takers[op] if len(takers[op]) == 1 and takers[op][0].startswith("sum ") else []
+            use = (*of_whole, f"sum {_digest(sorted(takers[op]))}")[0]
+        for number, tensor in enumerate(op.inputs):
+            takers[tensor.op].append(use if op.type in SUMS else f"{use} {number} {tensor.value_index}")
+        for before in op.control_inputs:
+            takers[before].append(use)
+        if op.type in ("VarHandleOp", "Placeholder"):
+            uses[op.name] = use
+    return {op.name: uses[op.name] for kind in ("VarHandleOp", "Placeholder") for op in ops if op.type == kind}
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()
