@@ -53,7 +53,6 @@ def main() -> None:
     # A ps changes variables, and an in-graph worker computes, as the sessions of others demand. join() never returns.
     if me.task.only_serves:
         me.leave_when_told()
-        me.yield_to_starts()
         server.join()
     else:
         train(me, cluster, server)
@@ -100,7 +99,6 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
         hooks=training.hooks,
         config=me.session_config,
     ) as session:
-        me.yield_to_starts()
         while not session.should_stop():
             with training.scaffold.repeating_cancelled_steps(), source.telling_faults():
                 session.run(graph.updates.train_op)

@@ -15,7 +15,7 @@ from runtime.cluster.task import Task
 from runtime.launch.ports import choose_ports
 from runtime.machine import session_config
 from runtime.machine.port import check_address
-from runtime.machine.session_config import choose_gpus, count_cores, lower_priority, make_session_config
+from runtime.machine.session_config import choose_gpus, count_cores, make_session_config
 from runtime.process.errors import UnusableError
 from runtime.session.stopping import release_free_memory
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS
@@ -180,11 +180,6 @@ def test_a_real_quota_counts_as_cores():
         assert done.stdout == "1\n", done.stderr
     finally:
         group.rmdir()
-
-
-def test_a_task_that_is_alone_on_its_host_keeps_its_priority(monkeypatch):
-    monkeypatch.setattr(os, "setpriority", lambda *_: pytest.fail("its priority is lowered"))
-    lower_priority(Task("ps", 0, ("a:1",), ("b:2",)))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")

@@ -1,21 +1,17 @@
-"""How many threads, which GPUs and which peers a task's server and sessions use, and with which priority."""
+"""How many threads, which GPUs and which peers a task's server and sessions use."""
 
 import contextlib
 import math
 import os
 import pathlib
 import re
-import sys
 from typing import NamedTuple
 
-import psutil
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task, host_of
 from runtime.process.errors import UnusableError
-
-NICENESS = 10  # gives a task that starts nine tenths of a core that both want
 
 
 class Connection(NamedTuple):
@@ -119,23 +115,3 @@ def make_server_config(session_config: tf.ConfigProto) -> tf.ConfigProto:
     config.CopyFrom(session_config)
     config.ClearField("device_filters")
     return config
-
-
-def lower_priority(task: Task) -> None:
-    """Lower the priority of all threads of this process, unless it is the only task on its host.
-
-    So it yields to tasks that start beside it: those need a core for seconds, to import TensorFlow.
-
-    Only on Linux do threads have a niceness of their own. It counts among the tasks of one session, as those of the
-    launcher: Linux shares the processors among sessions before that.
-    """
-    if sys.platform != "linux" or task.num_tasks_on_host == 1:
-        return
-    niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
-    lowered: set[int] = set()
-    # A thread may start another one before its own turn comes.
-    while waiting := {thread.id for thread in psutil.Process().threads()} - lowered:
-        for thread in waiting:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.setpriority(os.PRIO_PROCESS, thread, niceness)
-        lowered |= waiting

@@ -16,7 +16,7 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.data.sources import Source
 from runtime.machine.port import check_address, wait_until_address_leads_here
-from runtime.machine.session_config import Connection, lower_priority, make_server_config, make_session_config
+from runtime.machine.session_config import Connection, make_server_config, make_session_config
 from runtime.model.files import Files
 from runtime.model.function import Model
 from runtime.model.users_files import users_flags
@@ -106,10 +106,6 @@ class Member:
     def leave_when_told(self) -> None:
         """End this process, which only serves, once the chief has evaluated the model, or after a signal."""
         Departure(self.membership, self.flags.stop_timeout_secs).start()
-
-    def yield_to_starts(self) -> None:
-        """Let tasks that start on this machine go first, now that this one works."""
-        lower_priority(self.task)
 
     def follow_checkpoints(self, files: Files, source: Source) -> None:
         """Evaluate the checkpoints of a run that others train, as the evaluator: see `follow_checkpoints()`."""

@@ -288,28 +288,6 @@ def test_a_ps_lost_without_any_checkpoint_is_said_to_lose_the_model(tmp_path, bl
         cluster["ps 0"].kill()
 
 
-def nicenesses(pid):
-    """Return the different nicenesses of a process's threads."""
-    found = set()
-    for thread in psutil.Process(pid).threads():
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            found.add(os.getpriority(os.PRIO_PROCESS, thread.id))
-    return found
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
-def test_what_trains_lets_what_starts_go_first(tmp_path, black_and_white_dir):
-    flags = ["--train_steps=1000000", "--log_every_secs=0.1", f"--data_dir={black_and_white_dir}"]
-    with Cluster(tmp_path, 1, 1, *flags) as cluster:
-        cluster.start()
-        cluster["worker 0"].wait_for_output("local step")
-        for name, task in cluster.tasks.items():
-            poll_for(lambda pid=task.pid: nicenesses(pid) == {10}, f"niceness of every thread of {name}")
-        for name in ("worker 0", "ps 0"):
-            cluster[name].send(signal.SIGTERM)
-            assert cluster[name].wait() == 128 + signal.SIGTERM
-
-
 def test_a_signal_stops_a_worker_after_its_step_and_the_chief_saves(tmp_path, black_and_white_dir):
     flags = ["--train_steps=1000000", "--save_checkpoint_secs=600", "--log_every_secs=0.1"]
     with Cluster(tmp_path, 1, 2, *flags, f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}") as cluster:
