@@ -938,34 +938,6 @@ def test_a_change_that_no_step_makes_is_told(is_added, caplog):
     assert len(found.state) == 2 * is_added
 
 
-@pytest.mark.parametrize(
-    ("functions", "told"),
-    [
-        ({"build_logits": lambda inputs: inputs}, "model.py, build_logits.*: TypeError: .*takes 1 positional argument"),
-        ({"build_loss": lambda logits: logits}, "model.py, build_loss.*: TypeError: .*takes 1 positional argument"),
-        ({"build_logits": lambda inputs, is_training: None}, "build_logits.* must return a tensor, or a dict of them"),
-        ({"build_loss": lambda logits, labels: logits}, "build_loss.* must return float32 .*, found float32"),
-        (
-            {"build_loss": lambda logits, labels: (tf.constant(1.0), tf.constant(2.0))},
-            r"build_loss.* must return float32 \[\], found a tuple of 2: float32 \(\), float32 \(\)",
-        ),
-        ({"build_loss": lambda logits, labels: 1.0}, "build_loss.* must return float32 .*, found 1.0"),
-        ({"build_loss": lambda logits, labels: tf.constant(1.0, tf.float64)}, "build_loss.* found float64"),
-        ({"build_metrics": lambda logits, labels: [1.0]}, "build_metrics.* must return a dict by name"),
-        (
-            {"build_metrics": lambda logits, labels: {"loss": 1.0}},
-            "build_metrics.* must return names .* other than loss",
-        ),
-        ({"build_metrics": lambda logits, labels: {"auc": labels}}, "build_metrics.*, auc must return float32"),
-        ({"build_metrics": lambda logits, labels: {"précision": 1.0}}, "build_metrics.* must return names"),
-        ({"build_predictions": lambda logits: logits}, "build_predictions.* must return a dict of tensors by name"),
-    ],
-)
-def test_functions_that_are_not_as_they_must_be_are_refused(functions, told):
-    with pytest.raises(UnusableError, match=told):
-        trace(make_files(**{"build_logits": two_layers, **functions}))
-
-
 def test_the_digest_of_a_graph_is_the_same_in_every_process():
     """Also where a loop and a branch name two functions each: those of an op have another order in each process."""
     text = (

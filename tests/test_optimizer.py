@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.process.errors import UnusableError
-from runtime.updates.optimizer import Optimizer
+from runtime.updates.optimizer import Optimizer, ScopedOptimizers
 
 NUM_COPIES, NUM_RUNS, RATE = 3, 4, 0.1
 SHAPES = {"wide/w": [3, 2], "deep/b": [2]}
@@ -206,6 +206,24 @@ class Forgetful(Own):
         pass
 
 
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (Forgetful, "TypeError: .*'None'.*"),
+        (
+            lambda _: tf.train.AdamOptimizer(tf.keras.optimizers.schedules.ExponentialDecay(0.1, 9, 0.9)),
+            r"TypeError: .* \(call a schedule with the step, such as tf\.train\.get_global_step\(\)\)",
+        ),
+    ],
+)
+def test_what_goes_wrong_when_an_optimizer_is_used_has_its_place(graph, make, told):
+    with pytest.raises(UnusableError, match=rf"^model\.py, line 7: build_optimizer\(\): {told}; correct model\.py$"):
+        Optimizer(
+            lambda rate: ScopedOptimizers({"": make(rate)}, "model.py, line 7: build_optimizer()"),
+            {"w": tf.get_variable("w", [2])},
+        )
+
+
 class OfPython(Own):
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         return tf.group(*(variable.assign_sub(tf.py_func(abs, [g], tf.float32)) for g, variable in grads_and_vars))
@@ -233,7 +251,6 @@ class Late(Own):
     [
         (Late, r"reads the global step after an update, but that is not counted yet: read it before, and add 1"),
         (Decaying, r"has an update that nobody runs: return it"),
-        (Forgetful, r"apply_gradients\(\) must return an op, found None"),
         (OfPython, "calls a Python function, which no ps"),
     ],
 )

@@ -66,7 +66,10 @@ def test_a_mistake_is_told_as_python_does_and_in_one_line(capsys, text, line, mi
 
 
 def test_a_mistake_without_a_line_of_its_own_is_told_with_what_was_called(capsys):
-    with pytest.raises(UnusableError, match=r"^model\.py, build_logits\(\): TypeError: .* takes 1 positional argument"):
+    with pytest.raises(
+        UnusableError,
+        match=r"^tests/test_phases\.py, line \d+: build_logits\(\): TypeError: .* takes 1 positional argument",
+    ):
         make_model(lambda inputs: inputs, sum_up, INPUT)
     assert "getattr(module, name)(*arguments)" in capsys.readouterr().err
 

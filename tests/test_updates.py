@@ -23,7 +23,6 @@ from runtime.cluster.status import Status
 from runtime.cluster.table import TRAINING, Record, Table
 from runtime.model.function import Own
 from runtime.model.variables import Lookups
-from runtime.process.errors import UnusableError
 from runtime.updates import lost_workers
 from runtime.updates.aggregation import Aggregation
 from runtime.updates.exchange import GradientExchangeBuilder, Work
@@ -984,18 +983,6 @@ def test_optimizers(graph, name, expected):
         session.run(train_op)
         session.run(train_op)
         assert session.run(weight) == pytest.approx(expected, rel=1e-5)
-
-
-class Clipped(tf.train.GradientDescentOptimizer):
-    def compute_gradients(self, *args, **kwargs):
-        return [(tf.clip_by_norm(g, 1.0), v) for g, v in super().compute_gradients(*args, **kwargs)]
-
-
-def test_an_optimizer_that_changes_what_nobody_calls_is_refused():
-    with pytest.raises(
-        UnusableError, match=r"this program does not call compute_gradients\(\) of the Clipped of build_optimizer"
-    ):
-        make_optimizer(LEARNING_RATE, "sgd", Own(build_optimizer=Clipped))
 
 
 @pytest.mark.parametrize("name", ["photocopies/w", "layer/copies/w"])

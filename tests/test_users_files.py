@@ -137,6 +137,11 @@ def assign_to_what_is_trained(inputs, is_training):
         ({"build_loss": lambda x, y: x}, r"build_loss\(\) must return float32 \[\], found float32 \(None, 1, 2\)"),
         ({"build_loss": lambda x, y: None}, r"build_loss\(\) must return float32 \[\], found None"),
         ({"build_loss": lambda x, y: 1.0}, r"build_loss\(\) must return float32 \[\], found 1\.0"),
+        ({"build_loss": lambda x: x}, r"build_loss\(\): TypeError: .* takes 1 positional argument"),
+        (
+            {"build_loss": lambda x, y: (sum_up(x, y), 1.0)},
+            r"build_loss\(\) must return float32 \[\], found a tuple of 2: float32 \(\), 1\.0$",
+        ),
         ({"build_loss": lambda x, y: tf.constant(1)}, r"build_loss\(\) must return float32 \[\], found int32 \(\)"),
         (
             {"build_loss": lambda x, y: 1 / 0},
@@ -151,10 +156,10 @@ def assign_to_what_is_trained(inputs, is_training):
             {"build_metrics": lambda x, y: {"loss": sum_up(x, y)}},
             r"build_metrics\(\) must .*, other than loss, found 'los",
         ),
-        ({"build_metrics": lambda x, y: {"a": x}}, r"build_metrics\(\), a must return float32 \[\], found float32"),
+        ({"build_metrics": lambda x, y: {"a": x}}, r"build_metrics\(\) must return float32 \[\] as a, found float32"),
         (
             {"build_metrics": lambda x, y: {"a": (x, x)}},
-            r"build_metrics\(\), the value of a must return float32 \[\], f",
+            r"build_metrics\(\) must return float32 \[\] as the value of a, f",
         ),
         (
             {"build_predictions": lambda x: x},
@@ -164,6 +169,14 @@ def assign_to_what_is_trained(inputs, is_training):
             {"build_predictions": lambda x: {"a": 1}},
             r"build_predictions\(\) must return a dict of tensors by name, fou",
         ),
+        (
+            {"build_learning_rate": lambda step: tf.keras.optimizers.schedules.ExponentialDecay(0.1, 9, 0.9)},
+            r"build_learning_rate\(\) must return float32 \[\], found <tf_keras",
+        ),
+        (
+            {"build_learning_rate": lambda step: "0.1"},
+            r"build_learning_rate\(\) must return float32 \[\], found '0\.1'",
+        ),
         ({"build_logits": make_idle}, "the loss does not depend on idle: use it, or do not make it"),
         ({"build_logits": make_in_tests_only}, "late is not made for training: make it always"),
         ({"build_logits": make_double}, "weight is float64, but what is trained must be float32"),
@@ -171,7 +184,7 @@ def assign_to_what_is_trained(inputs, is_training):
     ],
 )
 def test_what_cannot_be_trained_is_refused(functions, message):
-    with pytest.raises(UnusableError, match=rf"^\S+\.py(: |, |, line \d+: ){message}"):
+    with pytest.raises(UnusableError, match=rf"^tests/\S+\.py, line \d+: {message}"):
         make_model(**{"build_logits": multiply, "build_loss": sum_up, "spec": INPUT, **functions})
 
 
@@ -181,7 +194,8 @@ def test_what_cannot_be_trained_is_refused(functions, message):
 )
 def test_decode_must_return_inputs_and_labels(decoded, found):
     with pytest.raises(
-        UnusableError, match=rf"^mnist_input\.py: decode\(\) must return the inputs and the labels, found {found}"
+        UnusableError,
+        match=rf"^tests/\S+\.py, line \d+: decode\(\) must return the inputs and the labels, found {found}",
     ):
         make_model(multiply, sum_up, INPUT, decoded)
 
@@ -239,3 +253,20 @@ def test_examples_that_are_not_as_input_says_are_refused(found):
     check_columns([tf.TensorSpec([2], tf.uint8)], INPUT, "the examples")
     with pytest.raises(UnusableError, match="expected a column for each of numbers, found 0"):
         check_columns([], INPUT, "the examples")
+
+
+class Clipped(tf.train.GradientDescentOptimizer):
+    def compute_gradients(self, *args, **kwargs):
+        return [(tf.clip_by_norm(g, 1.0), v) for g, v in super().compute_gradients(*args, **kwargs)]
+
+
+@pytest.mark.parametrize(
+    ("build_optimizer", "message"),
+    [
+        (lambda rate: Clipped(rate), r"returns a Clipped, whose compute_gradients\(\) this program does not call: let"),
+        (lambda rate: rate, "must return a tf.train.Optimizer, or a dict of them by variable scope, found float32"),
+    ],
+)
+def test_an_optimizer_must_be_one_whose_apply_gradients_does_it_all(build_optimizer, message):
+    with tf.Graph().as_default(), pytest.raises(UnusableError, match=rf"\.py, line \d+: build_optimizer\(\) {message}"):
+        make_model(multiply, sum_up, INPUT, build_optimizer=build_optimizer).own.build_optimizer(tf.constant(0.1))

@@ -1,14 +1,14 @@
 """A user's two files, as what traces them calls their functions: what each is given, and what it must return."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from runtime.model.users_files import inputs_of
 from runtime.process.errors import UnusableError
-from runtime.process.phases import find_place_of, preparing
+from runtime.process.phases import find_beginning, find_place_of, preparing
 
 
 class Files:
@@ -42,7 +42,7 @@ class Files:
             return self.to_inputs(parts), labels[0] if len(labels) == 1 else tuple(labels) or None
         found = self._call(self.reader, "decode", *parts)
         if not (isinstance(found, tuple | list) and len(found) == 2):
-            raise _expected("mnist_input.py: decode()", "the inputs and the labels", found)
+            raise self._expected("decode", "the inputs and the labels", found)
         return found[0], found[1]
 
     def to_inputs(self, parts: Sequence[Any]) -> Any:
@@ -55,12 +55,12 @@ class Files:
         """Build the outputs of the model: a tensor, or a structure of them."""
         logits = self._call(self.model, "build_logits", inputs, is_training)
         if not [tensor for tensor in tf.nest.flatten(logits) if isinstance(tensor, tf.Tensor)]:
-            raise _expected("model.py: build_logits()", "a tensor, or a dict of them", logits)
+            raise self._expected("build_logits", "a tensor, or a dict of them", logits)
         return logits
 
     def build_loss(self, logits: Any, labels: Any) -> tf.Tensor:
         """Build the loss, float32 []."""
-        return _check_scalar("build_loss()", self._call(self.model, "build_loss", logits, labels))
+        return self._check_scalar("build_loss", self._call(self.model, "build_loss", logits, labels))
 
     def build_metrics(self, logits: Any, labels: Any) -> dict[str, Any]:
         """Build the metrics, by name: means over a batch, or pairs as of `tf.metrics`."""
@@ -68,70 +68,92 @@ class Files:
             return {}
         metrics = self._call(self.model, "build_metrics", logits, labels)
         if not isinstance(metrics, Mapping):
-            raise _expected("model.py: build_metrics()", "a dict by name", metrics)
+            raise self._expected("build_metrics", "a dict by name", metrics)
         checked: dict[str, Any] = {}
         for name, metric in metrics.items():
             if not (isinstance(name, str) and METRIC_NAME.fullmatch(name)) or name in ("loss", "global_step"):
-                raise _expected("model.py: build_metrics()", "names of letters, digits and _, other than loss", name)
+                raise self._expected("build_metrics", "names of letters, digits and _, other than loss", name)
             if isinstance(metric, tuple) and len(metric) == 2:
                 value, update = metric
                 update = _read(update)  # else it is what tf.assign_add() returns
                 if not isinstance(update, tf.Tensor | tf.Operation):
-                    raise _expected(f"model.py: build_metrics(), the update of {name}", "a tensor or an op", update)
-                checked[name] = (_to_scalar(f"build_metrics(), the value of {name}", value), update)
+                    raise self._expected("build_metrics", f"a tensor or an op as the update of {name}", update)
+                checked[name] = (self._to_scalar(value, f" as the value of {name}"), update)
             else:
-                checked[name] = _to_scalar(f"build_metrics(), {name}", metric)
+                checked[name] = self._to_scalar(metric, f" as {name}")
         return checked
 
     def build_predictions(self, logits: Any) -> dict[str, tf.Tensor]:
         """Build what an exported model returns, by name."""
         predictions = self._call(self.model, "build_predictions", logits)
         if not (isinstance(predictions, Mapping) and all(isinstance(t, tf.Tensor) for t in predictions.values())):
-            raise _expected("model.py: build_predictions()", "a dict of tensors by name", predictions)
+            raise self._expected("build_predictions", "a dict of tensors by name", predictions)
         return dict(predictions)
 
-    def function(self, name: str) -> Callable[..., Any] | None:
-        """Return a function of the model that it need not have, or None."""
-        return (lambda *arguments: self._call(self.model, name, *arguments)) if self.has(name) else None
+    def build_learning_rate(self, steps: tf.Tensor) -> tf.Tensor:
+        """Build the learning rate, float32 [], after so many steps, int64 []."""
+        rate = _read(self._call(self.model, "build_learning_rate", steps))
+        if isinstance(rate, int | float) or getattr(rate, "dtype", tf.string) != tf.string:
+            rate = tf.cast(rate, tf.float32)
+        return self._check_scalar("build_learning_rate", rate)
+
+    def build_optimizer(self, learning_rate: tf.Tensor) -> dict[str, tf.train.Optimizer]:
+        """Build the optimizers, by the scope of their variables, for a rate, float32 []."""
+        found = self._call(self.model, "build_optimizer", learning_rate)
+        by_scope = dict(found) if isinstance(found, Mapping) else {"": found}
+        for optimizer in by_scope.values():
+            if not isinstance(optimizer, tf.train.Optimizer):
+                expected = "a tf.train.Optimizer, or a dict of them by variable scope"
+                raise self._expected("build_optimizer", expected, optimizer)
+            for method in ("compute_gradients", "minimize"):
+                if getattr(type(optimizer), method) is not getattr(tf.train.Optimizer, method):
+                    raise UnusableError(
+                        f"{self.where('build_optimizer')} returns a {type(optimizer).__name__}, whose {method}() this"
+                        " program does not call: let its apply_gradients() do all that it does to gradients"
+                    )
+        return by_scope
 
     def place_of(self, of: Any) -> str:
         """Return the file and the line that have made an op or a variable."""
         return find_place_of(getattr(of, "op", of)) or "model.py"
 
     def _call(self, module: Any, name: str, *arguments: Any) -> Any:
-        file = "model.py" if module is self.model else "mnist_input.py"
         if not hasattr(module, name):
+            file = "model.py" if module is self.model else "mnist_input.py"
             raise UnusableError(f"{file} has no {name}(): docs/your-own.md says what it must have")
-        with preparing(f"{file}, {name}()"):
+        with preparing(self.where(name)):
             return getattr(module, name)(*arguments)
+
+    def where(self, name: str) -> str:
+        """Return where a function begins, and its name, such as "model.py, line 7: build_loss()"."""
+        file, module = ("model.py", self.model) if self.has(name) else ("mnist_input.py", self.reader)
+        place = find_beginning(getattr(module, name))
+        return f"{place}: {name}()" if place else f"{file}, {name}()"
+
+    def _expected(self, name: str, what: str, found: Any) -> UnusableError:
+        return UnusableError(f"{self.where(name)} must return {what}, found {_describe(found)}")
+
+    def _check_scalar(self, name: str, value: Any, what: str = "") -> tf.Tensor:
+        """Return what a function has returned, as `what`; raise an UnusableError unless it is float32 []."""
+        if not (isinstance(value, tf.Tensor) and value.dtype == tf.float32 and value.shape.rank in (0, None)):
+            raise self._expected(name, f"float32 []{what}", value)
+        return tf.ensure_shape(value, [])
+
+    def _to_scalar(self, value: Any, what: str) -> tf.Tensor:
+        """Return a metric as it must be; some of `tf.metrics` are float64, and a total is a variable."""
+        value = _read(value)
+        if isinstance(value, tf.Tensor) and value.dtype.is_floating:
+            value = tf.cast(value, tf.float32)
+        return self._check_scalar("build_metrics", value, what)
 
 
 METRIC_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
-
-
-def _expected(where: str, what: str, found: Any) -> UnusableError:
-    return UnusableError(f"{where} must return {what}, found {_describe(found)}")
 
 
 def _describe(found: Any) -> str:
     if isinstance(found, tuple | list):
         return f"a {type(found).__name__} of {len(found)}: {', '.join(map(_describe, found[:3]))}"
     return f"{found.dtype.name} {found.shape}" if isinstance(found, tf.Tensor) else f"{found!r:.50}"
-
-
-def _check_scalar(where: str, value: Any) -> tf.Tensor:
-    """Return what a function of a model has returned; raise an UnusableError unless it is float32 []."""
-    if not (isinstance(value, tf.Tensor) and value.dtype == tf.float32 and value.shape.rank in (0, None)):
-        raise _expected(f"model.py: {where}", "float32 []", value)
-    return tf.ensure_shape(value, [])
-
-
-def _to_scalar(where: str, value: Any) -> tf.Tensor:
-    """Return a metric as `_check_scalar()` wants it; some of `tf.metrics` are float64, and a total is a variable."""
-    value = _read(value)
-    if isinstance(value, tf.Tensor) and value.dtype.is_floating:
-        value = tf.cast(value, tf.float32)
-    return _check_scalar(where, value)
 
 
 def _read(value: Any) -> Any:

@@ -27,8 +27,10 @@ class Serving(NamedTuple):
 class Own(NamedTuple):
     """How a user's model is trained, where it says so itself."""
 
-    build_optimizer: Callable[..., Any] | None = None  # from a rate: a `tf.train.Optimizer`, or some by variable scope
+    # From a rate, float32 []: optimizers by the scope of their variables.
+    build_optimizer: Callable[[tf.Tensor], Mapping[str, tf.train.Optimizer]] | None = None
     build_learning_rate: Callable[[tf.Tensor], tf.Tensor] | None = None  # float32 [], from the global step
+    where: str = ""  # build_optimizer() begins
 
 
 class Measured(NamedTuple):
@@ -71,7 +73,9 @@ class Model:
           UnusableError: what the files say cannot be trained.
         """
         self._files, self._stream = files, stream
-        self.own = Own(files.function("build_optimizer"), self._take_learning_rate())
+        self.own = Own(build_learning_rate=self._take_learning_rate())
+        if files.has("build_optimizer"):
+            self.own = self.own._replace(build_optimizer=files.build_optimizer, where=files.where("build_optimizer"))
         self.constants: dict[str, tf.Tensor] = {}  # the values of what is frozen, where they are no parameters
         made = trace(files, signature, is_training=True, seed=seed)
         test = trace(files, signature, is_training=False, seed=seed, reusable=made.variables)
@@ -97,12 +101,11 @@ class Model:
 
     def _take_learning_rate(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
         """Take the user's learning rate for a function of the global step."""
-        build = self._files.function("build_learning_rate")
-        if not build:
+        if not self._files.has("build_learning_rate"):
             return None
         with tf.Graph().as_default() as graph, traced_as_users_expect({}, {}):
             steps = tf.placeholder(tf.int64, [], "global_step")
-            rate = tf.cast(tf.convert_to_tensor(build(steps)), tf.float32)
+            rate = self._files.build_learning_rate(steps)
         if variables := graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
             place, name = self._files.place_of(variables[0]), variables[0].op.name
             raise UnusableError(f"{place}: build_learning_rate() makes {name}: compute with the step alone")

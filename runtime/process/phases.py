@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import inspect
 import os
 import re
 import ssl
@@ -39,6 +40,7 @@ HINTS = {
     "Keras": "tf.layers, tf.nn.rnn_cell and tf.keras need the package tf_keras: pip install 'tf_keras<2.22'",
     "Iterating over a symbolic": "a variable is whole here, since a partitioner splits it on the ps tasks alone: use it"
     " as it is, or tf.unstack() its rows",
+    "positional argument: 'step'": "call a schedule with the step, such as tf.train.get_global_step()",
     "Python bool": "is_training is True or False: `if is_training:` chooses, as tf.cond() cannot",
     "same graph": "each call of a function has a graph of its own: let it make its variables and layers itself, and"
     " keep no tensor for the next call",
@@ -57,7 +59,7 @@ def preparing(where: str = "") -> Iterator[None]:
     Python's traceback is printed, cut to the frames of the user's files, if it has any.
 
     Args:
-      where: names what is called, such as "model.py, build_loss()", for an error without a line of its own.
+      where: names what is called, such as "model.py, line 7: build_loss()", for an error without a line of its own.
 
     Raises:
       UnusableError: in the place of the error.
@@ -129,6 +131,12 @@ def find_place_of(op: tf.Operation) -> str:
             except KeyError:  # a part of an op that only copies have
                 return ""
     return _name_last(_find_users(op.traceback))
+
+
+def find_beginning(function: Any) -> str:
+    """Return the file of a user and the line in it where a function begins, or ""."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return _name_last([traceback.FrameSummary(code.co_filename, code.co_firstlineno, "")]) if code else ""
 
 
 def _find_caller(error: tf.errors.OpError) -> tf.Operation | None:

@@ -16,7 +16,7 @@ from runtime.model.function import Own
 from runtime.model.template import PYTHON, Template, control_flow_v2, find_ancestors
 from runtime.model.variables import build_first_values
 from runtime.process.errors import UnusableError
-from runtime.process.phases import find_place_of
+from runtime.process.phases import find_place_of, preparing
 
 # Returns an optimizer, given its learning rate, float32 []. `tf.train.get_global_step()` counts the updates before.
 OptimizerMaker = Callable[[tf.Tensor], Any]
@@ -73,8 +73,6 @@ class Optimizer:
                 applied = make(rate).apply_gradients(list(zip(gradients, traced.values(), strict=True)))
             if graph.get_collection(tf.GraphKeys.SUMMARIES):
                 logging.warning("model.py: no summary of an optimizer is written")
-        if not isinstance(applied, tf.Tensor | tf.Operation):
-            raise UnusableError(f"model.py: apply_gradients() must return an op, found {applied!r:.50}")
         known = {
             name: functools.partial(build_value, name) if build_value else lambda of=variable: of.initial_value
             for name, variable in variables.items()
@@ -145,9 +143,9 @@ def _flatten(gradients: Sequence[Any]) -> list[tf.Tensor]:
 class ScopedOptimizers:
     """Several optimizers, each for the variables of a scope."""
 
-    def __init__(self, by_scope: Mapping[str, tf.train.Optimizer]):
-        """Take the optimizers; of two scopes that a variable is in, the longer one counts."""
-        self._by_scope = by_scope
+    def __init__(self, by_scope: Mapping[str, tf.train.Optimizer], where: str):
+        """Take the optimizers, made at `where`; of two scopes that a variable is in, the longer one counts."""
+        self._by_scope, self._where = by_scope, where
 
     def apply_gradients(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> tf.Operation:
         """Build what applies each gradient to its variable.
@@ -160,11 +158,10 @@ class ScopedOptimizers:
             name = variable.op.name
             scopes = [scope for scope in self._by_scope if f"{name}/".startswith(f"{scope}/" if scope else "")]
             if not scopes:
-                raise UnusableError(
-                    f"model.py: build_optimizer() returns no optimizer for {name}: add one for the scope ''"
-                )
+                raise UnusableError(f"{self._where} returns no optimizer for {name}: add one for the scope ''")
             groups.setdefault(max(scopes, key=len), []).append((gradient, variable))
-        return tf.group(*(self._by_scope[scope].apply_gradients(of_scope) for scope, of_scope in groups.items()))
+        with preparing(self._where):
+            return tf.group(*(self._by_scope[scope].apply_gradients(of_scope) for scope, of_scope in groups.items()))
 
 
 def make_optimizer(learning_rate: tf.Tensor, name: str, own: Own, num_updates: tf.Variable | None = None) -> Any:
@@ -175,26 +172,9 @@ def make_optimizer(learning_rate: tf.Tensor, name: str, own: Own, num_updates: t
       name: one of `OPTIMIZERS`.
       own: the user's, which comes before `name`.
       num_updates: int64 [], counts the updates; or None, and Adam counts them itself.
-
-    Raises:
-      UnusableError: the user's function returns something else.
     """
     if own.build_optimizer:
-        found = own.build_optimizer(learning_rate)
-        by_scope = found if isinstance(found, Mapping) else {"": found}
-        for optimizer in by_scope.values():
-            if not isinstance(optimizer, tf.train.Optimizer):
-                raise UnusableError(
-                    "model.py: build_optimizer() must return a tf.train.Optimizer, or a dict of them by variable scope,"
-                    f" found {type(optimizer).__name__}"
-                )
-            for method in ("compute_gradients", "minimize"):
-                if getattr(type(optimizer), method) is not getattr(tf.train.Optimizer, method):
-                    raise UnusableError(
-                        f"model.py: this program does not call {method}() of the {type(optimizer).__name__} of"
-                        " build_optimizer(): let its apply_gradients() do all that it does to gradients"
-                    )
-        return ScopedOptimizers(by_scope)
+        return ScopedOptimizers(own.build_optimizer(learning_rate), own.where)
     if name == "adam" and num_updates is not None:
         return CountedAdamOptimizer(learning_rate, num_updates)
     if name == "adam":
