@@ -211,4 +211,4 @@ def test_a_drawn_model_trains_in_each_mode_as_in_one_plain_session(
     batches = list(zip(client.images, client.labels, strict=True))
     expected = train_plainly(drawing, make_optimizer, before, batches)
     for name, value in client.session.run(of_model).items():
-        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6, atol=1e-6, err_msg=name)
