@@ -1,5 +1,6 @@
 """A pipeline of the user's own: what is taken, what the program does itself, and who reads what of it."""
 
+import pathlib
 import threading
 import time
 import types
@@ -139,7 +140,9 @@ def test_what_cannot_be_shared_is_refused(data_dir):
     source = open_source(data_dir, "t10k", reader_of(build_dataset))
     with pytest.raises(UnusableError, match="cannot be shared by 8 workers: there are too few; use fewer workers"):
         source.share(7, 8)
-    with pytest.raises(UnusableError, match=r"--sharding=dynamic deals out files, .*: give --sharding=static, or let"):
+    with pytest.raises(
+        UnusableError, match=r"--sharding=dynamic deals out files, .*: name them in a list_files\(\), or give"
+    ):
         source.share(0, 1, object())
 
 
@@ -380,9 +383,9 @@ def test_pictures_of_a_class_without_training_are_told(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "test" / "b" / "1.png").touch()
     with pytest.raises(pictures.DataError, match=r"/test has the class b, but the pictures to train on are of \['a'\]"):
-        pictures.build_dataset(str(tmp_path), "t10k")
+        pictures.list_files(str(tmp_path), "t10k")
     with pytest.raises(pictures.DataError, match=r"/train has no pictures: expected CLASS/\*\.png or \*\.jpg in it"):
-        pictures.build_dataset(str(tmp_path), "train")
+        pictures.list_files(str(tmp_path), "train")
 
 
 def test_a_csv_has_strings_and_weights(tmp_path):
@@ -410,3 +413,79 @@ def test_batches_that_are_taken_apart_again_may_be_in_it(data_dir):
     (inputs, labels), _ = draw(open_source(data_dir, "train", reader_of(build_vectorised)).share(0, 1), 10)
     assert sorted(labels) == list(range(100))
     assert (inputs[:, 0] == labels + 1).all()
+
+
+NUM_WORDS = 40
+
+
+class Words:
+    """A file for each word, whose label is in a list; a file may be missing when it is read."""
+
+    INPUT = tf.TensorSpec([], tf.string, "word")
+
+    @staticmethod
+    def list_files(data_dir, split):
+        paths = sorted(pathlib.Path(data_dir).glob("*.txt"))
+        return paths, [int(path.stem) for path in paths]
+
+    @staticmethod
+    def build_dataset(files, split):
+        keys = tf.lookup.KeyValueTensorInitializer(tf.range(NUM_WORDS), tf.range(NUM_WORDS) + 100)
+        labels = tf.lookup.StaticHashTable(keys, -1)
+        return files.map(lambda path, number: (tf.io.read_file(path), labels.lookup(number)))
+
+
+@pytest.fixture
+def words_dir(tmp_path):
+    for number in range(NUM_WORDS):
+        (tmp_path / f"{number:02}.txt").write_text(f"word {number}")
+    return tmp_path
+
+
+def test_the_files_that_a_user_lists_are_permuted_in_each_epoch(words_dir, monkeypatch):
+    monkeypatch.setattr(pipeline, "MAX_WINDOW", 1)
+    source = open_source(str(words_dir), "train", Words)
+    seen = []
+    for index in range(2):
+        (words, labels), _ = draw(source.share(index, 2), 6)
+        assert [word.decode() for word in words] == [f"word {label - 100}" for label in labels]
+        first, second = labels[:20], labels[20:40]
+        assert sorted(first) == sorted(second)
+        assert first.tolist() != second.tolist()
+        assert first.tolist() != sorted(first)
+        seen += first.tolist()
+    assert sorted(seen) == list(range(100, 100 + NUM_WORDS))
+
+
+def test_the_file_that_cannot_be_read_is_named(words_dir):
+    source = open_source(str(words_dir), "train", Words).share(1, 2)
+    (words_dir / "07.txt").unlink()
+    with pytest.raises(
+        UnusableError, match=r"/07\.txt cannot be read \(NotFoundError: .*\); correct it, or leave it out$"
+    ):
+        source.load()
+
+
+def test_lists_of_other_files_are_told_apart(words_dir, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    for path in words_dir.glob("*.txt"):
+        (other / path.name).write_bytes(path.read_bytes())
+    descriptions = [open_source(str(folder), "train", Words).description for folder in (words_dir, other)]
+    assert descriptions[0] == descriptions[1]
+    (other / "39.txt").rename(other / "40.txt")
+    assert open_source(str(other), "train", Words).description != descriptions[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ([], r"float32 \[0\]"),
+        (([1], [2]), r"int32 \[1\], int32 \[1\]"),
+        ((["a", "b"], [1]), r"string \[2\], int32 \[1\]"),
+    ],
+)
+def test_what_is_no_list_of_files_is_refused(tmp_path, files, found):
+    reader = reader_of(lambda *_: None, list_files=lambda *_: files)
+    expected = r"list_files\(\) in mnist_input\.py must return a list of paths, or a tuple of as long columns"
+    with pytest.raises(UnusableError, match=rf"'train' of \S+ \S+ cannot be used: {expected} .*, found {found}$"):
+        open_source(str(tmp_path), "train", reader)

@@ -1,6 +1,7 @@
 """Examples that workers take while they train: each is read once, by whoever comes for it."""
 
 import contextlib
+import pathlib
 import re
 import threading
 
@@ -13,6 +14,7 @@ import mnist_input
 from examples import convert
 from runtime.cluster.membership import Membership
 from runtime.cluster.table import Table
+from runtime.data import pipeline
 from runtime.data.memory import MemorySource
 from runtime.data.sources import open_source
 from runtime.records.folder import RunFolder
@@ -26,14 +28,28 @@ EXAMPLES = mnist_input.Examples(IMAGES, np.zeros(NUM_EXAMPLES, np.uint8))
 STATIC, DYNAMIC = "--sharding=static", "--sharding=dynamic"
 
 
-@pytest.fixture
-def open_files(tmp_path):
+class Listing:
+    """The mnist_input.py of a user who lists files."""
+
+    INPUT = mnist_input.INPUT
+
+    @staticmethod
+    def list_files(data_dir, split):
+        return sorted(pathlib.Path(data_dir).glob(f"{split}-*"))
+
+    @staticmethod
+    def build_dataset(files, split):
+        return tf.data.TFRecordDataset(files).batch(8).map(lambda records: tuple(mnist_input.parse(records))).unbatch()
+
+
+@pytest.fixture(params=[mnist_input, Listing], ids=["records", "listed"])
+def open_files(tmp_path, request):
     """A function that returns the same examples in some files; example n lies in file n modulo their number."""
 
     def open_files(num_files):
         folder = str(tmp_path / f"{num_files}-files")
         convert.convert(lambda *_: EXAMPLES, mnist_input.FEATURES, "", folder, num_files)
-        return open_source(folder, "train", mnist_input)
+        return open_source(folder, "train", request.param)
 
     return open_files
 
@@ -106,13 +122,16 @@ def test_examples_in_memory_are_read_once_whoever_comes_and_goes(start):
     assert count([*first.numbers, *leaving.numbers, *late.numbers]) == [2] * NUM_EXAMPLES
 
 
-@pytest.mark.parametrize(("num_files", "num_parts", "flags"), [(12, 1, ["--local_steps=2"]), (2, 3, [])])
-def test_a_file_or_a_part_of_one_is_dealt_to_whoever_asks_next(start, open_files, num_files, num_parts, flags):
+@pytest.mark.parametrize(("num_files", "num_parts", "flags"), [(12, 1, ["--local_steps=2"]), (2, 3, []), (20, 0.5, [])])
+def test_some_files_or_a_part_of_one_are_dealt_to_whoever_asks_next(
+    start, open_files, monkeypatch, num_files, num_parts, flags
+):
+    monkeypatch.setattr(pipeline, "MAX_PIECES", 12)
     start_worker = start(open_files(num_files), DYNAMIC, *flags)
     workers = [start_worker(0), start_worker(1)]
     workers[0].train(2)
     workers.append(start_worker(2))
-    size = NUM_EXAMPLES // (num_files * num_parts)
+    size = int(NUM_EXAMPLES // (num_files * num_parts))
     numbers = []
     while len(numbers) < NUM_EXAMPLES + 3 * (size + 4 * RUN_SIZE):
         for worker in workers:

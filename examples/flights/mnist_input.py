@@ -43,13 +43,18 @@ class DataError(Exception):
     """A file is missing, or is not what it should be."""
 
 
-def build_dataset(data_dir: str, split: str) -> tf.data.Dataset:
-    """Return the flights of one split, `train` or `t10k`, each with its label: (inputs as in INPUT, uint8 []).
+def list_files(data_dir: str, split: str) -> list[str]:
+    """Return the path of the CSV file of one split, `train` or `t10k`.
 
     Raises:
-      DataError: there is neither a CSV file of them, nor an archive to make it of.
+      DataError: there is neither that file, nor an archive to make it of.
     """
-    return tf.data.TextLineDataset(_find_table(data_dir, split)).skip(1).batch(1024).map(parse).unbatch()
+    return [_find_table(data_dir, split)]
+
+
+def build_dataset(files: tf.data.Dataset, split: str) -> tf.data.Dataset:
+    """Return the flights of some files, each with its label: (inputs as in INPUT, uint8 [])."""
+    return files.flat_map(lambda path: tf.data.TextLineDataset(path).skip(1)).batch(1024).map(parse).unbatch()
 
 
 def parse(lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:

@@ -19,8 +19,8 @@ class DataError(Exception):
     """There are no pictures."""
 
 
-def build_dataset(data_dir: str, split: str) -> tf.data.Dataset:
-    """Return the pictures of one split, `train` or `t10k`, each with its label: (uint8 [h, w, c], int32 []).
+def list_files(data_dir: str, split: str) -> tuple[list[str], list[int]]:
+    """Return the paths of the pictures of one split, `train` or `t10k`, and their labels.
 
     Raises:
       DataError: there are none.
@@ -36,14 +36,18 @@ def build_dataset(data_dir: str, split: str) -> tf.data.Dataset:
     classes, names = find_classes(data_dir), [os.path.basename(os.path.dirname(path)) for path in paths]
     if unknown := set(names).difference(classes):
         raise DataError(f"{folder} has the class {min(unknown)}, but the pictures to train on are of {classes}")
-    labels = [classes.index(name) for name in names]
+    return paths, [classes.index(name) for name in names]
+
+
+def build_dataset(files: tf.data.Dataset, split: str) -> tf.data.Dataset:
+    """Return the pictures of some of these files, each with its label: (uint8 [h, w, c], int32 [])."""
 
     def read(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         picture = tf.io.decode_png(tf.io.read_file(path), channels=INPUT.shape[2])  # and JPEG
         picture = tf.image.resize(picture, INPUT.shape[:2], method="area")
         return tf.cast(tf.round(picture), tf.uint8), label
 
-    return tf.data.Dataset.from_tensor_slices((paths, labels)).map(read, num_parallel_calls=2)
+    return files.map(read, num_parallel_calls=2)
 
 
 def find_classes(data_dir: str) -> list[str]:

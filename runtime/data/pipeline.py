@@ -4,13 +4,16 @@ import contextlib
 import copy
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from runtime.data.files import CPU
-from runtime.data.order import build_seed, shuffle
-from runtime.data.reader import Batches, Columns, make_iterator
+from runtime.data.order import build_numbers, build_seed, shuffle
+from runtime.data.reader import Batches, Columns, make_counter, make_iterator
 from runtime.model.template import PYTHON
 from runtime.process.errors import UnusableError, reason
 from runtime.process.threads import PASSING, reminding
@@ -19,9 +22,10 @@ WINDOW_BYTES, MIN_WINDOW, MAX_WINDOW = 1 << 25, 16, 1 << 14  # of the examples t
 ALL = tf.int64.max
 NUM_THREADS = 4  # that read
 MAX_LOADED = 1 << 24  # examples to test with
+MAX_PIECES = 1 << 8  # that are dealt out in an epoch: of more files, a piece is several
 untouched = tf.autograph.experimental.do_not_convert  # no control flow is to convert, and looking for it takes time
 
-# From the numbers of pieces, int64 [n], which are files or parts of files, to a `tf.data.Dataset` of what is in them.
+# From numbers, int64 [n], of files or of parts of files, to a `tf.data.Dataset` of what is in them.
 Open = Callable[[Any], Any]
 
 
@@ -39,21 +43,37 @@ class PipelineSource:
     description: str  # tells these examples from others, by what can be compared without reading all
     _where: str  # names them in messages
     _num_bytes: int  # of an example
-    _numbers: Sequence[int] = (0,)  # of the pieces of this share
+    _names: Sequence[str]  # of the files; "": they are not known, and all counts as one
+    _numbers: npt.NDArray[np.int64]  # of the parts of files that this share has
     _num_parts = 1  # in which each file is cut: a part is every n-th example
+    _hold: Any = None  # deals them out
     _to_columns: Callable[[list[Any]], Columns] = list  # makes what a user's function returns
     _stream: int | None = None  # the index of the worker whose share this is; None: it is dealt out
     _has_read = False
 
-    def _share(self, stream: int | None, num_workers: int, numbers: Sequence[int], num_parts: int) -> Any:
-        """Return a share.
+    def share(self, index: int, num_workers: int, hold: Any = None) -> Self:
+        """Return what one of several workers reads: files of its own, or of few files every n-th example.
+
+        With `hold`, it reads the pieces that `hold.take()` returns: files, or parts of few, two for each worker.
 
         Raises:
-          UnusableError: there is no example in it.
+          UnusableError: there is no example for this worker, or nothing that can be dealt out.
         """
-        share = copy.copy(self)
-        share._stream, share._numbers, share._num_parts = stream, list(numbers), num_parts
-        if not share._read(lambda: share._make_open()(tf.constant(share._numbers, tf.int64)).take(1)):
+        if hold and not self._names[0]:
+            raise UnusableError(
+                "--sharding=dynamic deals out files, which cannot be seen in the data set that build_dataset() in"
+                " mnist_input.py returns: name them in a list_files(), or give --sharding=static"
+            )
+        share, num_files = copy.copy(self), len(self._names)
+        if num_files < num_workers * (2 if hold else 1):
+            share._num_parts = -(2 * num_workers // -num_files) if hold else num_workers
+            if self._names[0]:
+                what = f"{'a piece is' if hold else 'each worker reads'} one in {share._num_parts} examples of a file"
+                logging.info("%d files for %d workers: %s", num_files, num_workers, what)
+        numbers = np.arange(num_files * share._num_parts)
+        share._hold, share._stream = hold, None if hold else index
+        share._numbers = numbers if hold else numbers[index::num_workers]
+        if not share._read(lambda: share._make_open()(tf.constant(share._numbers)).take(1)):
             few = f"{self._where} cannot be shared by {num_workers} workers"
             raise UnusableError(f"{few}: there are too few; use fewer workers")
         return share
@@ -78,7 +98,7 @@ class PipelineSource:
           UnusableError: one cannot be read, or there is none.
         """
         with reminding(f"still reading {self._where}", "what mnist_input.py reads"):
-            columns = self._read(lambda: self._to_batch(self._make_open()(self._numbers), num_examples))
+            columns = self._read(lambda: self._to_batch(self._make_open()(tf.constant(self._numbers)), num_examples))
         if columns and len(columns[0]) <= MAX_LOADED:
             return self._to_columns(columns)
         found = f"there are more than {MAX_LOADED}, too many to test with" if columns else "there are none"
@@ -114,26 +134,51 @@ class PipelineSource:
         initializer = tf.group(iterator.initializer, num_drawn.initializer)
         return Batches(inputs, gather, self.signature, parts, first, initializer, {}, self._starting, num_drawn)
 
-    def _build_windows(self, open_pieces: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
+    def _build_windows(self, open_parts: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
         """Build windows without end, but for `first` examples, int64 [], which are left out.
 
         If there are any, as many examples are counted, or all of an epoch: then whole epochs need not be read.
         """
-        numbers, zero = tf.constant(self._numbers, tf.int64), tf.zeros([], tf.int64)
+        if self._hold:
+            return self._build_windows_dealt_out(open_parts, seed)
+        numbers, zero = tf.constant(self._numbers), tf.zeros([], tf.int64)
         add = untouched(lambda count, *of: count + tf.shape(tf.nest.flatten(of)[0], out_type=tf.int64)[0])
-        enough = self._to_windows(open_pieces(numbers)).take(first // self._window_size + 1)
+        enough = self._to_windows(open_parts(numbers)).take(first // self._window_size + 1)
         size = tf.cond(first > 0, lambda: tf.maximum(enough.reduce(zero, add), 1), lambda: zero + 1)
         first_epoch, num_left_out = first // size, first % size
 
         @untouched
         def build_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            is_some = open_pieces(numbers).take(1).reduce(False, lambda *_: True)  # or this would search for ever
+            is_some = open_parts(numbers).take(1).reduce(False, lambda *_: True)  # or this would search for ever
             with tf.control_dependencies([tf.debugging.Assert(is_some, ["no example is left"])]):
                 of_epoch = build_seed(seed, self._stream, epoch)
-            windows = self._to_windows(open_pieces(shuffle(numbers, of_epoch)))
+            windows = self._to_windows(open_parts(shuffle(numbers, of_epoch)))
             return self._mix(windows, of_epoch, tf.where(epoch > first_epoch, zero, num_left_out))
 
         return tf.data.Dataset.range(first_epoch, ALL).flat_map(build_epoch)
+
+    def _build_windows_dealt_out(self, open_parts: Open, seed: int) -> tf.data.Dataset:
+        """Build windows of the pieces that ps 0 deals out, without end."""
+        counter, num_parts = make_counter("pieces_dealt_out"), len(self._numbers)
+        size = -(num_parts // -MAX_PIECES)
+
+        def take() -> Any:
+            is_over = self._coord.should_stop if self._coord else bool
+            return np.int64(self._hold.take(counter.op.name, is_over))
+
+        def note(piece: Any) -> None:
+            more = f" and {len(piece) - 1} more" if len(piece) > 1 else ""
+            self._hold.note(self._names[piece[0] // self._num_parts] + more)
+
+        @untouched
+        def build_piece(_: tf.Tensor) -> tf.data.Dataset:
+            number = tf.ensure_shape(tf.numpy_function(take, [], tf.int64), [])
+            piece = build_numbers(number * size, size, num_parts, seed, None)
+            with tf.control_dependencies([tf.numpy_function(note, [piece], [])]):
+                piece = tf.identity(piece)
+            return self._mix(self._to_windows(open_parts(piece)), build_seed(seed, None, number))
+
+        return tf.data.Dataset.range(ALL).flat_map(build_piece)
 
     def _mix(self, windows: tf.data.Dataset, seed: tf.Tensor, num_left_out: Any = 0) -> tf.data.Dataset:
         """Shuffle each window, and leave out the first examples."""

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from absl import logging
 
 from runtime.data.files import Parse, find_fault, look_at
-from runtime.data.order import build_numbers, build_seed
-from runtime.data.pipeline import ALL, NUM_THREADS, Open, PipelineSource, untouched
-from runtime.data.reader import make_counter, signature_of
+from runtime.data.pipeline import NUM_THREADS, Open, PipelineSource, untouched
+from runtime.data.reader import signature_of
 from runtime.model.users_files import check_columns
 from runtime.process.errors import UnusableError
 
@@ -40,35 +38,14 @@ class RecordSource(PipelineSource):
             columns = parse(tf.placeholder(tf.string, [None]))
         self.signature, self._to_columns = signature_of(columns), getattr(type(columns), "_make", list)
         check_columns(self.signature, spec, where, getattr(columns, "_fields", ()))
-        self._num_bytes, self._numbers = len(self._files[0].first), [*range(len(paths))]
-        self._hold: Any = None
-
-    def share(self, index: int, num_workers: int, hold: Any = None) -> "RecordSource":
-        """Return what one of several workers reads: files of its own, or of few files every n-th example.
-
-        With `hold`, it reads the pieces that `hold.take()` returns: files, or parts of few, two for each worker.
-
-        Raises:
-          UnusableError: there is no example for this worker.
-        """
-        num_files, num_parts = len(self._files), 1
-        if num_files < num_workers * (2 if hold else 1):
-            num_parts = -(2 * num_workers // -num_files) if hold else num_workers
-            what = f"{'a piece is' if hold else 'each worker reads'} one in {num_parts} examples of a file"
-            logging.info("%d files for %d workers: %s", num_files, num_workers, what)
-        numbers = range(num_files * num_parts)
-        if not hold:
-            return self._share(index, num_workers, numbers[index::num_workers], num_parts)
-        share = self._share(None, num_workers, numbers, num_parts)
-        share._hold = hold
-        return share
+        self._num_bytes, self._names, self._numbers = len(self._files[0].first), paths, np.arange(len(paths))
 
     def _make_open(self) -> Open:
         paths = tf.constant([os.fsencode(file.path) for file in self._files])
         compressions = tf.constant([file.compression for file in self._files])
 
         @untouched
-        def open_piece(number: tf.Tensor) -> tf.data.Dataset:
+        def open_part(number: tf.Tensor) -> tf.data.Dataset:
             file = number // self._num_parts
             records = tf.data.TFRecordDataset(paths[file], compressions[file])
             if self._num_parts > 1:
@@ -77,7 +54,7 @@ class RecordSource(PipelineSource):
 
         num_open = min(NUM_OPEN, len(self._numbers))
         return lambda numbers: tf.data.Dataset.from_tensor_slices(numbers).interleave(
-            open_piece, num_open, num_parallel_calls=min(NUM_THREADS, num_open), deterministic=True
+            open_part, num_open, num_parallel_calls=min(NUM_THREADS, num_open), deterministic=True
         )
 
     def _to_batch(self, blocks: tf.data.Dataset, size: int) -> tf.data.Dataset:
@@ -88,28 +65,6 @@ class RecordSource(PipelineSource):
 
     def _to_runs(self, windows: tf.data.Dataset, size: int) -> tf.data.Dataset:
         return windows.rebatch(size, drop_remainder=True).map(untouched(lambda records: tuple(self._parse(records))))
-
-    def _build_windows(self, open_pieces: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
-        if not self._hold:
-            return super()._build_windows(open_pieces, first, seed)
-        counter = make_counter("pieces_dealt_out")
-
-        def take() -> Any:
-            is_over = self._coord.should_stop if self._coord else bool
-            return np.int64(self._hold.take(counter.op.name, is_over))
-
-        def note(piece: Any) -> None:
-            self._hold.note(self._files[piece[0] // self._num_parts].path)
-
-        @untouched
-        def build_piece(_: tf.Tensor) -> tf.data.Dataset:
-            number = tf.ensure_shape(tf.numpy_function(take, [], tf.int64), [])
-            piece = build_numbers(number, 1, len(self._numbers), seed, None)
-            with tf.control_dependencies([tf.numpy_function(note, [piece], [])]):
-                piece = tf.identity(piece)
-            return self._mix(self._to_windows(open_pieces(piece)), build_seed(seed, None, number))
-
-        return tf.data.Dataset.range(ALL).flat_map(build_piece)
 
     def _find_fault(self) -> str:
         own = sorted({number // self._num_parts for number in self._numbers})

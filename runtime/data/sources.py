@@ -27,7 +27,7 @@ def open_source(data_dir: str, split: str, reader: Any) -> Source:
         reader.fetch(data_dir)
     where = f"the examples {split!r} of --data_dir {data_dir}"
     if hasattr(reader, "build_dataset"):
-        return UsersSource(lambda: reader.build_dataset(data_dir, split), reader.INPUT, where)
+        return UsersSource(reader, data_dir, split, where)
     with reminding(f"still reading the examples {split!r}", data_dir):
         parse = make_parse(reader)
         if parse and (paths := find_records(data_dir, split)):

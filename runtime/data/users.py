@@ -1,16 +1,20 @@
-"""Examples of a data set that a user builds: `build_dataset()` in `mnist_input.py`."""
+"""Examples of a data set that a user builds: `build_dataset()` in `mnist_input.py`, of the files of `list_files()`."""
 
 import itertools
+import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
+from runtime.data.files import CPU
 from runtime.data.pipeline import Open, PipelineSource, untouched
 from runtime.data.reader import compute_checksum, signature_of
 from runtime.model.users_files import check_columns
-from runtime.process.errors import UnusableError
+from runtime.process.errors import UnusableError, reason
 
 NUM_SAMPLED = 64  # examples that tell this data set from others, and how much memory one takes
 # What a user's pipeline must leave to the program: what the op begins with, and the call that makes it.
@@ -20,15 +24,30 @@ REFUSED["Shuffle"] = "shuffle() (list_files(), too, must have shuffle=False)"
 
 
 class UsersSource(PipelineSource):
-    """Examples of the data set that a user's `build_dataset()` returns, one by one."""
+    """Examples of the data set that a user's `build_dataset()` returns, one by one.
 
-    def __init__(self, build: Callable[[], Any], spec: Any, where: str):
-        """Take `build`, which is called in each graph that needs it; `spec` is INPUT.
+    Where `list_files()` says which files it reads, each worker reads its own, and they are permuted in each epoch.
+    """
+
+    def __init__(self, reader: Any, data_dir: str, split: str, where: str):
+        """Take the functions of `reader`; `build_dataset()` is called in each graph that needs it.
 
         Raises:
-          UnusableError: it returns something else, or nothing can be read.
+          UnusableError: one returns something else, or nothing can be read.
         """
-        self._build, self._where = build, where
+        self._where, self._columns, is_single = where, list[Any](), True
+        if hasattr(reader, "list_files"):
+            files = reader.list_files(data_dir, split)
+            is_single = not isinstance(files, tuple)
+            self._columns = _to_columns([files] if is_single else files, where)
+        self._names = [os.fsdecode(name) for name in self._columns[0]] if self._columns else [""]
+        self._numbers = np.arange(len(self._names))
+
+        def build(*columns: tf.Tensor) -> Any:
+            files = tf.data.Dataset.from_tensor_slices(columns[0] if is_single else columns) if columns else data_dir
+            return reader.build_dataset(files, split)
+
+        self._build, spec = build, reader.INPUT
         sample, again = (self.load(NUM_SAMPLED) for _ in range(2))
         found, names = self.signature[0], sorted(spec) if isinstance(spec, Mapping) else []
         if (sorted(found) if isinstance(found, Mapping) else []) != names:
@@ -43,23 +62,14 @@ class UsersSource(PipelineSource):
         is_random = self._is_random or compute_checksum(again) != checksum  # as what a Python function draws
         first_ones = "random" if is_random else f"{checksum:08x}"
         self.description = f"(a data set of build_dataset(), CRC-32 of the first examples {first_ones})"
+        if self._columns:
+            paths = np.array([name.removeprefix(data_dir) for name in self._names])
+            checksum = compute_checksum([paths, *self._columns[1:]])
+            self.description += f" ({len(paths)} files, CRC-32 of what list_files() returns {checksum:08x})"
 
-    def share(self, index: int, num_workers: int, hold: Any = None) -> "UsersSource":
-        """Return every n-th example from `index` on.
-
-        Raises:
-          UnusableError: there is none, or pieces shall be dealt out.
-        """
-        if hold:
-            raise UnusableError(
-                "--sharding=dynamic deals out files, which cannot be seen in the data set that build_dataset() in"
-                " mnist_input.py returns: give --sharding=static, or let FEATURES say what is in TFRecord files"
-            )
-        return self._share(index, num_workers, [index], num_workers)
-
-    def _make(self) -> Any:
-        """Build the data set, of tuples of dense tensors in any structure."""
-        dataset = self._build()
+    def _make(self, *columns: tf.Tensor) -> Any:
+        """Build the data set of some files, of tuples of dense tensors in any structure."""
+        dataset = self._build(*columns)
         if not hasattr(dataset, "element_spec"):
             raise UnusableError(
                 f"mnist_input.py: build_dataset() must return a tf.data.Dataset, found {type(dataset).__name__}"
@@ -90,8 +100,21 @@ class UsersSource(PipelineSource):
         return dataset.map(untouched(lambda *parts: tf.nest.map_structure(to_dense, parts)))
 
     def _make_open(self) -> Open:
-        dataset = self._make()
-        return lambda numbers: dataset.shard(self._num_parts, self._numbers[0])
+        if not self._columns:
+            dataset = self._make()
+            return lambda numbers: dataset.shard(self._num_parts, self._numbers[0])
+        columns = [tf.constant(column) for column in self._columns]
+
+        def open_files(numbers: tf.Tensor) -> tf.data.Dataset:
+            return self._make(*(tf.gather(column, numbers) for column in columns))
+
+        def open_part(number: tf.Tensor) -> tf.data.Dataset:
+            file, part = [number // self._num_parts], number % self._num_parts
+            return open_files(file).shard(self._num_parts, part)
+
+        if self._num_parts == 1:
+            return open_files
+        return lambda numbers: tf.data.Dataset.from_tensor_slices(numbers).flat_map(untouched(open_part))
 
     def _to_batch(self, examples: tf.data.Dataset, size: int) -> tf.data.Dataset:
         batch = self._batch(examples.take(size), size)
@@ -115,3 +138,35 @@ class UsersSource(PipelineSource):
         if all(shape.is_fully_defined() for shape in tf.nest.flatten(shapes)):
             return examples.batch(size, drop_remainder)
         return examples.padded_batch(size, shapes, drop_remainder=drop_remainder)
+
+    def _find_fault(self) -> str:
+        """Read each file alone, if they are known."""
+        if not self._columns:
+            return ""
+        with tf.Graph().as_default(), tf.Session(config=CPU) as session:
+            columns = [tf.placeholder(column.dtype, [1]) for column in self._columns]
+            num_read = self._make(*columns).reduce(0, untouched(lambda count, *_: count + 1))
+            session.run(tf.tables_initializer())
+            for number in sorted({number // self._num_parts for number in self._numbers}):
+                try:
+                    session.run(num_read, {of: rows[[number]] for of, rows in zip(columns, self._columns, strict=True)})
+                except tf.errors.OpError as error:
+                    return f"{self._names[number]} cannot be read ({reason(error)}); correct it, or leave it out"
+        return ""
+
+
+def _to_columns(columns: Sequence[Any], where: str) -> list[npt.NDArray[Any]]:
+    """Return the columns of `list_files()` as arrays: paths, and what else there is of each file.
+
+    Raises:
+      UnusableError: they are none.
+    """
+    rows = [[os.fspath(row) if isinstance(row, os.PathLike) else row for row in column] for column in columns]
+    arrays = [tf.make_ndarray(tf.make_tensor_proto(column)) for column in rows]  # integers are int32, as ever
+    if not arrays or arrays[0].dtype.kind != "O" or len({len(of) for of in arrays}) > 1:
+        found = ", ".join(f"{tf.as_dtype(of.dtype).name} {list(of.shape)}" for of in arrays) or "none"
+        raise UnusableError(
+            f"{where} cannot be used: list_files() in mnist_input.py must return a list of paths, or a tuple of as long"
+            f" columns of which the first one is, found {found}"
+        )
+    return arrays

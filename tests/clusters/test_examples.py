@@ -273,7 +273,8 @@ import tensorflow as tf
 import mnist_input
 
 serve = tf.saved_model.load(f"{sys.argv[1]}/exported/1").signatures["serving_default"]
-inputs, labels = next(iter(mnist_input.build_dataset(f"{sys.argv[1]}/flights", "t10k").batch(100_000)))
+files = tf.data.Dataset.from_tensor_slices(mnist_input.list_files(f"{sys.argv[1]}/flights", "t10k"))
+inputs, labels = next(iter(mnist_input.build_dataset(files, "t10k").batch(100_000)))
 ranks = serve(**inputs)["probability"].numpy().argsort().argsort()
 late = labels.numpy() == 1
 print((ranks[late].mean() - (late.sum() - 1) / 2) / (~late).sum())
