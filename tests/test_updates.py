@@ -22,6 +22,7 @@ from runtime.cluster import status
 from runtime.cluster.status import Status
 from runtime.cluster.table import TRAINING, Record, Table
 from runtime.model.function import Own
+from runtime.model.roles import AVERAGE, SET, SUM
 from runtime.model.variables import Lookups
 from runtime.updates import lost_workers
 from runtime.updates.aggregation import Aggregation
@@ -64,13 +65,16 @@ def make_nothing(num_batches):
     return make_batches(tf.zeros([num_batches, 1], tf.int32))
 
 
-def gradients_of(build_loss):
-    """Return what builds the loss of a weight, and its gradient."""
+STATE = {"assigned": SET, "counted": SUM, "averaged": AVERAGE}
+
+
+def gradients_of(build_loss, changes=None):
+    """Return what builds the loss of a weight, and its gradient, beside changes of state."""
 
     def build_gradients(parameters, columns, samples):
         loss = build_loss(parameters["w"])
         (gradient,) = tf.gradients(loss, parameters["w"])
-        return loss, {"w": gradient}
+        return loss, {"w": gradient, **{name: tf.constant(change) for name, change in (changes or {}).items()}}
 
     return build_gradients
 
@@ -94,6 +98,7 @@ class Worker:
         lr_schedule="constant",
         dtype=tf.float32,
         max_staleness=None,
+        changes=None,
     ):
         membership = servers.membership("worker", index)
         task = membership.task
@@ -102,7 +107,9 @@ class Worker:
             with tf.device(tf.train.replica_device_setter(worker_device=task.device, cluster=spec)):
                 self.global_step = tf.train.create_global_step()
                 self.weight = tf.get_variable("w", shape=[], initializer=tf.zeros_initializer())
-                packing = Packing({"w": self.weight})
+                state = {name: tf.get_variable(name, [], initializer=tf.zeros_initializer()) for name in changes or {}}
+                self.state = list(state.values())
+                packing = Packing({"w": self.weight, **state}, {name: STATE[name] for name in state})
                 schedule = Schedule(lr_schedule, LEARNING_RATE, None, train_steps)
 
                 def make_optimizer_of_ps(rate):
@@ -116,7 +123,7 @@ class Worker:
                 build_loss = loss or (lambda weight: (index + 1) * weight)
                 batches = make_nothing(N * local_steps)
                 with tf.device(task.device):
-                    work = Work(packing, gradients_of(build_loss), batches, dtype, [task.device])
+                    work = Work(packing, gradients_of(build_loss, changes), batches, dtype, [task.device])
                     if local_steps == 1:
                         builder = GradientExchangeBuilder(work)
                     else:
@@ -199,6 +206,21 @@ def test_synchronous_updates_average_all_gradients(local_servers):
     workers = [Worker(servers, index, replicas=3) for index in range(3)]
     for step in range(1, 5):
         step_together(*workers)
+        assert workers[step % 3].read() == [0 - 0.5 * (1 + 2 + 3) / 3 * step, step]
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_of_state_synchronous_workers_count_together_and_the_last_assignment_stands(local_servers, num_ps):
+    servers = local_servers(num_ps, 3)
+    workers = []
+    for index in range(3):
+        changes = {"assigned": 10.0 + index, "counted": -1.0, "averaged": -1.0 - index}  # by how much they lower it
+        workers.append(Worker(servers, index, replicas=3, changes=changes))
+    for step in range(1, 4):
+        step_together(*workers)
+        assigned, counted, averaged = workers[0].session.run(workers[0].state)
+        assert assigned in (10.0, 11.0, 12.0)
+        assert (counted, averaged) == (3 * step, 2 * step)
         assert workers[step % 3].read() == [0 - 0.5 * (1 + 2 + 3) / 3 * step, step]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
+from runtime.model.roles import SET, SUM
 from runtime.updates.meeting import Meeting, Rule
 from runtime.updates.ps_shard import Gradient, PsShard
 
@@ -14,6 +15,8 @@ class Aggregation(Meeting):
     The updates are numbered. A gradient is for the one after those that its worker has read, and is dropped if that was
     made without it. It is dropped, too, if the update has one of this worker, from before a restart: it never has two.
     Unless it was made without it, a worker waits until the number has changed.
+
+    Of state, what workers add is added up, and of what they assign, the last counts: as on a variable that they share.
 
     An update waits for each worker that is awaited: one that has read the number, until the chief finds it lost. So no
     worker waits here for one that waits for it on another ps. Suppose that update a on one ps lacks the gradient of X,
@@ -38,6 +41,11 @@ class Aggregation(Meeting):
             ]
             self._accumulators = [*self._sums_of_slices, self._gradients]
         super().__init__(shard, rule)
+        self._is_sum, self._is_set = shard.find(SUM), shard.find(SET)
+        if self._is_set is not None:
+            with tf.device(shard.device):
+                self._last = self._make_variable("last_gradient", lambda: tf.zeros([shard.size]))
+            self.variables.append(self._last)
 
     def _start_anew(self) -> tf.Tensor:
         """Drop the gradients of the last model, too."""
@@ -92,6 +100,8 @@ class Aggregation(Meeting):
                 accumulator.apply_indexed_slices_grad(rows, local_step)
                 for accumulator, rows in zip(self._sums_of_slices, gradient.of_slices, strict=True)
             ]
+            if self._is_set is not None:
+                additions.append(self._last.assign(gradient.vector, read_value=False))
             return tf.group(*additions, self._gradients.apply_grad(gradient.vector, local_step))
 
     def _move_on(self) -> tf.Operation:
@@ -118,4 +128,9 @@ class Aggregation(Meeting):
         sums = [accumulator.take_grad(1) for accumulator in self._sums_of_slices]  # of all that are there
         num_gradients = tf.cast(num_gradients, tf.float32)
         means = [tf.IndexedSlices(of_slice.values / num_gradients, of_slice.indices) for of_slice in sums]
-        return tf.group(self.shard.apply(Gradient(self._gradients.take_grad(1), means), num_steps))
+        vector = self._gradients.take_grad(1)
+        if self._is_sum is not None:
+            vector = tf.where(self._is_sum, num_gradients * vector, vector)
+        if self._is_set is not None:
+            vector = tf.where(self._is_set, self._last.read_value(), vector)
+        return tf.group(self.shard.apply(Gradient(vector, means), num_steps))

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from runtime.model.roles import build_change
@@ -74,6 +76,13 @@ class PsShard:
     def _make_variable(self, name: str, value: Any) -> tf.Variable:
         with tf.device(self.device):
             return tf.Variable(value, trainable=False, collections=[], name=name)
+
+    def find(self, kind: str) -> npt.NDArray[np.bool_] | None:
+        """Return where a packed vector has what arrives for state of this kind, bool [size]; None: nowhere."""
+        marks = [
+            np.full(v.shape.num_elements(), of == kind) for v, of in zip(self._variables, self._kinds, strict=True)
+        ]
+        return np.concatenate(marks) if kind in self._kinds else None
 
     def read_steps(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
         """Build the steps that the parameters have, int64 [], after something on this ps."""

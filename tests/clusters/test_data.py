@@ -62,9 +62,11 @@ def test_workers_that_come_and_go_share_what_is_left(tmp_path, make_files):
         with Slowed(cluster["worker 1"]):
             cluster.start("worker 2").wait_for_output(PROGRESS)
         cluster["worker 1"].kill()
+        cluster["worker 2"].send(signal.SIGSTOP)
         held = r"the rest of \S+/train-000\d\d-of-00012.tfrecord, which this worker held when it ended"
         cluster.start("worker 1").wait_for_output(held)
-        cluster["worker 0"].send(signal.SIGCONT)
+        for name in ("worker 0", "worker 2"):
+            cluster[name].send(signal.SIGCONT)
         names = ("worker 0", "worker 1", "worker 2", "ps 0")
         assert [cluster[name].wait(2 * DEADLINE_SECS) for name in names] == [0, 0, 0, 0]
         output = cluster["worker 0"].output()
