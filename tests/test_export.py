@@ -132,6 +132,18 @@ def test_an_exported_model_has_filled_the_lookup_tables_of_its_feature_columns(t
     assert run_on_words(tmp_path / "1", ["b", "c", "a"]) == [20.0, 30.0, 10.0]
 
 
+def test_an_exported_model_has_filled_the_lookup_tables_that_lead_to_rows(tmp_path):
+    def build_logits(words, is_training):
+        numbers = tf.lookup.KeyValueTensorInitializer(tf.constant(["a", "b"]), tf.constant([1, 2]))
+        ids = tf.lookup.StaticHashTable(numbers, 0).lookup(words)
+        return tf.squeeze(tf.nn.embedding_lookup(tf.get_variable("embeddings", [3, 1]), ids), 1)
+
+    model = make_model_of_words(build_logits)
+    assert model.tables == ["embeddings"]
+    export(str(tmp_path), model, lambda: {"embeddings": np.float32([[30], [10], [20]])})
+    assert run_on_words(tmp_path / "1", ["b", "c", "a"]) == [20.0, 30.0, 10.0]
+
+
 def test_an_exported_model_computes_with_the_global_step_that_was_tested(tmp_path):
     def build_logits(words, is_training):
         step = tf.cast(tf.train.get_global_step(), tf.float32)

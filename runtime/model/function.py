@@ -235,7 +235,7 @@ class Model:
             )
         # For the loader of TensorFlow 2 another op is another table: the one that is served must be initialised.
         of_tables = _lookup_tables_of(made)
-        computation = Computation(made, [*outputs, *(output for _, output in of_tables)], self.tables)
+        computation = Computation(made, [*outputs, *(output for _, output in of_tables)], tables=())
         computation.check_python(
             "an exported model has none: let TensorFlow's ops compute it, or leave --export_dir out"
         )
