@@ -1,6 +1,7 @@
 """A step that several devices or in-graph workers share, on real servers, is what numpy computes of their examples."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import Connection, make_session_config
+from runtime.model.files import Files
 from runtime.records.folder import RunFolder
 from runtime.roles.member import Member
 from runtime.updates.exchange import choose_devices
@@ -58,6 +60,19 @@ class Client:
         fetches = [self.indices, self.updates.loss, self.updates.train_op]
         indices, self.loss, _ = self.session.run(fetches)
         self.images, self.labels = (column[indices] for column in self.shard)
+
+
+def test_that_what_towers_do_to_state_is_averaged_is_said(set_flags, monkeypatch, caplog):
+    def build_logits(images, is_training):
+        largest = tf.get_variable("largest", [], initializer=tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, largest.assign(tf.reduce_max(images)))
+        return tf.get_variable("w", [10]) * tf.reduce_mean(images)
+
+    model = types.SimpleNamespace(build_logits=build_logits, build_loss=lambda logits, _: tf.reduce_sum(logits))
+    monkeypatch.setattr(distributed, "FILES", Files(model, mnist_input))
+    set_flags(*FLAGS)
+    make_client_with_devices(2)
+    assert "largest: what 2 devices assign or add, each for its part of a batch, is averaged" in caplog.text
 
 
 def take_sgd_step(parameters, images, labels):

@@ -10,7 +10,7 @@ from runtime.model.computation import Computation
 from runtime.model.digest import digest_uses
 from runtime.model.files import Files
 from runtime.model.roles import find_roles, flat
-from runtime.model.template import Template, find_ancestors
+from runtime.model.template import PYTHON, Template, find_ancestors
 from runtime.model.trace import Trace, trace, traced_as_users_expect
 from runtime.model.variables import Lookups, Parameters, add_rows
 from runtime.process.errors import UnusableError
@@ -110,6 +110,10 @@ class Model:
             place, name = self._files.place_of(variables[0]), variables[0].op.name
             raise UnusableError(f"{place}: build_learning_rate() makes {name}: compute with the step alone")
         template = Template(graph, [rate], [steps])
+        if op := template.find(PYTHON):
+            raise UnusableError(
+                f"{self._files.place_of(op)}: build_learning_rate() calls a Python function, which no ps has: use ops"
+            )
         return lambda steps: template.copy([steps], {}, "rate")[0]
 
     def make_constants(self, variables: Mapping[str, Any]) -> None:
