@@ -201,6 +201,14 @@ def test_the_gradients_of_rows_change_these_alone(graph):
         np.testing.assert_array_equal(session.run(table)[:, 0], [0, -0.5, 0, -0.5, 0])
 
 
+class Falling(Own):
+    """Its rate falls at some steps."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        rate = tf.train.piecewise_constant(tf.train.get_global_step(), [5, 11], [0.2, 0.1, 0.02])
+        return tf.train.GradientDescentOptimizer(rate * self.rate).apply_gradients(grads_and_vars)
+
+
 class Forgetful(Own):
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         pass
@@ -264,5 +272,6 @@ def test_an_optimizer_that_computes_over_the_model_is_refused_where_each_ps_has_
     variables = make_variables()
     Optimizer(Skipping, variables)
     Optimizer(Accumulating, variables, is_of_part=True)  # element by element
+    Optimizer(Falling, variables, is_of_part=True)  # over the boundaries of a schedule alone
     with pytest.raises(UnusableError, match=r"such as a norm, .*: take one ps, --local_steps or, to clip, --clip_norm"):
         Optimizer(Skipping, variables, is_of_part=True)

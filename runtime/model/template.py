@@ -103,12 +103,15 @@ class Template:
 
     def find(self, op_types: Sequence[str]) -> tf.Operation | None:
         """Return an op of the traced graph that is, or has inside, one of these types, if there is one."""
+        return next(self.find_all(op_types), None)
+
+    def find_all(self, op_types: Sequence[str]) -> Iterator[tf.Operation]:
+        """Yield all of them."""
         library = {function.signature.name: function for function in self._definition.library.function}
         for node in self._definition.node:
             inside = [inner for function in functions_in(node, library) for inner in function.node_def]
             if any(inner.op in op_types for inner in (node, *inside)):
-                return self._graph.get_operation_by_name(node.name)
-        return None
+                yield self._graph.get_operation_by_name(node.name)
 
     def copy(
         self, given: Sequence[tf.Tensor], values: Mapping[str, tf.Tensor], name: str, stream: object = None

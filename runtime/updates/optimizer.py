@@ -87,8 +87,9 @@ class Optimizer:
                 state[name]._set_save_slice_info(variable._get_save_slice_info())  # the slots of a slice are slices
         self._handles = [variable.handle for variable in [*variables.values(), *state.values()]]
         kept = [*traced.values(), *own.values()]
-        self._template = Template(graph, [applied], [rate, *_flatten(gradients), *(v.handle for v in kept)], kept)
-        _check(graph, step, [*traced.values()], self._template, is_of_part)
+        given = [*_flatten(gradients), *(variable.handle for variable in kept)]
+        self._template = Template(graph, [applied], [rate, *given], kept)
+        _check(graph, step, [*traced.values()], self._template, given if is_of_part else [])
 
     def apply(self, gradients: Sequence[Any], rate: tf.Tensor, num_updates: tf.Tensor) -> tf.Operation:
         """Build an update, given how many there were before, int64 []."""
@@ -107,9 +108,16 @@ def _trace(name: str, variable: tf.Variable) -> tf.Variable:
 
 
 def _check(
-    graph: tf.Graph, step: tf.Variable, variables: Sequence[tf.Variable], template: Template, is_of_part: bool
+    graph: tf.Graph,
+    step: tf.Variable,
+    variables: Sequence[tf.Variable],
+    template: Template,
+    of_parts: Sequence[tf.Tensor],
 ) -> None:
-    """Check that the `template` of an optimizer, which was called in `graph`, does what its copies can do."""
+    """Check that the `template` of an optimizer, which was called in `graph`, does what its copies can do.
+
+    Each copy is given a part `of_parts`, and none may compute over that.
+    """
 
     def refuse(op: tf.Operation, problem: str) -> NoReturn:
         raise UnusableError(f"{find_place_of(op) or 'model.py'}: build_optimizer() {problem}")
@@ -123,9 +131,10 @@ def _check(
             refuse(read, f"{problem}: read it before, and add 1")
     if op := template.find(PYTHON):
         refuse(op, "calls a Python function, which no ps has: use ops")
-    if is_of_part and (op := template.find(REDUCTIONS)):
-        problem = "computes over many values here, such as a norm, and each ps has only a part of the model"
-        refuse(op, f"{problem}: take one ps, --local_steps or, to clip, --clip_norm")
+    for op in template.find_all(REDUCTIONS):
+        if find_ancestors([op]).intersection(part.op for part in of_parts):
+            problem = "computes over many values here, such as a norm, and each ps has only a part of the model"
+            refuse(op, f"{problem}: take one ps, --local_steps or, to clip, --clip_norm")
 
 
 def _trace_gradient(variable: tf.Variable, is_sparse: bool) -> tf.Tensor | tf.IndexedSlices:
