@@ -1,7 +1,7 @@
 """What becomes of each variable of a model: by that its uses are told from those of another one."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -10,14 +10,16 @@ from runtime.model.trace import Trace
 from runtime.process.phases import functions_in
 
 SUMS = ("Add", "AddV2", "AddN")
+JOINS = (*SUMS, "ConcatV2", "Pack")
 NUM_NUMBERS = 8  # of a constant, at most; of a larger one the shape counts
 
 
-def digest_uses(made: Trace) -> dict[str, str]:
+def digest_uses(made: Trace, in_any_order: Sequence[str] = SUMS) -> dict[str, str]:
     """Return, by name, a digest of what becomes of each variable and column: of all ops that it leads to.
 
-    No name counts in it, nor the order of a sum. Nor does what may differ between machines: text, such as the paths of
-    files, the seeds of ops, and the last digits of numbers. It is taken before there are gradients.
+    No name counts in it, nor the order of what ops `in_any_order` take. Nor does what may differ between machines:
+    text, such as the paths of files, the seeds of ops, and the last digits of numbers. It is taken before there are
+    gradients.
     """
     outputs = [made.loss, *made.losses]
     for key in (tf.GraphKeys.REGULARIZATION_LOSSES, tf.GraphKeys.UPDATE_OPS):
@@ -35,7 +37,7 @@ def digest_uses(made: Trace) -> dict[str, str]:
 
     results, terms = dict[tf.Operation, str](), dict[tf.Operation, list[str]]()  # what leads to each op
     for op in ops:
-        if op.type in SUMS:
+        if op.type in in_any_order:
             terms[op] = sorted(term for tensor in op.inputs for term in terms.get(tensor.op, [results[tensor.op]]))
             results[op] = _digest(terms[op])
             continue
@@ -46,11 +48,11 @@ def digest_uses(made: Trace) -> dict[str, str]:
     uses, takers = dict[str, str](), {op: list[str]() for op in ops}
     for op in reversed(ops):
         use = _digest(results[op], sorted(takers[op]))
-        if op.type in SUMS:  # a sum that another one takes is a part of that
+        if op.type in in_any_order:  # a sum that another one takes is a part of that
             of_whole = takers[op] if len(takers[op]) == 1 and takers[op][0].startswith("sum ") else []
             use = (*of_whole, f"sum {_digest(sorted(takers[op]))}")[0]
         for number, tensor in enumerate(op.inputs):
-            takers[tensor.op].append(use if op.type in SUMS else f"{use} {number} {tensor.value_index}")
+            takers[tensor.op].append(use if op.type in in_any_order else f"{use} {number} {tensor.value_index}")
         for before in op.control_inputs:
             takers[before].append(use)
         if op.type in ("VarHandleOp", "Placeholder"):

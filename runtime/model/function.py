@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.model.computation import Computation
-from runtime.model.digest import digest_uses
+from runtime.model.digest import JOINS, digest_uses
 from runtime.model.files import Files
 from runtime.model.roles import find_roles, flat
 from runtime.model.template import PYTHON, Template, find_ancestors
@@ -86,6 +86,7 @@ class Model:
                 " collections=[tf.GraphKeys.LOCAL_VARIABLES]"
             )
         self.uses = digest_uses(made)  # first: gradients change the loops that they are of
+        self.kept_uses = digest_uses(made, JOINS)  # by them those that have exchanged their places are found
         roles = find_roles(files, made, test, may_have_tables(self.own), is_stepwise)
         self.parameters, self.tables, self.state, self.frozen, outputs, self.training, self.test = roles
         self._take_summaries()

@@ -72,7 +72,7 @@ class Training:
                     self._build_summaries()
         placement.log_placement(task)
         agreed = {**me.agreed_flags, **checksums(), "data_dir": data, USES: json.dumps(graph.model.uses)}
-        job = Job(agreed, updates, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal, graph.model.uses)
+        job = Job(agreed, updates, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal, graph.model.kept_uses)
         self.scaffold = TrainingScaffold(me.membership, me.connection, job)
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs)
