@@ -90,9 +90,11 @@ def find_file(data_dir: str, split: str, kind: str) -> str:
         names = sorted(os.listdir(data_dir))
     except OSError as error:
         raise DataError(f"--data_dir {data_dir} cannot be read: {error.strerror}; give another one") from error
-    found = {
-        match[1]: match[0] for name in names if (match := pattern.fullmatch(name))
-    }  # by data set: gzipped, if both
+    found: dict[str, str] = {}  # by data set
+    for match in filter(None, map(pattern.fullmatch, names)):
+        path, other = (os.path.join(data_dir, name) for name in (match[0], found.setdefault(match[1], match[0])))
+        if path != other and _read(path) != _read(other):
+            raise DataError(f"{other} and {path} differ: remove the one that is not meant")
     if len(found) > 1:
         several = ", ".join(found.values())
         raise DataError(f"--data_dir {data_dir} has several data sets, {several}: give a folder that has one of them")
@@ -102,16 +104,19 @@ def find_file(data_dir: str, split: str, kind: str) -> str:
     return os.path.join(data_dir, *found.values())
 
 
-def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Read an IDX file of unsigned bytes, gzipped or not, as uint8 `[n, *item_shape]`, n > 0."""
-    is_gzipped = path.endswith(".gz")
+def _read(path: str) -> bytes:
+    """Read a file that may be gzipped, whatever its name says."""
     try:
         with open(path, "rb") as file:
             content = file.read()
-        if is_gzipped:
-            content = gzip.decompress(content)  # faster than reading from gzip.open()
+        return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content  # faster than gzip.open()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read{' as a gzip file' * is_gzipped} ({error}): {REMEDY}") from error
+        raise DataError(f"{path} cannot be read ({error}): {REMEDY}") from error
+
+
+def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Read an IDX file of unsigned bytes, gzipped or not, as uint8 `[n, *item_shape]`, n > 0."""
+    content = _read(path)
     header_bytes = 4 * (2 + len(item_shape))
     if len(content) < header_bytes:
         raise DataError(f"{path} has {len(content)} bytes, expected a header of {header_bytes}: {REMEDY}")

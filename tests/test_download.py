@@ -97,6 +97,16 @@ def test_a_part_of_another_data_set_is_not_completed_with_mnist(tmp_path):
     assert os.listdir(tmp_path) == [other.name]
 
 
+def test_a_file_that_is_unpacked_is_not_fetched_again(tmp_path, packages):
+    packages["good"] = dict(CONTENTS)
+    packed, unpacked, *others = CONTENTS
+    (tmp_path / unpacked.removesuffix(".gz")).write_bytes(CONTENTS[unpacked])
+    assert download.may_fetch(str(tmp_path))
+    download.fetch(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == sorted([packed, unpacked.removesuffix(".gz"), *others])
+    assert not download.may_fetch(str(tmp_path))
+
+
 def test_a_whole_other_data_set_is_left_alone(tmp_path):
     for name in CONTENTS:
         (tmp_path / name).write_bytes(gzip.compress(b"trousers and pullovers"))

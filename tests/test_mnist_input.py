@@ -74,9 +74,9 @@ def rewrite(change):
     ("name", "damage", "message"),
     [
         (IMAGES, os.remove, "is missing, and "),
-        (IMAGES, lambda path: path.write_text("<html>not found</html>"), "cannot be read as a gzip file"),
-        (IMAGES, truncate_gzip, "cannot be read as a gzip file"),
-        (IMAGES, break_gzip, "cannot be read as a gzip file"),
+        (IMAGES, lambda path: path.write_text("<html>not found</html>"), "begins with 0x3c68746d, expected 0x00000803"),
+        (IMAGES, truncate_gzip, "cannot be read (Compressed file ended"),
+        (IMAGES, break_gzip, "cannot be read (Error -3 while decompressing"),
         (IMAGES, rewrite(lambda content: b""), "has 0 bytes, expected a header of 16"),
         (IMAGES, rewrite(lambda content: content[:-1]), "has 2367 bytes, expected 2368 for the 3 items"),
         (IMAGES, rewrite(lambda content: content + b"x"), "has 2369 bytes, expected 2368 for the 3 items"),
@@ -147,6 +147,16 @@ def test_files_as_others_unpack_and_name_them(tmp_path, data_dir, name):
     found = mnist_input.load(data_dir, "train")
     assert (found.images == expected.images).all()
     assert (found.labels == expected.labels).all()
+
+
+def test_a_file_in_two_forms_must_be_the_same_in_both(tmp_path, data_dir):
+    raw, dotted = tmp_path / IMAGES.removesuffix(".gz"), tmp_path / "train-images.idx3-ubyte.gz"
+    raw.write_bytes(gzip.decompress((tmp_path / IMAGES).read_bytes()))
+    dotted.write_bytes(raw.read_bytes())  # whatever its name says, it is not gzipped
+    assert len(mnist_input.load(data_dir, "train").images) == 3
+    raw.write_bytes(raw.read_bytes()[:-1] + b"x")
+    with pytest.raises(mnist_input.DataError, match=rf"{raw} and \S+ differ: remove the one that is not meant"):
+        mnist_input.load(data_dir, "train")
 
 
 def test_a_folder_without_them_or_with_several_is_told_what_it_has(tmp_path):

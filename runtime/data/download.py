@@ -53,7 +53,7 @@ def may_fetch(data_dir: str) -> bool:
     What a fetch that was killed has left does not count.
     """
     try:
-        names = {name for name in os.listdir(data_dir) if not name.endswith(UNFINISHED)}
+        names = {f"{name.removesuffix('.gz')}.gz" for name in os.listdir(data_dir) if not name.endswith(UNFINISHED)}
     except OSError as error:  # who reads it says why it cannot be read, and that a URL is no folder
         return isinstance(error, FileNotFoundError | NotADirectoryError) and "://" not in data_dir
     return not names or bool(names & SHA256.keys() and SHA256.keys() - names)
@@ -69,11 +69,13 @@ def fetch(data_dir: str) -> None:
     """
     if not may_fetch(data_dir):
         return
-    missing = [name for name in SHA256 if not os.path.exists(os.path.join(data_dir, name))]
-    for path in (os.path.join(data_dir, name) for name in SHA256 if name not in missing):
+    paths = [os.path.join(data_dir, name) for gzipped in SHA256 for name in (gzipped, gzipped.removesuffix(".gz"))]
+    found = {f"{os.path.basename(path).removesuffix('.gz')}.gz": path for path in paths if os.path.exists(path)}
+    missing = [name for name in SHA256 if name not in found]
+    for name, path in found.items():
         try:
             with open(path, "rb") as file:
-                _unpack(os.path.basename(path), file.read())
+                _unpack(name, file.read())
         except (OSError, ValueError) as error:
             raise DownloadError(
                 f"--data_dir {data_dir} lacks {', '.join(missing)}, and {path} is not MNIST's ({error}): add the"
