@@ -235,8 +235,12 @@ def test_inputs_come_in_the_order_of_input():
     ("labels", "message"),
     [
         ([0], "expected an array for labels, found list"),
-        (np.array([None], object), "expected text in each row of labels, found None"),
-        (np.array([float("nan")], object), "expected text in each row of labels, found nan"),
+        (np.array([None], object), "expected .* or text, as labels, found objects, such as None in row 0"),
+        (np.array(["a", float("nan")], object), "expected .* or text, as labels, found objects, such as nan in row 1"),
+        (
+            np.ma.masked_greater(np.array([1.0, 1e20]), 9),
+            "expected a value in each row of labels, found 1 that are mas",
+        ),
     ],
 )
 def test_a_part_that_is_no_array_or_has_rows_without_text_is_told_by_its_name(labels, message):

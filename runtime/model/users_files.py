@@ -74,13 +74,22 @@ def check_examples(examples: Any, where: str) -> None:
     _require(hasattr(examples, "_fields"), where, "a named tuple of arrays", type(examples).__name__)
     for name, part in zip(examples._fields, examples, strict=True):
         _require(isinstance(part, np.ndarray), where, f"an array for {name}", type(part).__name__)
-        # None or NaN, say, where a table has nothing
-        others = [value for value in part.flat if not isinstance(value, str | bytes)] if part.dtype == object else []
-        _require(not others, where, f"text in each row of {name}", ", ".join(f"{value!r:.50}" for value in others[:3]))
+        num_masked = int(np.sum(getattr(part, "mask", False)))
+        _require(not num_masked, where, f"a value in each row of {name}", f"{num_masked} that are masked")
+        # None or NaN, say, where a table has nothing, or rows of unlike length
+        rows = part if part.dtype == object and part.ndim else []
+        others = [row for row, value in enumerate(rows) if not _is_text(value)]
+        found = f"objects, such as {part[others[0]]!r:.50} in row {others[0]}" if others else ""
+        _require(not others, where, f"numbers of one type and shape, or text, as {name}", found)
     shapes = [list(column.shape) for column in examples]
     are_as_long = all(shape[:1] == shapes[0][:1] and shape[:1] > [0] for shape in shapes)
     expected = "one example at least, and as many in each array"
     _require(are_as_long, where, expected, f"arrays of the shapes {shapes}")
+
+
+def _is_text(value: Any) -> bool:
+    parts = value.flat if isinstance(value, np.ndarray) else [value]
+    return all(isinstance(part, str | bytes) for part in parts)
 
 
 def check_columns(columns: Sequence[tf.TensorSpec], spec: Any, where: str, names: Sequence[str] = ()) -> None:
