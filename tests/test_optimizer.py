@@ -259,6 +259,10 @@ class Late(Own):
     [
         (Late, r"reads the global step after an update, but that is not counted yet: read it before, and add 1"),
         (Decaying, r"has an update that nobody runs: return it"),
+        (
+            lambda rate: tf.train.GradientDescentOptimizer("0.05"),
+            "takes a text for a number, such as its learning rate",
+        ),
         (OfPython, "calls a Python function, which no ps"),
     ],
 )

@@ -239,7 +239,7 @@ def test_inputs_come_in_the_order_of_input():
         (np.array(["a", float("nan")], object), "expected .* or text, as labels, found objects, such as nan in row 1"),
         (
             np.ma.masked_greater(np.array([1.0, 1e20]), 9),
-            "expected a value in each row of labels, found 1 that are mas",
+            "expected a value in each row of labels, found 1 that are masked",
         ),
     ],
 )

@@ -131,6 +131,9 @@ def _check(
             refuse(read, f"{problem}: read it before, and add 1")
     if op := template.find(PYTHON):
         refuse(op, "calls a Python function, which no ps has: use ops")
+    for op in template.find_all(["Cast"]):
+        if op.inputs[0].dtype == tf.string:
+            refuse(op, "takes a text for a number, such as its learning rate: give it as a float")
     for op in template.find_all(REDUCTIONS):
         if find_ancestors([op]).intersection(part.op for part in of_parts):
             problem = "computes over many values here, such as a norm, and each ps has only a part of the model"
