@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from runtime.cluster.task import Task
 
-PROTOCOL = 10  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
+PROTOCOL = 11  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
 
 
 class HostLists:
