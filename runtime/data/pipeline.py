@@ -4,7 +4,7 @@ import contextlib
 import copy
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ class PipelineSource:
     _stream: int | None = None  # the index of the worker whose share this is; None: it is dealt out
     _has_read = False
 
-    def share(self, index: int, num_workers: int, hold: Any = None) -> Self:
+    def share(self, index: int, num_workers: int, hold: Any = None) -> Any:
         """Return what one of several workers reads: files of its own, or of few files every n-th example.
 
         With `hold`, it reads the pieces that `hold.take()` returns: files, or parts of few, two for each worker.
