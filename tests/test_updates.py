@@ -11,6 +11,7 @@ import random
 import re
 import threading
 import time
+import types
 from typing import ClassVar
 
 import numpy as np
@@ -388,9 +389,23 @@ def test_synchronous_training_ends_at_the_last_step_and_nobody_waits_after_it(lo
 
 @pytest.fixture
 def away(refused, monkeypatch):
-    """The addresses of workers that do not answer the chief, which looks often."""
+    """The addresses of workers that do not answer the chief, which looks often, but not while they change."""
+    looking, look = threading.Lock(), lost_workers.LostWorkersHook.look
+
+    def look_alone(hook, session, coord):
+        with looking:
+            return look(hook, session, coord)
+
+    def change(how):
+        def change_alone(*addresses):
+            with looking:
+                how(*addresses)
+
+        return change_alone
+
     monkeypatch.setattr(lost_workers, "LOOK_SECS", 0.05)
-    return refused
+    monkeypatch.setattr(lost_workers.LostWorkersHook, "look", look_alone)
+    return types.SimpleNamespace(**{name: change(getattr(refused, name)) for name in ("add", "update", "clear")})
 
 
 def come_back(chief, *workers):

@@ -79,16 +79,18 @@ class Aggregation(Meeting):
             with tf.control_dependencies([vector, *places, num_updates]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                num_steps = self._count_steps()
-                is_fresh = tf.equal(self.number.read_value(), num_updates)
+                is_fresh = tf.equal(self.number.value(), num_updates)
                 is_first = self.last_numbers.sparse_read(worker) < num_updates
             addition = tf.cond(is_fresh & is_first, lambda: self._add(gradient, num_updates, worker), tf.no_op)
-            with tf.control_dependencies([addition, num_steps]):
-                update = self._move_on()
+            with tf.control_dependencies([addition]):
+                num_steps = self._count_steps()
+                update = self._move_on(num_steps)
             with tf.control_dependencies([update]):
                 unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             with tf.control_dependencies([unlock]):
-                wait = self._wait(lambda number: number > num_updates) if self.is_waited_for else unlock
+                wait = unlock
+                if self.is_waited_for:
+                    wait = self._wait(lambda number: number > num_updates, num_updates + 1)
             with tf.control_dependencies([wait]):
                 return tf.identity(num_steps)
 
@@ -104,11 +106,15 @@ class Aggregation(Meeting):
                 additions.append(self._last.assign(gradient.vector, read_value=False))
             return tf.group(*additions, self._gradients.apply_grad(gradient.vector, local_step))
 
-    def _move_on(self) -> tf.Operation:
-        num_updates, num_steps = self.number.read_value(), self._count_steps()
-        have_added = tf.equal(self.last_numbers.read_value(), num_updates)
-        num_added = tf.math.count_nonzero(have_added, dtype=tf.int32)
-        num_expected = tf.math.count_nonzero(have_added | self.are_awaited.read_value(), dtype=tf.int32)
+    def _count_steps(self) -> tf.Tensor:
+        """Build the number of steps, int64 [], that the next update stands for."""
+        return tf.clip_by_value(self._count_steps_left(), 0, self._rule.max_steps)
+
+    def _move_on(self, num_steps: tf.Tensor | None = None) -> tf.Operation:
+        num_updates, num_steps = self.number.value(), self._count_steps() if num_steps is None else num_steps
+        have_added = tf.equal(self.last_numbers.value(), num_updates)
+        num_added = tf.reduce_sum(tf.cast(have_added, tf.int32))
+        num_expected = tf.reduce_sum(tf.cast(have_added | self.are_awaited.value(), tf.int32))
         is_complete = num_added >= tf.clip_by_value(num_expected, 1, self._rule.num_gradients)
         is_due = is_complete & (num_steps > 0)
         return tf.cond(is_due, lambda: self._update(num_updates + 1, num_added, num_steps), tf.no_op)
@@ -132,5 +138,5 @@ class Aggregation(Meeting):
         if self._is_sum is not None:
             vector = tf.where(self._is_sum, num_gradients * vector, vector)
         if self._is_set is not None:
-            vector = tf.where(self._is_set, self._last.read_value(), vector)
+            vector = tf.where(self._is_set, self._last.value(), vector)
         return tf.group(self.shard.apply(Gradient(vector, means), num_steps))

@@ -67,14 +67,19 @@ class Meeting:
             with tf.control_dependencies([lock]):
                 note = tf.group(tf.scatter_update(self.are_awaited, worker, True), self._welcome(worker))
             with tf.control_dependencies([note]):
-                number = self.number.read_value()
+                number = self.number.value()
             with tf.control_dependencies([number]):
                 unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             with tf.control_dependencies([unlock]):
                 return tf.identity(number)
 
         with tf.device(self.shard.device), tf.control_dependencies(after):
-            return tf.cond(self.are_awaited.sparse_read(worker), self.number.read_value, come)
+            return tf.cond(self.are_awaited.sparse_read(worker), self.number.value, come)
+
+    def read(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Build the number, int64 [], after something on this ps."""
+        with tf.device(self.shard.device), tf.control_dependencies(after):
+            return self.number.value()
 
     def _welcome(self, worker: int) -> tf.Operation:
         """Build what is done for a worker that comes, or comes back."""
@@ -94,7 +99,7 @@ class Meeting:
             with tf.control_dependencies([are_lost]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                are_awaited = self.are_awaited.read_value() & ~are_lost
+                are_awaited = self.are_awaited.value() & ~are_lost
                 change = self.are_awaited.assign(are_awaited, read_value=False)
             with tf.control_dependencies([change]):
                 move = self._move_on()
@@ -107,20 +112,17 @@ class Meeting:
         """Make the number greater if nobody is missing for that, and wake who waits for it."""
         raise NotImplementedError
 
-    def _wait(self, is_enough: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-        """Wait until the number is enough, unless training has ended."""
+    def _wait(self, is_enough: Callable[[tf.Tensor], tf.Tensor], awaited: tf.Tensor) -> tf.Tensor:
+        """Wait until the number is enough, such as the `awaited` one, for which a bell rings, or training has ended."""
+        bell = tf.gather(self._bells, awaited % 2)
 
-        def look() -> tuple[tf.Tensor, tf.Tensor]:
-            number = self.number.read_value()
-            return ~is_enough(number) & (self._count_steps() > 0), number
+        def must_wait(_: tf.Tensor) -> tf.Tensor:
+            return ~is_enough(self.number.value()) & (self._count_steps_left() > 0)
 
-        def hear(_: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            bell = tf.gather(self._bells, (number + 1) % 2)
-            with tf.control_dependencies(tf.raw_ops.QueueDequeueV2(handle=bell, component_types=[tf.bool])):
-                return look()
+        def hear(_: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(*tf.raw_ops.QueueDequeueV2(handle=bell, component_types=[tf.bool]), [])
 
-        must_wait, _ = tf.while_loop(lambda wait, _: wait, hear, look(), parallel_iterations=1, back_prop=False)
-        return must_wait
+        return tf.while_loop(must_wait, hear, [True], parallel_iterations=1, back_prop=False)
 
     def _ring(self, number: tf.Tensor | int) -> tf.Operation:
         """Wake the workers that wait for a number; a bell holds at most one ring for each worker."""
@@ -130,9 +132,9 @@ class Meeting:
         num_rings = self._rule.num_workers - tf.raw_ops.QueueSizeV2(handle=bell)
         return tf.raw_ops.QueueEnqueueManyV2(handle=bell, components=[tf.fill([num_rings], True)])
 
-    def _count_steps(self) -> tf.Tensor:
-        """Build the number of steps, int64 [], that are left for the next update."""
-        return tf.clip_by_value(self.shard.count_steps_left(self.shard.steps.read_value()), 0, self._rule.max_steps)
+    def _count_steps_left(self) -> tf.Tensor:
+        """Build the number of steps, int64 [], that are left; none if it is not above 0."""
+        return self.shard.count_steps_left(self.shard.steps.value())
 
 
 class Pace(Meeting):
@@ -155,7 +157,7 @@ class Pace(Meeting):
         number = self.join(worker, after)
         with tf.device(self.shard.device), tf.control_dependencies([number]):
             own = self.last_numbers.sparse_read(worker) + 1
-            return self._wait(lambda number: own <= number + self._max_staleness)
+            return self._wait(lambda number: own <= number + self._max_staleness, number)  # each move rings both bells
 
     def end(self, worker: int, after: Sequence[tf.Tensor], value: tf.Tensor) -> tf.Tensor:
         """Count an exchange of a worker, which is applied once `after` is there; return `value` then."""
@@ -176,7 +178,7 @@ class Pace(Meeting):
         return tf.scatter_update(self.last_numbers, worker, last)
 
     def _move_on(self) -> tf.Operation:
-        number = self.number.read_value()
+        number = self.number.value()
         slowest = tf.reduce_min(
             tf.where(self.are_awaited, self.last_numbers + 1, tf.fill([self._rule.num_workers], ALL))
         )
@@ -184,5 +186,5 @@ class Pace(Meeting):
         is_moving = (slowest > number) & (slowest < ALL)
         move = tf.cond(is_moving, lambda: self.number.assign(slowest, read_value=False), tf.no_op)
         with tf.control_dependencies([move]):  # nobody waits after the end either
-            must_ring = is_moving | tf.equal(self._count_steps(), 0)
+            must_ring = is_moving | (self._count_steps_left() <= 0)
             return tf.cond(must_ring, lambda: tf.group(self._ring(0), self._ring(1)), tf.no_op)

@@ -236,7 +236,10 @@ def build_sync_updates(
     taken: list[list[tf.Tensor]] = [[] for _ in shards]  # the steps that each exchange has taken, on each ps
     for number, selection in enumerate(selections):
         with tf.name_scope("exchange"):
-            nums_updates = [a.join(task.index, of_ps[-1:]) for a, of_ps in zip(aggregations, taken, strict=True)]
+            if not number:
+                nums_updates = [aggregation.join(task.index, []) for aggregation in aggregations]
+            else:  # the others wait for this worker, unless it was found lost: then they do again in its next run
+                nums_updates = [a.read(after=of_ps[-1:]) for a, of_ps in zip(aggregations, taken, strict=True)]
             vectors = packing.read(selection, after=[[num_updates] for num_updates in nums_updates])
             with tf.device(task.device):
                 exchanges.append(build_exchange(vectors, selection, [], number))

@@ -123,7 +123,7 @@ class Packing:
         vectors = []
         for ps, device in enumerate(self._parts):
             with tf.device(device), tf.control_dependencies(after[ps] if after else ()), tf.name_scope("read"):
-                values = [variable.read_value() for variable in self.variables[device]]
+                values = [variable.value() for variable in self.variables[device]]
                 for variable, places in zip(self.table_slices[device], selection.places[ps], strict=True):
                     values.append(variable.sparse_read(places))
                 vectors.append(_join(values))
@@ -192,7 +192,7 @@ def split_vector(
         shapes += [[n, variable.shape[1]] for n, variable in zip(num_rows, variables[num_whole:], strict=True)]
         sizes = [math.prod(shape) for shape in shapes]
         parts = tf.split(vector, sizes, num=len(sizes))
-        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+        return [_reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _send_all(tensors: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
@@ -208,4 +208,9 @@ def _send_all(tensors: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
 def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """Build a vector, float32 [size], of `parts`."""
     with tf.name_scope("join"):
-        return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0) if parts else tf.zeros([0])
+        return tf.concat([_reshape(part, [-1]) for part in parts], axis=0) if parts else tf.zeros([0])
+
+
+def _reshape(part: tf.Tensor, shape: Sequence[Any]) -> tf.Tensor:
+    """Reshape a tensor, unless it has one dimension before and after that: each op on a ps costs time."""
+    return part if part.shape.rank == len(shape) == 1 else tf.reshape(part, shape)
