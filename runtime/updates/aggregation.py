@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.model.roles import SET, SUM
 from runtime.updates.meeting import Meeting, Rule
+from runtime.updates.packing import read
 from runtime.updates.ps_shard import Gradient, PsShard
 
 
@@ -79,7 +80,7 @@ class Aggregation(Meeting):
             with tf.control_dependencies([vector, *places, num_updates]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                is_fresh = tf.equal(self.number.value(), num_updates)
+                is_fresh = tf.equal(read(self.number), num_updates)
                 is_first = self.last_numbers.sparse_read(worker) < num_updates
             addition = tf.cond(is_fresh & is_first, lambda: self._add(gradient, num_updates, worker), tf.no_op)
             with tf.control_dependencies([addition]):
@@ -111,10 +112,10 @@ class Aggregation(Meeting):
         return tf.clip_by_value(self._count_steps_left(), 0, self._rule.max_steps)
 
     def _move_on(self, num_steps: tf.Tensor | None = None) -> tf.Operation:
-        num_updates, num_steps = self.number.value(), self._count_steps() if num_steps is None else num_steps
-        have_added = tf.equal(self.last_numbers.value(), num_updates)
+        num_updates, num_steps = read(self.number), self._count_steps() if num_steps is None else num_steps
+        have_added = tf.equal(read(self.last_numbers), num_updates)
         num_added = tf.reduce_sum(tf.cast(have_added, tf.int32))
-        num_expected = tf.reduce_sum(tf.cast(have_added | self.are_awaited.value(), tf.int32))
+        num_expected = tf.reduce_sum(tf.cast(have_added | read(self.are_awaited), tf.int32))
         is_complete = num_added >= tf.clip_by_value(num_expected, 1, self._rule.num_gradients)
         is_due = is_complete & (num_steps > 0)
         return tf.cond(is_due, lambda: self._update(num_updates + 1, num_added, num_steps), tf.no_op)
@@ -138,5 +139,5 @@ class Aggregation(Meeting):
         if self._is_sum is not None:
             vector = tf.where(self._is_sum, num_gradients * vector, vector)
         if self._is_set is not None:
-            vector = tf.where(self._is_set, self._last.value(), vector)
+            vector = tf.where(self._is_set, read(self._last), vector)
         return tf.group(self.shard.apply(Gradient(vector, means), num_steps))

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from runtime.updates.packing import read
 from runtime.updates.ps_shard import PsShard
 
 ALL = tf.int64.max
@@ -67,19 +68,19 @@ class Meeting:
             with tf.control_dependencies([lock]):
                 note = tf.group(tf.scatter_update(self.are_awaited, worker, True), self._welcome(worker))
             with tf.control_dependencies([note]):
-                number = self.number.value()
+                number = read(self.number)
             with tf.control_dependencies([number]):
                 unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             with tf.control_dependencies([unlock]):
                 return tf.identity(number)
 
         with tf.device(self.shard.device), tf.control_dependencies(after):
-            return tf.cond(self.are_awaited.sparse_read(worker), self.number.value, come)
+            return tf.cond(self.are_awaited.sparse_read(worker), lambda: read(self.number), come)
 
     def read(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
         """Build the number, int64 [], after something on this ps."""
         with tf.device(self.shard.device), tf.control_dependencies(after):
-            return self.number.value()
+            return read(self.number)
 
     def _welcome(self, worker: int) -> tf.Operation:
         """Build what is done for a worker that comes, or comes back."""
@@ -99,7 +100,7 @@ class Meeting:
             with tf.control_dependencies([are_lost]):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             with tf.control_dependencies([lock]):
-                are_awaited = self.are_awaited.value() & ~are_lost
+                are_awaited = read(self.are_awaited) & ~are_lost
                 change = self.are_awaited.assign(are_awaited, read_value=False)
             with tf.control_dependencies([change]):
                 move = self._move_on()
@@ -117,7 +118,7 @@ class Meeting:
         bell = tf.gather(self._bells, awaited % 2)
 
         def must_wait(_: tf.Tensor) -> tf.Tensor:
-            return ~is_enough(self.number.value()) & (self._count_steps_left() > 0)
+            return ~is_enough(read(self.number)) & (self._count_steps_left() > 0)
 
         def hear(_: tf.Tensor) -> tf.Tensor:
             return tf.ensure_shape(*tf.raw_ops.QueueDequeueV2(handle=bell, component_types=[tf.bool]), [])
@@ -134,7 +135,7 @@ class Meeting:
 
     def _count_steps_left(self) -> tf.Tensor:
         """Build the number of steps, int64 [], that are left; none if it is not above 0."""
-        return self.shard.count_steps_left(self.shard.steps.value())
+        return self.shard.count_steps_left(read(self.shard.steps))
 
 
 class Pace(Meeting):
@@ -178,7 +179,7 @@ class Pace(Meeting):
         return tf.scatter_update(self.last_numbers, worker, last)
 
     def _move_on(self) -> tf.Operation:
-        number = self.number.value()
+        number = read(self.number)
         slowest = tf.reduce_min(
             tf.where(self.are_awaited, self.last_numbers + 1, tf.fill([self._rule.num_workers], ALL))
         )

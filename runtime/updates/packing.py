@@ -123,7 +123,7 @@ class Packing:
         vectors = []
         for ps, device in enumerate(self._parts):
             with tf.device(device), tf.control_dependencies(after[ps] if after else ()), tf.name_scope("read"):
-                values = [variable.value() for variable in self.variables[device]]
+                values = [read(variable) for variable in self.variables[device]]
                 for variable, places in zip(self.table_slices[device], selection.places[ps], strict=True):
                     values.append(variable.sparse_read(places))
                 vectors.append(_join(values))
@@ -175,6 +175,11 @@ class Packing:
         return {
             name: table.count_ids(of_table) for (name, table), of_table in zip(self.tables.items(), ids, strict=True)
         }
+
+
+def read(variable: tf.Variable) -> tf.Tensor:
+    """Read a variable, on the device of the scope: `read_value()` adds an identity, and each op on a ps costs time."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 def split_vector(

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from runtime.model.roles import build_change
 from runtime.updates.exchange import Exchange, Updates
 from runtime.updates.optimizer import Optimizer, OptimizerMaker
-from runtime.updates.packing import Packing, split_vector
+from runtime.updates.packing import Packing, read, split_vector
 
 
 class Gradient(NamedTuple):
@@ -55,7 +55,7 @@ class PsShard:
             self.ready_marker = self._make_variable("is_whole", True)
         else:
             with tf.device(global_step.device):
-                step = global_step.value()
+                step = read(global_step)
             name = f"steps_of_ps_{tf.DeviceSpec.from_string(device).task}"
             # Unsaved, so that the number of ps tasks may change.
             self.steps = self.ready_marker = self._make_variable(name, step)
@@ -87,12 +87,12 @@ class PsShard:
     def read_steps(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
         """Build the steps that the parameters have, int64 [], after something on this ps."""
         with tf.device(self.device), tf.control_dependencies(after):
-            return self.steps.value()
+            return read(self.steps)
 
     def count_steps_left(self, steps: tf.Tensor) -> tf.Tensor:
         """Build how many steps, int64 [], may be applied to parameters that have `steps`, int64 [], as it was read."""
         with tf.control_dependencies([steps]):
-            return self.last_step.value() - steps
+            return read(self.last_step) - steps
 
     def unpack(self, vector: tf.Tensor, places: Sequence[tf.Tensor]) -> Gradient:
         """Build the gradient that has arrived in a vector, float32 [n] on this ps.
@@ -118,7 +118,7 @@ class PsShard:
             else:
                 changes.append(build_change(variable, kind, part))
         if self._optimizer:
-            steps = self.steps.value()
+            steps = read(self.steps)
             changes.append(self._optimizer.apply([*gradients, *gradient.of_slices], self._build_rate(steps), steps))
         with tf.control_dependencies(changes):
             averagings = [self._average(variable, average, num_steps) for variable, average in self._averages]
@@ -130,7 +130,7 @@ class PsShard:
     def _average(self, variable: tf.Variable, average: tf.Variable, num_steps: tf.Tensor) -> tf.Operation:
         """Move an average towards its variable, by as much as so many steps are worth."""
         weight = 1 - tf.constant(self._ema_decay) ** tf.cast(num_steps, tf.float32)
-        return average.assign_sub(weight * (average.value() - variable.value()), read_value=False)
+        return average.assign_sub(weight * (read(average) - read(variable)), read_value=False)
 
 
 def make_updates(
@@ -151,7 +151,7 @@ def make_updates(
                 num_steps, of_model = sums[-1], shard
                 # The variables, fetched beside, may be older. Together, the two travel in one message.
                 with tf.control_dependencies([num_steps]):
-                    ends = tf.stack([shard.steps.value(), shard.last_step.value()])
+                    ends = tf.stack([read(shard.steps), read(shard.last_step)])
     with tf.device(loss.device), tf.name_scope("steps"):
         global_step, last_step = tf.unstack(ends)
     return Updates(
