@@ -80,6 +80,11 @@ class Mode(NamedTuple):
     tolerance: float = 1e-4
 
     @property
+    def batches_per_step(self):
+        """How many workers compute for one of them."""
+        return self.num_workers if self.replication == "in_graph" else 1
+
+    @property
     def pace(self):
         """How far the global step gets, as far as a worker knows, while it takes one step."""
         return self.num_workers if self.local_steps > 1 and not self.flags else 1
@@ -226,7 +231,8 @@ class Cluster:
     def check(self):
         found, expected = self.read(), {**self.alones[0].read(), **self.averages}
         expected["global_step"] //= self.mode.pace  # the others have taken none
-        expected["input/count"] *= self.mode.num_training  # as on a variable that they share
+        # As on a variable that all who compute share.
+        expected["input/count"] *= max(self.mode.num_training, self.mode.batches_per_step)
         for name, value in expected.items():
             np.testing.assert_allclose(
                 found[name], value, rtol=self.mode.tolerance, atol=self.mode.tolerance / 10, err_msg=name

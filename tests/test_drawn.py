@@ -182,8 +182,8 @@ def test_a_drawn_model_trains_in_each_mode_as_in_one_plain_session(
     servers, set_flags, monkeypatch, parts, make_optimizer, mode
 ):
     num_ps, is_synchronous, local_steps, num_workers = MODES[mode]
-    if num_workers > 1:  # each tower sees its own part of the batch: what it has changed, and which branch is taken
-        parts = [part for part in parts if part not in (*READS, "branch")]
+    if num_workers > 1:  # each tower sees its own part of the batch, and only averages of them are those of the whole
+        parts = [part for part in parts if part == "average" or part not in (*READS, *CHANGES, "branch")]
     replication = "in_graph" if num_workers > 1 else "between_graph"
     of_mode = [f"--sync_replicas={is_synchronous}", f"--local_steps={local_steps}", f"--replication={replication}"]
     set_flags("--batch_size=4", "--train_steps=1000", f"--learning_rate={RATE}", *of_mode)

@@ -62,17 +62,36 @@ class Client:
         self.images, self.labels = (column[indices] for column in self.shard)
 
 
-def test_that_what_towers_do_to_state_is_averaged_is_said(set_flags, monkeypatch, caplog):
+def test_of_what_towers_assign_the_last_counts_and_what_they_add_adds_up(set_flags, monkeypatch):
     def build_logits(images, is_training):
-        largest = tf.get_variable("largest", [], initializer=tf.zeros_initializer(), trainable=False)
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, largest.assign(tf.reduce_max(images)))
+        largest, total, count, moving = (
+            tf.get_variable(name, [], initializer=tf.ones_initializer(), trainable=False)
+            for name in ("largest", "total", "count", "moving")
+        )
+        if is_training:
+            for change in (
+                largest.assign(tf.reduce_max(images)),
+                total.assign_add(tf.reduce_sum(images)),
+                count.assign_sub(1.0),
+                tf.assign_sub(moving, 0.1 * (moving - tf.reduce_mean(images))),
+            ):
+                tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, change)
         return tf.get_variable("w", [10]) * tf.reduce_mean(images)
 
     model = types.SimpleNamespace(build_logits=build_logits, build_loss=lambda logits, _: tf.reduce_sum(logits))
     monkeypatch.setattr(distributed, "FILES", Files(model, mnist_input))
-    set_flags(*FLAGS)
-    make_client_with_devices(2)
-    assert "largest: what 2 devices assign or add, each for its part of a batch, is averaged" in caplog.text
+    for local_steps in (1, 2):
+        set_flags(*FLAGS, "--train_steps=1", f"--local_steps={local_steps}")
+        client = make_client_with_devices(2)
+        client.step()
+        images = client.images[0] / np.float32(255)
+        first, last = np.split(images, [3])
+        found = {v.op.name: client.session.run(v) for v in client.variables if not v.shape.rank}
+        assert len(first) + len(last) == 7
+        assert found["largest"] == last.max()
+        assert found["total"] == pytest.approx(1 + images.sum(), rel=1e-5)
+        assert found["count"] == 1 - 2
+        assert found["moving"] == pytest.approx(1 - 0.1 * (1 - images.mean()), rel=1e-5)
 
 
 def take_sgd_step(parameters, images, labels):

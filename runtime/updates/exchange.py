@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
 from runtime.data.reader import Batches, Columns
+from runtime.model.roles import SET, SUM
 from runtime.model.variables import Parameters
 from runtime.updates.packing import Packing, Selection
 
@@ -15,8 +16,17 @@ REPLICATIONS = ("between_graph", "in_graph")
 # Builds the loss of a batch, float32 [], and by how much a step of rate 1 lowers each parameter, by name: its gradient.
 # It is given the parameters, the examples of the batch, and the samples of its lookups.
 GradientsFunction = Callable[[Parameters, Columns, Sequence[tf.Tensor]], tuple[tf.Tensor, Mapping[str, tf.Tensor]]]
-# Builds what is averaged, float32 tensors, from what the tower is given and the inputs of its examples, [n, ...].
-Tower = Callable[[Any, tf.Tensor], Sequence[tf.Tensor]]
+
+
+class Tower(NamedTuple):
+    """A replica of the model, which computes with a part of a batch."""
+
+    share: float = 1.0  # of the examples
+    is_last: bool = True
+
+
+# Builds what a tower adds to a sum, float32 tensors, from what it is given and the inputs of its examples, [n, ...].
+Compute = Callable[[Any, tf.Tensor, Tower], Sequence[tf.Tensor]]
 
 
 class Work(NamedTuple):
@@ -30,15 +40,25 @@ class Work(NamedTuple):
     clip_norm: float | None = None  # of the gradients of each tower, together; state is not clipped
 
     def build_gradients(
-        self, parameters: Parameters, inputs: tf.Tensor, samples: Sequence[tf.Tensor] = ()
+        self, parameters: Parameters, inputs: tf.Tensor, tower: Tower, samples: Sequence[tf.Tensor] = ()
     ) -> list[tf.Tensor]:
-        """Build the loss of a batch, float32 [], and what lowers each of the parameters, in their order."""
+        """Build a tower's part of the loss, float32 [], and of what lowers each of the parameters, in their order."""
         loss, lowers = self.gradients(parameters, self.batches.columns(inputs), samples)
         if self.clip_norm is not None:
             names = [name for name in lowers if name not in self.packing.state]
             clipped, _ = tf.clip_by_global_norm([lowers[name] for name in names], self.clip_norm)
             lowers = {**lowers, **dict(zip(names, clipped, strict=True))}
-        return [loss, *(lowers[name] for name in self.packing.names)]
+        parts = {name: _take_part(lower, self.packing.state.get(name), tower) for name, lower in lowers.items()}
+        return [_take_part(loss, None, tower), *(parts[name] for name in self.packing.names)]
+
+
+def _take_part(value: tf.Tensor, kind: str | None, tower: Tower) -> tf.Tensor:
+    """Build what a tower adds; of state of a kind, it comes together as with several workers: see `Change`."""
+    if tower.share == 1 or kind == SUM:
+        return value
+    if kind == SET:
+        return value if tower.is_last else tf.zeros_like(value)
+    return tower.share * value
 
 
 class Exchange(NamedTuple):
@@ -95,7 +115,7 @@ class GradientExchangeBuilder:
         for vector in vectors:
             with tf.device(vector.device):
                 messages.append(tf.cast(vector, self._work.dtype))
-        loss, *gradients = average(
+        loss, *gradients = add_up(
             self._work.devices, self._compute, (messages, selection.ids, selection.samples), inputs
         )
         self._last_gradients = [tf.cast(gradient, self._work.dtype) for gradient in gradients]
@@ -104,11 +124,11 @@ class GradientExchangeBuilder:
         sent = [tf.reshape(gradient, [-1]) for gradient in self._last_gradients]
         return Exchange(sent, None, loss, selection)
 
-    def _compute(self, given: Sequence[Sequence[tf.Tensor]], inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Build the loss of a batch, and the packed gradients, of messages, the ids of rows, and samples."""
+    def _compute(self, given: Sequence[Sequence[tf.Tensor]], inputs: tf.Tensor, tower: Tower) -> list[tf.Tensor]:
+        """Build a tower's part of the loss, and of the packed gradients, of messages, the ids of rows, and samples."""
         packing, (messages, ids, samples) = self._work.packing, given
         vectors = [tf.cast(message, tf.float32) for message in messages]
-        loss, *gradients = self._work.build_gradients(packing.unpack(vectors, ids), inputs, samples)
+        loss, *gradients = self._work.build_gradients(packing.unpack(vectors, ids), inputs, tower, samples)
         with tf.control_dependencies([loss]):  # a ps without parameters, too, counts the step when it is computed
             return [loss, *packing.pack(gradients, ids)]
 
@@ -133,40 +153,37 @@ class Updates(NamedTuple):
     end: tf.Operation | None = None  # ends training for all workers, where the model is; for the chief
 
 
-def average(devices: Sequence[str], compute: Tower, given: Any, inputs: tf.Tensor) -> list[tf.Tensor]:
-    """Build, on this client, the average of what `compute` builds on each device for its part of the examples.
+def add_up(devices: Sequence[str], compute: Compute, given: Any, inputs: tf.Tensor) -> list[tf.Tensor]:
+    """Build, on this client, the sum of what `compute` builds on each device for its part of the examples.
 
-    These are towers, replicas of the model. Over the GPUs of a worker this is multi-GPU training; over the workers of a
-    cluster it is in-graph replication, where the chief builds one graph for all of them. Each example counts the same,
-    wherever it is computed, so the number of devices does not change the result.
+    Over the GPUs of a worker this is multi-GPU training; over the workers of a cluster it is in-graph replication,
+    where the chief builds one graph for all of them. Each example counts the same, wherever it is computed, so the
+    number of devices does not change the result.
 
     Args:
       devices: of the towers.
-      compute: builds averages over the examples whose inputs it gets.
+      compute: builds the part of a tower.
       given: tensors, in any structure, that each tower gets: sent to a task once, and from there to its devices.
       inputs: of the examples of the batch, [b, ...].
     """
     if len(devices) == 1:
         with tf.device(devices[0]):
-            return list(compute(given, inputs))
+            return list(compute(given, inputs, Tower()))
     num_examples = inputs.shape[0]
     num_towers = min(num_examples, len(devices))  # none without examples
     sizes = [(num_examples + tower) // num_towers for tower in range(num_towers)]
     arrived: dict[str, Any] = {}
     results = []
-    for device, own_inputs in zip(devices, tf.split(inputs, sizes), strict=False):
+    for number, (device, own_inputs) in enumerate(zip(devices, tf.split(inputs, sizes), strict=False)):
         host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
         if host not in arrived:
             with tf.device(host):
                 arrived[host] = tf.nest.map_structure(tf.identity, given)
         with tf.device(device), tf.name_scope("tower"):
-            results.append(compute(arrived[host], own_inputs))
-    with tf.device("/device:CPU:0"), tf.name_scope("average"):
-        shares = [size / num_examples for size in sizes]
-        return [
-            tf.add_n([share * part for share, part in zip(shares, parts, strict=True)])
-            for parts in zip(*results, strict=True)
-        ]
+            tower = Tower(sizes[number] / num_examples, is_last=number == num_towers - 1)
+            results.append(compute(arrived[host], own_inputs, tower))
+    with tf.device("/device:CPU:0"), tf.name_scope("add_up"):
+        return [tf.add_n(parts) for parts in zip(*results, strict=True)]
 
 
 def choose_devices(task: Task, config: tf.ConfigProto) -> list[str]:

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.model.roles import AVERAGE, SET, build_change
 from runtime.model.variables import values_of
-from runtime.updates.exchange import Exchange, Work, average
+from runtime.updates.exchange import Exchange, Work, add_up
 from runtime.updates.optimizer import COPIES, Optimizer, OptimizerMaker, Schedule
 from runtime.updates.packing import Selection
 
@@ -84,7 +84,7 @@ class LocalStepsExchangeBuilder:
             reads = [copy.read_value() for copy in self._copies.values()]
             given = self._work.packing.by_name(reads, selection.ids)
             inputs = tf.gather(self._work.batches.inputs, number * self._length.max_steps + step)
-            loss, *gradients = average(self._work.devices, self._work.build_gradients, given, inputs)
+            loss, *gradients = add_up(self._work.devices, self._work.build_gradients, given, inputs)
             global_step = self._count(number, step)
             lowers = dict(zip(self._copies, gradients, strict=True))
             with tf.control_dependencies([loss, *reads]):  # which need the old values

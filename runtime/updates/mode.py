@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
-from absl import logging
 
 from runtime.cluster.membership import Membership
 from runtime.data.reader import Batches
@@ -115,11 +114,6 @@ def build_updates(
             raise UnusableError(
                 f"--exchange_dtype={dtype.name} would round what model.py assigns to {', '.join(assigned)}: change it"
                 " with assign_add or assign_sub, or leave the flag out"
-            )
-        if len(devices) > 1 and packing.state:
-            names = ", ".join(packing.state)
-            logging.warning(
-                "%s: what %d devices assign or add, each for its part of a batch, is averaged", names, len(devices)
             )
         work = Work(packing, model.build_gradients, batches, dtype, devices, mode.clip_norm)
         if mode.local_steps == 1:
