@@ -14,7 +14,7 @@ from benchmarks import compare, contenders, data, report, tuning
 from benchmarks.contenders import Setting
 from benchmarks.peers.clock import Clock
 from benchmarks.peers.rates import make_rates
-from runtime.updates.optimizer import Schedule
+from runtime.updates.schedule import Schedule
 
 
 class Time:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from runtime.model.files import ScopedOptimizers
 from runtime.process.errors import UnusableError
-from runtime.updates.optimizer import Optimizer, ScopedOptimizers
+from runtime.updates.optimizer import Optimizer
 
 NUM_COPIES, NUM_RUNS, RATE = 3, 4, 0.1
 SHAPES = {"wide/w": [3, 2], "deep/b": [2]}
@@ -263,7 +264,7 @@ class Late(Own):
             lambda rate: tf.train.GradientDescentOptimizer("0.05"),
             "takes a text for a number, such as its learning rate",
         ),
-        (OfPython, "calls a Python function, which no ps"),
+        (OfPython, "a Python function is called here, and no ps has it: use ops"),
     ],
 )
 def test_an_optimizer_that_no_ps_can_run_is_refused(graph, own, told):

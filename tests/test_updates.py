@@ -22,6 +22,7 @@ from benchmarks.testbed.processes import poll_for
 from runtime.cluster import status
 from runtime.cluster.status import Status
 from runtime.cluster.table import TRAINING, Record, Table
+from runtime.model.files import ScopedOptimizers
 from runtime.model.function import Own
 from runtime.model.roles import AVERAGE, SET, SUM
 from runtime.model.variables import Lookups
@@ -31,9 +32,9 @@ from runtime.updates.exchange import GradientExchangeBuilder, Work
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.meeting import Rule
 from runtime.updates.mode import EXCHANGES_PER_RUN, build_async_updates, build_sync_updates, make_optimizer
-from runtime.updates.optimizer import Schedule
 from runtime.updates.packing import Packing
 from runtime.updates.ps_shard import Gradient, PsShard
+from runtime.updates.schedule import Schedule
 from tests.models import make_batches
 
 LEARNING_RATE = 0.5
@@ -1026,7 +1027,7 @@ def test_optimizers(graph, name, expected):
 def test_a_users_optimizer_is_found_by_the_scope_of_the_variable(graph, name):
     weight = tf.get_variable(name, [], initializer=tf.zeros_initializer())
     scope = name.partition("/")[0]
-    own = Own(lambda rate: {scope: tf.train.GradientDescentOptimizer(rate)})
+    own = Own(lambda rate: ScopedOptimizers({scope: tf.train.GradientDescentOptimizer(rate)}, "model.py"))
     make_optimizer(LEARNING_RATE, "sgd", own).apply_gradients([(tf.constant(1.0), weight)])
 
 

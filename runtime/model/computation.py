@@ -5,11 +5,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from runtime.model.template import PYTHON, Template, find_ancestors, is_random
+from runtime.model.template import Template, find_ancestors, is_random
 from runtime.model.trace import Trace
 from runtime.model.variables import Lookups, Parameters, Rows, find_places
-from runtime.process.errors import UnusableError
-from runtime.process.phases import find_place_of
 
 GLOBAL_STEP = tf.GraphKeys.GLOBAL_STEP  # "global_step", the name of the variable
 
@@ -37,8 +35,7 @@ class Computation:
 
     def check_python(self, what: str) -> None:
         """Raise an UnusableError if a Python function is called; `what` says why none can be."""
-        if op := self._outputs.find(PYTHON):
-            raise UnusableError(f"{find_place_of(op) or 'model.py'}: a Python function is called here, and {what}")
+        self._outputs.check_python(what)
 
     def build_lookups(self, columns: Sequence[tf.Tensor], stream: object = None) -> Lookups:
         """Build which rows of each table some examples need."""

@@ -97,8 +97,8 @@ class Files:
             rate = tf.cast(rate, tf.float32)
         return self._check_scalar("build_learning_rate", rate)
 
-    def build_optimizer(self, learning_rate: tf.Tensor) -> dict[str, tf.train.Optimizer]:
-        """Build the optimizers, by the scope of their variables, for a rate, float32 []."""
+    def build_optimizer(self, learning_rate: tf.Tensor) -> "ScopedOptimizers":
+        """Build the optimizers for a rate, float32 []."""
         found = self._call(self.model, "build_optimizer", learning_rate)
         by_scope = dict(found) if isinstance(found, Mapping) else {"": found}
         for optimizer in by_scope.values():
@@ -111,7 +111,7 @@ class Files:
                         f"{self.where('build_optimizer')} returns a {type(optimizer).__name__}, whose {method}() this"
                         " program does not call: let its apply_gradients() do all that it does to gradients"
                     )
-        return by_scope
+        return ScopedOptimizers(by_scope, self.where("build_optimizer"))
 
     def place_of(self, of: Any) -> str:
         """Return the file and the line that have made an op or a variable."""
@@ -145,6 +145,30 @@ class Files:
         if isinstance(value, tf.Tensor) and value.dtype.is_floating:
             value = tf.cast(value, tf.float32)
         return self._check_scalar("build_metrics", value, what)
+
+
+class ScopedOptimizers:
+    """Several optimizers, each for the variables of a scope."""
+
+    def __init__(self, by_scope: Mapping[str, tf.train.Optimizer], where: str):
+        """Take the optimizers, made at `where`; of two scopes that a variable is in, the longer one counts."""
+        self._by_scope, self._where = by_scope, where
+
+    def apply_gradients(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> tf.Operation:
+        """Build what applies each gradient to its variable.
+
+        Raises:
+          UnusableError: a variable is in no scope.
+        """
+        groups: dict[str, list[tuple[Any, tf.Variable]]] = {}
+        for gradient, variable in pairs:
+            name = variable.op.name
+            scopes = [scope for scope in self._by_scope if f"{name}/".startswith(f"{scope}/" if scope else "")]
+            if not scopes:
+                raise UnusableError(f"{self._where} returns no optimizer for {name}: add one for the scope ''")
+            groups.setdefault(max(scopes, key=len), []).append((gradient, variable))
+        with preparing(self._where):
+            return tf.group(*(self._by_scope[scope].apply_gradients(of_scope) for scope, of_scope in groups.items()))
 
 
 METRIC_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)

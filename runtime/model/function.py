@@ -8,9 +8,9 @@ from absl import logging
 
 from runtime.model.computation import Computation
 from runtime.model.digest import JOINS, digest_uses
-from runtime.model.files import Files
+from runtime.model.files import Files, ScopedOptimizers
 from runtime.model.roles import find_roles, flat
-from runtime.model.template import PYTHON, Template, find_ancestors
+from runtime.model.template import Template, find_ancestors
 from runtime.model.trace import Trace, trace, traced_as_users_expect
 from runtime.model.variables import Lookups, Parameters, add_rows
 from runtime.process.errors import UnusableError
@@ -27,10 +27,8 @@ class Serving(NamedTuple):
 class Own(NamedTuple):
     """How a user's model is trained, where it says so itself."""
 
-    # From a rate, float32 []: optimizers by the scope of their variables.
-    build_optimizer: Callable[[tf.Tensor], Mapping[str, tf.train.Optimizer]] | None = None
+    build_optimizer: Callable[[tf.Tensor], ScopedOptimizers] | None = None  # from a rate, float32 []
     build_learning_rate: Callable[[tf.Tensor], tf.Tensor] | None = None  # float32 [], from the global step
-    where: str = ""  # build_optimizer() begins
 
 
 class Measured(NamedTuple):
@@ -73,9 +71,7 @@ class Model:
           UnusableError: what the files say cannot be trained.
         """
         self._files, self._stream = files, stream
-        self.own = Own(build_learning_rate=self._take_learning_rate())
-        if files.has("build_optimizer"):
-            self.own = self.own._replace(build_optimizer=files.build_optimizer, where=files.where("build_optimizer"))
+        self.own = Own(files.build_optimizer if files.has("build_optimizer") else None, self._take_learning_rate())
         self.constants: dict[str, tf.Tensor] = {}  # the values of what is frozen, where they are no parameters
         made = trace(files, signature, is_training=True, seed=seed)
         test = trace(files, signature, is_training=False, seed=seed, reusable=made.variables)
@@ -111,10 +107,7 @@ class Model:
             place, name = self._files.place_of(variables[0]), variables[0].op.name
             raise UnusableError(f"{place}: build_learning_rate() makes {name}: compute with the step alone")
         template = Template(graph, [rate], [steps])
-        if op := template.find(PYTHON):
-            raise UnusableError(
-                f"{self._files.place_of(op)}: build_learning_rate() calls a Python function, which no ps has: use ops"
-            )
+        template.check_python("no ps has it: use ops")
         return lambda steps: template.copy([steps], {}, "rate")[0]
 
     def make_constants(self, variables: Mapping[str, Any]) -> None:

@@ -101,12 +101,13 @@ class Template:
         """Return whether a copy needs the value of the variable of that name."""
         return name in self._users
 
-    def find(self, op_types: Sequence[str]) -> tf.Operation | None:
-        """Return an op of the traced graph that is, or has inside, one of these types, if there is one."""
-        return next(self.find_all(op_types), None)
+    def check_python(self, what: str) -> None:
+        """Raise an UnusableError if a Python function is called; `what` says why none can be."""
+        for op in self.find(PYTHON):
+            raise UnusableError(f"{find_place_of(op) or 'model.py'}: a Python function is called here, and {what}")
 
-    def find_all(self, op_types: Sequence[str]) -> Iterator[tf.Operation]:
-        """Yield all of them."""
+    def find(self, op_types: Sequence[str]) -> Iterator[tf.Operation]:
+        """Yield all ops of the traced graph that are, or have inside, one of these types."""
         library = {function.signature.name: function for function in self._definition.library.function}
         for node in self._definition.node:
             inside = [inner for function in functions_in(node, library) for inner in function.node_def]

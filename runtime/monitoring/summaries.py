@@ -17,8 +17,8 @@ from runtime.process.errors import reason
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.updates.exchange import Updates
-from runtime.updates.optimizer import Schedule
 from runtime.updates.packing import Packing
+from runtime.updates.schedule import Schedule
 
 HISTOGRAMS = "histograms"  # the collection of the summaries that are seldom written
 SESSION_IS_LOST = (tf.errors.AbortedError, tf.errors.UnavailableError, tf.errors.CancelledError)

@@ -19,7 +19,8 @@ from runtime.process.errors import UNUSABLE_STATUS
 from runtime.updates import placement
 from runtime.updates.exchange import REPLICATIONS
 from runtime.updates.mode import EXCHANGE_DTYPES
-from runtime.updates.optimizer import LR_SCHEDULES, OPTIMIZERS
+from runtime.updates.optimizer import OPTIMIZERS
+from runtime.updates.schedule import LR_SCHEDULES
 
 LARGEST = 10**15  # of any whole number: an int64 also holds its products with batches and examples
 

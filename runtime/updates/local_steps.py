@@ -12,8 +12,9 @@ import tensorflow.compat.v1 as tf
 from runtime.model.roles import AVERAGE, SET, build_change
 from runtime.model.variables import values_of
 from runtime.updates.exchange import Exchange, Work, add_up
-from runtime.updates.optimizer import COPIES, Optimizer, OptimizerMaker, Schedule
+from runtime.updates.optimizer import COPIES, Optimizer, OptimizerMaker
 from runtime.updates.packing import Selection
+from runtime.updates.schedule import Schedule
 
 
 class Length(NamedTuple):

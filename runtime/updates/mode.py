@@ -25,9 +25,10 @@ from runtime.updates.exchange import (
 )
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.meeting import Meeting, Pace, Rule
-from runtime.updates.optimizer import Schedule, make_optimizer
+from runtime.updates.optimizer import make_optimizer
 from runtime.updates.packing import Packing, Selection
 from runtime.updates.ps_shard import Gradient, PsShard, make_updates
+from runtime.updates.schedule import Schedule
 
 EXCHANGE_DTYPES = ("float32", "bfloat16")
 EXCHANGES_PER_RUN = 8  # they share the cost of a run, and within a run no exchange waits for Python

@@ -1,4 +1,4 @@
-"""Optimizers and their rates.
+"""Optimizers.
 
 An optimizer is taken for a function of gradients and a rate: called once, in a graph of its own, and copied for each
 update. So whatever it makes, it makes once, under the names that its variables have for it, and Python in it runs once.
@@ -6,17 +6,17 @@ update. So whatever it makes, it makes once, under the names that its variables 
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Own
-from runtime.model.template import PYTHON, Template, control_flow_v2, find_ancestors
+from runtime.model.template import Template, control_flow_v2, find_ancestors
 from runtime.model.variables import build_first_values
 from runtime.process.errors import UnusableError
-from runtime.process.phases import find_place_of, preparing
+from runtime.process.phases import find_place_of
 
 # Returns an optimizer, given its learning rate, float32 []. `tf.train.get_global_step()` counts the updates before.
 OptimizerMaker = Callable[[tf.Tensor], Any]
@@ -24,8 +24,6 @@ OptimizerMaker = Callable[[tf.Tensor], Any]
 OPTIMIZERS = ("adam", "adagrad", "momentum", "nesterov", "sgd")
 MOMENTUM = 0.9
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
-LR_SCHEDULES = ("constant", "one_cycle")
-WARMUP_PART = 0.3  # of a cycle
 REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "L2Loss", "EuclideanNorm")
 COPIES = "copies"  # the scope of a worker's copies of the parameters, and of the state that belongs to them
 
@@ -129,12 +127,11 @@ def _check(
         if changes & find_ancestors([read]):
             problem = "reads the global step after an update, but that is not counted yet"
             refuse(read, f"{problem}: read it before, and add 1")
-    if op := template.find(PYTHON):
-        refuse(op, "calls a Python function, which no ps has: use ops")
-    for op in template.find_all(["Cast"]):
+    template.check_python("no ps has it: use ops")
+    for op in template.find(["Cast"]):
         if op.inputs[0].dtype == tf.string:
             refuse(op, "takes a text for a number, such as its learning rate: give it as a float")
-    for op in template.find_all(REDUCTIONS):
+    for op in template.find(REDUCTIONS):
         if find_ancestors([op]).intersection(part.op for part in of_parts):
             problem = "computes over many values here, such as a norm, and each ps has only a part of the model"
             refuse(op, f"{problem}: take one ps, --local_steps or, to clip, --clip_norm")
@@ -152,30 +149,6 @@ def _flatten(gradients: Sequence[Any]) -> list[tf.Tensor]:
     return [part for of_gradient in parts for part in of_gradient]
 
 
-class ScopedOptimizers:
-    """Several optimizers, each for the variables of a scope."""
-
-    def __init__(self, by_scope: Mapping[str, tf.train.Optimizer], where: str):
-        """Take the optimizers, made at `where`; of two scopes that a variable is in, the longer one counts."""
-        self._by_scope, self._where = by_scope, where
-
-    def apply_gradients(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> tf.Operation:
-        """Build what applies each gradient to its variable.
-
-        Raises:
-          UnusableError: a variable is in no scope.
-        """
-        groups: dict[str, list[tuple[Any, tf.Variable]]] = {}
-        for gradient, variable in pairs:
-            name = variable.op.name
-            scopes = [scope for scope in self._by_scope if f"{name}/".startswith(f"{scope}/" if scope else "")]
-            if not scopes:
-                raise UnusableError(f"{self._where} returns no optimizer for {name}: add one for the scope ''")
-            groups.setdefault(max(scopes, key=len), []).append((gradient, variable))
-        with preparing(self._where):
-            return tf.group(*(self._by_scope[scope].apply_gradients(of_scope) for scope, of_scope in groups.items()))
-
-
 def make_optimizer(learning_rate: tf.Tensor, name: str, own: Own, num_updates: tf.Variable | None = None) -> Any:
     """Return an optimizer.
 
@@ -186,7 +159,7 @@ def make_optimizer(learning_rate: tf.Tensor, name: str, own: Own, num_updates: t
       num_updates: int64 [], counts the updates; or None, and Adam counts them itself.
     """
     if own.build_optimizer:
-        return ScopedOptimizers(own.build_optimizer(learning_rate), own.where)
+        return own.build_optimizer(learning_rate)
     if name == "adam" and num_updates is not None:
         return CountedAdamOptimizer(learning_rate, num_updates)
     if name == "adam":
@@ -246,33 +219,3 @@ class CountedAdamOptimizer(tf.train.Optimizer):
                 v.scatter_update(tf.IndexedSlices(variance, indices)),
                 handle.scatter_sub(tf.IndexedSlices(change, indices)),
             )
-
-
-class Schedule(NamedTuple):
-    """What the learning rate is at each global step: so a run that is resumed goes on with the rate that it had.
-
-    It rises in a line for `warmup_steps`, up to `learning_rate`. There it stays if it is constant. In a cycle (Smith
-    and Topin 2017, arXiv:1708.07120) it then falls in a line, and would be 0 at `train_steps`. A cycle is resumed with
-    the same number of steps, or the rate jumps to that of the longer cycle.
-    """
-
-    name: str  # one of LR_SCHEDULES
-    learning_rate: float
-    warmup_steps: int | None  # None: WARMUP_PART of a cycle, and none before a constant rate
-    train_steps: int  # more than `warmup_steps`
-    user: Callable[[tf.Tensor], tf.Tensor] | None = None  # the user's own, in the place of all that
-
-    def build(self, steps: tf.Tensor) -> tf.Tensor:
-        """Build the rate, float32 [], after so many `steps`, int64 []."""
-        if self.user:
-            return self.user(steps)
-        is_cycle = self.name == "one_cycle"
-        default_steps = int(WARMUP_PART * self.train_steps) if is_cycle else 0
-        warmup_steps = default_steps if self.warmup_steps is None else self.warmup_steps
-        factors = tf.ones(steps.shape)
-        if warmup_steps:
-            factors = tf.minimum(factors, tf.cast(steps + 1, tf.float32) / warmup_steps)
-        if is_cycle:
-            steps_left = tf.maximum(self.train_steps - steps, 0)
-            factors = tf.minimum(factors, tf.cast(steps_left, tf.float32) / (self.train_steps - warmup_steps))
-        return self.learning_rate * factors
