@@ -123,6 +123,16 @@ def trace(
 
 
 @contextlib.contextmanager
+def without_foreign_values() -> Iterator[None]:
+    """Let `tf.train.init_from_checkpoint()` do nothing: only who begins a new model needs the file that it reads."""
+    of_tensorflow, tf.train.init_from_checkpoint = tf.train.init_from_checkpoint, lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        tf.train.init_from_checkpoint = of_tensorflow
+
+
+@contextlib.contextmanager
 def _drawing_alike(seed: int) -> Iterator[None]:
     """Let what a function draws for a constant be the same in tests and on each worker; what a step draws is not."""
     states = np.random.get_state(), random.getstate()

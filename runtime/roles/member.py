@@ -1,5 +1,6 @@
 """This process as a member of its cluster: its task, its folder, its settings, and the guards around its server."""
 
+import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -19,6 +20,7 @@ from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.session_config import Connection, make_server_config, make_session_config
 from runtime.model.files import Files
 from runtime.model.function import Model
+from runtime.model.trace import without_foreign_values
 from runtime.model.users_files import users_flags
 from runtime.model.variables import check_size, make_variables, slices_of
 from runtime.monitoring.evaluation import ModelTest, build_placeholders
@@ -134,9 +136,12 @@ class Member:
           UnusableError: it cannot be trained, or exported, as the flags say.
         """
         # A run that goes on draws other random numbers than it did before.
-        mode, stream = self.mode, f"{self.task.index} {find_last_step(self.folder)}"
+        mode, last_step = self.mode, find_last_step(self.folder)
+        stream = f"{self.task.index} {last_step}"
         is_stepwise = mode.local_steps == self.task.batches_per_step == 1
-        model = Model(files, signature, self.flags.seed, stream, mode.may_have_tables, is_stepwise)
+        begins = self.task.is_chief and not last_step
+        with contextlib.nullcontext() if begins else without_foreign_values():
+            model = Model(files, signature, self.flags.seed, stream, mode.may_have_tables, is_stepwise)
         if self.target and self.target.name not in (*model.test.metrics, "loss"):
             found = ", ".join([*model.test.metrics, "loss"])
             raise UnusableError(

@@ -3,7 +3,9 @@
 import re
 import shutil
 
+import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import PROJECT, Cluster
 
@@ -71,3 +73,32 @@ def test_the_table_of_the_documents_has_these_rows():
     table = text[text.index("## Resuming with something else") :]
     verdicts = dict(re.findall(r"^\| ([^|]+?) \| (works|is refused)", table, re.MULTILINE))
     assert verdicts == {row: "is refused" if refusal else "works" for row, *_, refusal in CASES}
+
+
+def test_only_a_new_model_needs_the_checkpoint_that_init_from_checkpoint_begins_with(
+    tmp_path, finished, black_and_white_dir
+):
+    foreign = shutil.copytree(finished, tmp_path / "foreign")
+    user_dir = tmp_path / "mine"
+    user_dir.mkdir()
+    shutil.copy(PROJECT / "mnist_input.py", user_dir)
+    call = f'    tf.train.init_from_checkpoint({str(foreign)!r}, {{"mlp/": "mlp/"}})\n'
+    text = (
+        (PROJECT / "model.py")
+        .read_text()
+        .replace('        return _build_dense("logits"', '        logits = _build_dense("logits"')
+    )
+    (user_dir / "model.py").write_text(
+        text.replace("\n\n\ndef build_loss", f"\n{call}    return logits\n\n\ndef build_loss")
+    )
+    flags = [f"--train_dir={tmp_path / 'train'}", f"--data_dir={black_and_white_dir}", f"--user_dir={user_dir}"]
+    flags += ["--learning_rate=1e-12", "--optimizer=sgd"]
+    for train_steps in (3, 6):
+        with Cluster(tmp_path, 1, 2, *flags, f"--train_steps={train_steps}") as cluster:
+            cluster.start()
+            assert set(cluster.wait().values()) == {0}
+        weights = [
+            tf.train.load_variable(str(folder), "mlp/hidden/weights") for folder in (finished, tmp_path / "train")
+        ]
+        np.testing.assert_array_equal(*weights)
+        shutil.rmtree(foreign, ignore_errors=True)
