@@ -1,6 +1,7 @@
 """A pipeline of the user's own: what is taken, what the program does itself, and who reads what of it."""
 
 import pathlib
+import re
 import threading
 import time
 import types
@@ -16,6 +17,9 @@ from runtime.data import pipeline
 from runtime.data.sources import open_source
 from runtime.model.files import Files
 from runtime.model.function import Model
+from runtime.model.trace import trace
+from runtime.monitoring import classes
+from runtime.monitoring.classes import ClassesHook
 from runtime.process import threads
 from runtime.process.errors import AwayError, UnusableError
 from runtime.saving.export import export
@@ -322,6 +326,46 @@ def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir
             idle._num_steps = session._tf_sess().run(idle._num_drawn)
             with pytest.raises(AwayError, match=r"^worker 1 waited 60\d s for its next examples: see that "):
                 idle._look(session._tf_sess(), tf.train.Coordinator())
+
+
+@pytest.mark.parametrize("size_of_class", [1, 1000])
+def test_a_worker_whose_examples_are_sorted_by_class_says_so(tmp_path, caplog, size_of_class):
+    """Those of one window, which are shuffled, have few classes; mixed ones, and few of many classes, do not."""
+    large = np.ones([4096], np.float32)  # so that a window has some 2 000 examples
+
+    def build_sorted(data_dir, split):
+        labels = tf.data.Dataset.range(8 * 1000).map(lambda n: tf.cast(n // size_of_class % 8, tf.int32))
+        return labels.map(lambda label: (tf.constant(large), label))
+
+    reader = types.SimpleNamespace(INPUT=tf.TensorSpec([4096], tf.float32, "x"), build_dataset=build_sorted)
+    files = Files(
+        types.SimpleNamespace(
+            build_logits=lambda x, is_training: x @ tf.get_variable("w", [4096, 8]),
+            build_loss=lambda logits, labels: tf.losses.sparse_softmax_cross_entropy(labels, logits),
+            build_metrics=lambda logits, labels: {"accuracy": tf.reduce_mean(logits)},
+        ),
+        reader,
+    )
+    source = open_source(str(tmp_path), "train", reader).share(0, 1)
+    made = trace(files, source.signature, is_training=False, seed=0)
+    assert made.is_of_classes
+    with tf.Graph().as_default(), tf.Session() as session:
+        batches = source.draw(4, 25, 0)
+        hook = ClassesHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), batches, made)
+        batches.start(session, 0)
+        assert not hook._look(session, tf.train.Coordinator())
+        labels = session.run(batches.drawn[1])
+        assert hook._look(session, tf.train.Coordinator())
+    told = re.findall(r"worker 1: 100 examples in a row have (\d) of 8 classes: if what mnist_input.py", caplog.text)
+    assert told == ([] if size_of_class == 1 else [str(len(set(labels)))])
+
+
+def test_few_classes_are_fewer_than_half_of_those_of_mixed_examples():
+    labels = np.random.default_rng(0).integers(0, 1000, 200)
+    assert not classes.describe_few(labels, 1000)
+    assert classes.describe_few(labels // 400, 1000)
+    assert classes.describe_few(np.zeros(100, np.int64), 2)
+    assert not classes.describe_few(np.arange(100) // 99, 2)
 
 
 def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_path):

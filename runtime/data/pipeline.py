@@ -122,8 +122,13 @@ class PipelineSource:
             # what it reads ahead, in Python functions too; and those of a closing session wait for TensorFlow's lock.
             iterator = make_iterator(runs, NUM_THREADS, shared_name=uuid.uuid4().hex)
         parts = tf.nest.flatten(iterator.get_next())
-        num_drawn = tf.Variable(tf.zeros([], tf.int64), trainable=False, collections=[])
-        with tf.control_dependencies(parts), tf.control_dependencies([num_drawn.assign_add(1, read_value=False)]):
+        num_drawn = _make_variable([], tf.int64)
+        integers = {n: part for n, part in enumerate(parts) if part.dtype.is_integer and part.shape.rank == 1}
+        seen = {number: _make_variable([run_size], part.dtype) for number, part in integers.items()}
+        notes = [of.assign(tf.ensure_shape(integers[n], of.shape), read_value=False) for n, of in seen.items()]
+        with tf.control_dependencies([*parts, *notes]):
+            count = num_drawn.assign_add(1, read_value=False)
+        with tf.control_dependencies([count]):
             parts = [tf.ensure_shape(part, [run_size, *part.shape[1:]]) for part in parts]
 
         def gather(numbers: tf.Tensor) -> list[tf.Tensor]:
@@ -131,8 +136,8 @@ class PipelineSource:
                 return [tf.gather(part, numbers) for part in parts]
 
         inputs = tf.reshape(tf.range(run_size), [num_batches, batch_size])
-        initializer = tf.group(iterator.initializer, num_drawn.initializer)
-        return Batches(inputs, gather, self.signature, parts, first, initializer, {}, self._starting, num_drawn)
+        initializer = tf.group(iterator.initializer, num_drawn.initializer, [of.initializer for of in seen.values()])
+        return Batches(inputs, gather, self.signature, parts, first, initializer, {}, self._starting, num_drawn, seen)
 
     def _build_windows(self, open_parts: Open, first: tf.Tensor, seed: int) -> tf.data.Dataset:
         """Build windows without end, but for `first` examples, int64 [], which are left out.
@@ -245,3 +250,7 @@ class PipelineSource:
     def _find_fault(self) -> str:
         """Return which file, and which record in it, is at fault; "" if nobody can tell."""
         return ""
+
+
+def _make_variable(shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
+    return tf.Variable(tf.zeros(shape, dtype), trainable=False, collections=[])

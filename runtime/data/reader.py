@@ -30,6 +30,7 @@ class Batches(NamedTuple):
     # Is entered when a session starts to draw, with the coordinator of its threads.
     starting: Callable[[tf.train.Coordinator | None], Any] = contextlib.nullcontext
     num_drawn: tf.Variable | None = None  # int64 []: of how many runs the examples have come, where a run may wait
+    integers: Mapping[int, tf.Variable] = {}  # the columns of integers [n], as the last run has them
     describe_not_finite: Callable[[], str] = str  # says which columns have numbers that are not finite, as far as known
 
     def columns(self, of_batch: tf.Tensor) -> Columns:

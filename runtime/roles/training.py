@@ -16,6 +16,7 @@ from runtime.model.function import Model
 from runtime.model.users_files import checksums
 from runtime.model.variables import Lookups, Parameters, TableReader
 from runtime.monitoring import summaries
+from runtime.monitoring.classes import ClassesHook
 from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_placeholders, record_test
 from runtime.monitoring.measures import Measures, check_finite
 from runtime.monitoring.profiling import ProfileHook
@@ -76,13 +77,12 @@ class Training:
         self.scaffold = TrainingScaffold(me.membership, me.connection, job)
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs)
-        drawn = graph.batches.num_drawn
         evaluation = EvaluationHook(task, self._test, me.target, updates.end) if task.is_chief else None
         # TensorFlow calls them in this order: for each new session, around each step, and at the end.
         hooks = [
             # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
             StepsHook(task, self.scaffold, updates, graph.batches),
-            None if drawn is None else WaitForDataHook(task, drawn, me.timeouts.recovery_secs),
+            *self._make_data_hooks(graph),
             evaluation and evaluation.repeating(flags.eval_every_secs),  # first: no test goes on while another is tried
             evaluation,
             # Then the model that is saved no longer changes.
@@ -100,6 +100,14 @@ class Training:
             AttendanceHook(me.membership, flags.sync_replicas or flags.max_staleness is not None),
         ]
         self.hooks = [hook for hook in hooks if hook]
+
+    def _make_data_hooks(self, graph: TrainingGraph) -> list[tf.train.SessionRunHook]:
+        """Make what watches over examples that come as they are needed."""
+        task, drawn = self._me.task, graph.batches.num_drawn
+        if drawn is None:
+            return []
+        wait = WaitForDataHook(task, drawn, self._me.timeouts.recovery_secs)
+        return [wait, ClassesHook(task, graph.batches, graph.model.test)]
 
     def _build_test(self, examples: Columns) -> ModelTest:
         """Build what measures the model as it is on the ps tasks, and what reads all of it."""
