@@ -1018,3 +1018,29 @@ def test_a_learning_rate_is_a_function_of_the_step_alone(build, message):
     files = make_files(lambda x, is_training: x, build_learning_rate=build)
     with pytest.raises(UnusableError, match=rf"function\.py, line \d+: {message}"):
         trace(files)
+
+
+def test_no_graph_has_a_large_constant_of_the_users_but_an_exported_one():
+    large = np.random.default_rng(0).normal(size=[NUM_ROWS, 40_000]).astype(np.float32)
+
+    def build_logits(inputs, is_training):
+        return dense("out", inputs[0] + tf.gather(large, inputs[1][:, 0])[:, :4], NUM_CLASSES)
+
+    files = make_files(build_logits)
+    model, (expected, _, before, _) = trace(files), train_plainly(files)
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        tf.train.create_global_step()
+        variables = make_variables(model.training)
+        model.make_constants({})
+        columns = [tf.constant(column) for column in BATCH]
+        losses = [model.build_gradients(variables, columns)[0] for _ in range(2)]
+        losses.append(model.build_measures(variables, columns).loss)
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        for name, variable in variables.items():
+            variable.load(before[name], session)
+        np.testing.assert_allclose(session.run(losses), [expected] * 3, rtol=1e-6)
+        assert len(tf.local_variables()) == 1
+        assert graph.as_graph_def().ByteSize() < large.nbytes / 10
+    with tf.Graph().as_default() as graph:
+        model.build_serving(make_variables(model.test))
+        assert large.nbytes < graph.as_graph_def().ByteSize() < 1.1 * large.nbytes

@@ -35,6 +35,7 @@ def test_progress_counts_the_cluster_on_the_chief_and_itself_elsewhere(
         unsaved_variables=[],
         are_finished=[],
         exchange=None,
+        pushes=[],
         staleness=None,
     )
     hook = progress.ProgressHook(task, updates, 100, batch_size=10, log_every_secs=4)

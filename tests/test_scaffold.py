@@ -46,7 +46,7 @@ class Worker:
                 self.step = global_step.assign_add(1)
                 last_step = tf.Variable(np.int64(last_step), trainable=False, collections=[], name="last_step")
                 steps = tf.constant(1), tf.constant(0.0), self.step, last_step.read_value(), last_step
-                self.updates = Updates([], *steps, [last_step], [], None)
+                self.updates = Updates([], *steps, [last_step], [], None, [])
                 job = Job({}, self.updates, RunFolder(train_dir), "ps", keep_checkpoints=5, goal=Goal(100, None))
                 self.scaffold = TrainingScaffold(self.membership, self.connection, job)
 

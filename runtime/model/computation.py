@@ -32,6 +32,8 @@ class Computation:
         self._choices = Template(made.graph, [*ids, *samples], made.columns, found=made.found)
         self._ids = Template(made.graph, ids, [*made.columns, *samples], found=made.found)
         self._outputs = Template(made.graph, outputs, [*made.columns, *samples, *rows], kept, made.found)
+        self.constants: dict[str, tf.Tensor] = {}  # values of what never changes, by name: large constants, say
+        self.large = self._outputs.large
 
     def check_python(self, what: str) -> None:
         """Raise an UnusableError if a Python function is called; `what` says why none can be."""
@@ -63,6 +65,7 @@ class Computation:
         if self._is_random and not samples:
             samples = self.build_lookups(columns, stream).samples
         values = {name: value for name, value in parameters.items() if not isinstance(value, Rows)}
+        values = self.constants | values
         if self._outputs.needs(GLOBAL_STEP) and GLOBAL_STEP not in values:
             values[GLOBAL_STEP] = build_global_step()
         lookups, rows = [], []

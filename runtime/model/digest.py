@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from runtime.model.template import find_ancestors
@@ -31,9 +32,10 @@ def digest_uses(made: Trace, in_any_order: Sequence[str] = SUMS) -> dict[str, st
     def describe(node: tf.NodeDef) -> Iterator[object]:
         yield "" if node.op in library else node.op  # its name has a number
         if node.op == "Const":
-            array = tf.make_ndarray(node.attr["value"].tensor)
-            is_small = array.dtype.kind in "biuf" and array.size <= NUM_NUMBERS
-            yield array.shape, *(f"{number:.4g}" for number in array.ravel() if is_small)
+            value = node.attr["value"].tensor
+            shape = tf.TensorShape(value.tensor_shape)
+            array = tf.make_ndarray(value).ravel() if shape.num_elements() <= NUM_NUMBERS else np.zeros(0)
+            yield shape.as_list(), *(f"{number:.4g}" for number in array if array.dtype.kind in "biuf")
 
     results, terms = dict[tf.Operation, str](), dict[tf.Operation, list[str]]()  # what leads to each op
     for op in ops:

@@ -1,5 +1,6 @@
 """The model as a function: from examples and parameters to a loss, gradients and measures."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from runtime.model.computation import Computation
 from runtime.model.digest import JOINS, digest_uses
 from runtime.model.files import Files, ScopedOptimizers
 from runtime.model.roles import find_roles, flat
-from runtime.model.template import Template, find_ancestors
+from runtime.model.template import Template, find_ancestors, value_of
 from runtime.model.trace import Trace, trace, traced_as_users_expect
 from runtime.model.variables import Lookups, Parameters, add_rows
 from runtime.process.errors import UnusableError
@@ -111,12 +112,23 @@ class Model:
         return lambda steps: template.copy([steps], {}, "rate")[0]
 
     def make_constants(self, variables: Mapping[str, Any]) -> None:
-        """Compute with copies, on this worker, of variables that never change; each session makes them anew."""
-        keys = [tf.GraphKeys.LOCAL_VARIABLES]
-        for name, variable in variables.items():
-            value, name_of_copy = tf.convert_to_tensor(variable), f"{name}/copy"
-            copy = tf.Variable(value, trainable=False, collections=keys, name=name_of_copy)
-            self.constants[name] = copy.read_value()
+        """Compute with copies, on this worker, of what never changes, which each session makes anew.
+
+        These are variables, and large constants, of which the graph has none.
+        """
+        self.constants = {
+            name: _make_copy(name, tf.convert_to_tensor(variable)) for name, variable in variables.items()
+        }
+        copies = dict[bytes, tf.Tensor]()  # by the checksum: tests have the same constants as training
+        for computation in (self._training, self._summaries, self._test):
+            computation.constants = dict(self.constants)
+            for op in computation.large:
+                value = value_of(op)
+                key = hashlib.sha256(repr((value.shape, value.dtype)).encode() + value.tobytes()).digest()
+                if key not in copies:
+                    made = tf.numpy_function(lambda value=value: value, [], value.dtype)
+                    copies[key] = _make_copy(op.name, tf.ensure_shape(made, value.shape))
+                computation.constants[op.name] = copies[key]
 
     def check_python(self, what: str) -> None:
         """Raise an UnusableError if training calls a Python function; `what` says why none can be."""
@@ -142,9 +154,7 @@ class Model:
           The loss; and by name, the gradients of the parameters and of the rows of tables, and the changes of state:
           by how much a step lowers it, or the value that the step sets.
         """
-        (loss, *results), lookups = self._training.build(
-            columns, {**self.constants, **parameters}, "model", samples, self._stream
-        )
+        (loss, *results), lookups = self._training.build(columns, parameters, "model", samples, self._stream)
         lowers = dict(zip(self.parameters, results, strict=False))
         of_rows = results[len(self.parameters) : len(results) - len(self.state)]
         lowers |= add_rows(parameters, lookups, of_rows)
@@ -170,7 +180,7 @@ class Model:
         self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()
     ) -> Measured:
         """Build what the model says of some examples, as in a test; `samples` chose the rows in `parameters`."""
-        results = iter(self._test.build(columns, {**self.constants, **parameters}, "measures", samples)[0])
+        results = iter(self._test.build(columns, parameters, "measures", samples)[0])
         loss = next(results)
         means = {name: next(results) for name in self._means}
         updates = {name: next(results) for name in self._pairs}
@@ -197,8 +207,7 @@ class Model:
         self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()
     ) -> list[tf.Tensor]:
         """Build the user's summaries of a batch; `samples` chose the rows in `parameters`."""
-        values = {**self.constants, **parameters}
-        results, _ = self._summaries.build(columns, values, "summaries", samples, self._stream)
+        results, _ = self._summaries.build(columns, parameters, "summaries", samples, self._stream)
         return results
 
     def build_lookup_tables(self) -> None:
@@ -250,6 +259,11 @@ class Model:
     def build_summary_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
         """Build which rows of the tables the user's summaries of a batch need."""
         return self._summaries.build_lookups(columns, self._stream)
+
+
+def _make_copy(name: str, value: tf.Tensor) -> tf.Tensor:
+    keys = [tf.GraphKeys.LOCAL_VARIABLES]
+    return tf.Variable(value, trainable=False, collections=keys, name=f"{name}/copy").read_value()
 
 
 def _lookup_tables_of(made: Trace) -> list[tuple[str, Any]]:

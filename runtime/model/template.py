@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from runtime.process.errors import UnusableError
@@ -19,6 +20,7 @@ LOOKUP_TABLES = ("HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2")
 PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # call a Python function
 STATEFUL = ("While", "If", "Case", "StatefulPartitionedCall", "PyFunc", "EagerPyFunc")  # may draw random numbers inside
 OF_ONE_RUN = ("TensorArrayV3", "StackV2")  # each copy has its own
+LARGE_BYTES = 1 << 20  # a graph has no copies of constants above that: a message holds 2 GB, and copies take time
 _numbers = itertools.count(1)
 
 
@@ -62,10 +64,14 @@ class Template:
         self._definition = tf.GraphDef(versions=graph.graph_def_versions)
         self._names: set[str] = set()  # of the tensors that the copied nodes take
         self._users: dict[str, tf.Operation] = {}  # by the name of a variable: an op that takes its value
+        self.large: list[tf.Operation] = []  # constants
         todo = [*dict.fromkeys(getattr(output, "op", output) for output in outputs if output.name not in self._given)]
         seen = set(todo)
         while todo:
             op = todo.pop()
+            if _is_large(op):
+                self.large.append(op)
+                continue
             node = self._definition.node.add()
             node.CopyFrom(op.node_def)
             _clean(node)
@@ -83,6 +89,7 @@ class Template:
             elif _holds_state(op) and op.name not in kept_handles:
                 raise UnusableError(f"{find_place_of(op) or 'model.py'}: {_refusal(op)}")
             befores = [b for b in op.control_inputs if not (is_change(b) and b.inputs[0].op.name not in kept_handles)]
+            befores = [before for before in befores if not _is_large(before)]
             del node.input[len(node.input) - len(op.control_inputs) :]
             node.input.extend(f"^{before.name}" for before in befores)
             self._names.update(tensor.name for tensor in inputs)
@@ -121,7 +128,7 @@ class Template:
 
         Args:
           given: what takes the places of those tensors, in their order.
-          values: of the variables, by their names in the traced graph.
+          values: of the variables, by their names in the traced graph, and of large constants, which else come along.
           name: of the copy's scope.
           stream: tells the random numbers of this copy from those of others; None: they are as in the traced graph.
 
@@ -130,6 +137,9 @@ class Template:
         """
         replaced = dict(zip(self._given, given, strict=True))
         replaced |= {f"{variable}:0": value for variable, value in values.items()}
+        for op in self.large:
+            if op.outputs[0].name not in replaced:
+                replaced[op.outputs[0].name] = tf.constant(value_of(op))
         for variable, op in self._users.items():
             if f"{variable}:0" not in replaced:
                 raise UnusableError(f"{find_place_of(op)}: variable {variable} is in no collection of global variables")
@@ -211,6 +221,17 @@ def refuse_functions(op: tf.Operation) -> None:
     """Raise an UnusableError if an op on the handle of a variable is a loop or a branch: what is inside has no copy."""
     if _functions_of(op.node_def):
         raise UnusableError(f"{find_place_of(op) or 'model.py'}: {_refusal(op)}")
+
+
+def _is_large(op: tf.Operation) -> bool:
+    if op.type != "Const" or op.outputs[0].dtype == tf.string:
+        return False
+    return op.outputs[0].shape.num_elements() * op.outputs[0].dtype.size > LARGE_BYTES
+
+
+def value_of(constant: tf.Operation) -> npt.NDArray[Any]:
+    """Return the value of a constant."""
+    return tf.make_ndarray(constant.get_attr("value"))
 
 
 def _holds_state(op: tf.Operation) -> bool:

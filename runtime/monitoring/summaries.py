@@ -116,7 +116,7 @@ def build(
 class SummaryHook(tf.train.SessionRunHook):
     """Writes the summaries of the graph every `every_secs`, and histograms now and then and at the end.
 
-    The chief also writes the graph itself, at the start. The first summaries come after that time: TensorFlow builds
+    The chief also writes the graph of an exchange, at the start. The first summaries come later: TensorFlow builds
     the graph again for what was not fetched before, and that would hold up the start. What may fail, histograms and the
     user's own, has a run of its own on the batches of the step before, so it neither ends training nor takes a batch.
     """
@@ -131,11 +131,13 @@ class SummaryHook(tf.train.SessionRunHook):
         self._every_secs = every_secs
         self._num_written = 0
         self._last_inputs: Any = None
+        self._pushes = updates.pushes
         self._writes_graph = task.is_chief and self._is_used  # once
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         if self._writes_graph:
-            graph = session.graph.as_graph_def(add_shapes=True)
+            shown = [push.op.name for push in self._pushes]
+            graph = tf.graph_util.extract_sub_graph(session.graph.as_graph_def(add_shapes=True), shown)
             write(tf.Event(graph_def=graph.SerializeToString()))
             self._writes_graph = False
         self._written_at = time.monotonic()

@@ -145,7 +145,8 @@ class Updates(NamedTuple):
     unsaved_variables: list[tf.Variable]  # on the ps tasks: initialised once the model is, and never saved
     # bool [] each, fed while these are initialised: whether a model that was restored needs no training.
     are_finished: Sequence[tf.Tensor]
-    exchange: Exchange  # one of the run, to look at
+    exchange: Exchange  # the first one of the run, to look at
+    pushes: Sequence[tf.Tensor]  # on each ps: the steps that it has added
     num_replicas: int = 1  # local steps, of any worker, in one global step
     hooks: Sequence[tf.train.SessionRunHook] = ()
     # float32 [], global steps of others between a read and its write; None: synchronous

@@ -164,4 +164,5 @@ def make_updates(
         unsaved_variables=[variable for shard in shards for variable in (shard.ready_marker, shard.last_step)],
         are_finished=[shard.is_finished for shard in shards],
         exchange=exchanges[0],
+        pushes=[of_ps[0] for of_ps in added],
     )
