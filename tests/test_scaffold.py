@@ -151,7 +151,9 @@ def test_a_worker_whose_chief_never_comes_says_so(local_servers):
 def test_a_worker_makes_no_session_with_a_ps_that_has_other_host_lists(local_servers):
     servers = local_servers(1, 1)
     Membership(Task("ps", 0, servers.ps_hosts, ("other:1",)), Timeouts(60, 60)).agreement.publish()
-    with pytest.raises(TimeoutError, match=r"waited 0 s for the host lists of ps 0 at .* to be those of this task"):
+    with pytest.raises(
+        TimeoutError, match=r"s for the host lists of ps 0 at .* to be those of this task.*large packets"
+    ):
         Worker(servers, 0, startup_timeout_secs=0.3).session()
 
 
@@ -164,7 +166,9 @@ def test_steps_that_are_cancelled_from_outside_are_taken_again_but_not_for_ever(
         with worker.scaffold.repeating_cancelled_steps():
             assert session.run(worker.step) == 1
         worker.scaffold._timeouts = Timeouts(20, recovery_secs=0.3)
-        message = "every step for 0.3 s, as it does when two processes are worker 0: end the other one"
+        message = (
+            "for 0.3 s, a ps has cancelled every step, as it does when two processes are worker 0: end the other one"
+        )
 
         def repeat():
             with worker.scaffold.repeating_cancelled_steps():
@@ -193,6 +197,17 @@ def test_sessions_that_cannot_be_made_are_tried_less_and_less_often(local_server
             for _ in range(3):
                 other.scaffold.finalize()
         assert pauses == [0.2, 0.2]
+
+
+def test_a_worker_whose_sessions_are_all_lost_before_a_step_ends(local_servers):
+    worker = Worker(local_servers(1, 1), 0)
+    with worker.graph.as_default():
+        worker.scaffold.finalize()
+        worker.scaffold._timeouts = Timeouts(20, recovery_secs=0.3)
+        with pytest.raises(
+            TimeoutError, match=r"worker 0: for 0\.3 s, each session was lost before a step: start this"
+        ):
+            collections.deque(iter(worker.scaffold.finalize, "never"))
 
 
 def count_steps(worker):

@@ -12,10 +12,10 @@ from absl import logging
 
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import describe
-from runtime.cluster.task import Peer, Task
+from runtime.cluster.task import Peer, Task, port_of
 from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.machine.session_config import Connection
-from runtime.process.errors import AwayError, FinishedError, UnusableError
+from runtime.process.errors import AwayError, FinishedError, UnusableError, reason
 from runtime.process.threads import reminding
 from runtime.records import events
 from runtime.records.folder import RunFolder
@@ -25,6 +25,7 @@ from runtime.updates.exchange import Updates
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
 MAX_PAUSE_SECS = 1.0  # between two sessions that cannot be made
+MAX_FAILING_SECS = 60.0  # how long a session lasts at most that could take no step from the beginning
 SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take to show what the chief has written
 
 
@@ -80,7 +81,7 @@ class TrainingScaffold(tf.train.Scaffold):
         self._shared_folder = SharedFolder(task, job.folder) if must_share else None
         self._was_ready = self._has_trained = False
         self._pause_secs = POLL_SECS  # before the next session, after one that never came to be
-        self._cancelled_since = math.inf  # a time of `time.monotonic()`
+        self._failing_since, self._ready_at = math.inf, -math.inf  # times of `time.monotonic()`
         self.incarnations: dict[Peer, str] = {}  # of the servers, as they were before the last session was made
         self._global_step = tf.train.get_global_step()
         unsaved = job.updates.unsaved_variables
@@ -89,19 +90,29 @@ class TrainingScaffold(tf.train.Scaffold):
             self._uninitialized.mark_used()  # or TensorFlow prints a stack trace when a wait ends before its first use
             self._initialize_unsaved = tf.variables_initializer(unsaved)
             self._initializer = tf.global_variables_initializer()
+            with tf.device(f"{task.device}/device:CPU:0"):
+                sent = tf.timestamp()
+            self._received = {}  # on each server, from this worker
+            for server in task.servers:
+                with tf.device(f"{server.device}/device:CPU:0"):
+                    self._received[server] = tf.negative(sent)
 
     def finalize(self) -> "TrainingScaffold":
         """Wait until a session can be made and used.
 
         Raises:
           FinishedError: a ps does not answer, and the job has finished.
-          AwayError: the chief did not initialise or restore the model in time, or the host lists differ.
+          AwayError: the chief did not initialise or restore the model in time, or the host lists differ, or no session
+            takes a step.
           UnusableError: this task and the chief do not agree.
         """
         with tf.name_scope("session"):
             super().finalize()
         if self._was_ready:
             logging.info("%s: the last session is lost: making a new one", self._task)
+            if time.monotonic() > self._ready_at + MAX_FAILING_SECS:
+                self._failing_since = math.inf
+            self._end_if_failing("each session was lost before a step", "start this task again on another host")
             time.sleep(self._pause_secs)  # gRPC needs a moment to find a ps that is back, and 20 s at another address
             self._pause_secs = min(2 * self._pause_secs, MAX_PAUSE_SECS)
         describe_servers = functools.partial(self._describe_missing_servers, time.monotonic())
@@ -120,11 +131,14 @@ class TrainingScaffold(tf.train.Scaffold):
             # A look at the model makes a session, so a long wait looks less often.
             wait_until_nothing_is_missing(self._task, describe_unless_finished, timeout_secs, remedy, poll_secs=2.0)
 
-        wait_for(self._membership.agreement.describe_unconfirmed, "give all tasks the same host lists")
+        remedy = "give all tasks the same host lists, or, if they have, see whether large packets get through (the MTU)"
+        wait_for(self._membership.agreement.describe_unconfirmed, remedy)
+        if self._was_ready:
+            wait_for(self._describe_unreached, f"open port {port_of(self._task.address)} of this host to them")
         if not self._task.is_chief:
             wait_for(self._describe_missing_model, f"start the chief, or, if it is still reading, give a longer {flag}")
         wait_for_servers()  # the session meets the processes that answer now, or later ones
-        self._was_ready = True
+        self._was_ready, self._ready_at = True, time.monotonic()
         return self
 
     @contextlib.contextmanager
@@ -139,17 +153,29 @@ class TrainingScaffold(tf.train.Scaffold):
         """
         try:
             yield
-            self._cancelled_since = math.inf
-        except tf.errors.CancelledError as error:
-            now = time.monotonic()
-            self._cancelled_since = min(self._cancelled_since, now)
-            if now - self._cancelled_since > self._timeouts.recovery_secs:
-                raise AwayError(
-                    f"{self._task}: a ps has cancelled every step for {self._timeouts.recovery_secs:g} s, as it does"
-                    f" when two processes are {self._task}: end the other one"
-                ) from error
+            self._failing_since = math.inf
+        except tf.errors.CancelledError:
+            problem = f"a ps has cancelled every step, as it does when two processes are {self._task}"
+            self._end_if_failing(problem, "end the other one")
             logging.warning("%s: a ps has cancelled a step: taking another one", self._task)
             time.sleep(POLL_SECS)
+
+    def _end_if_failing(self, problem: str, remedy: str) -> None:
+        """Raise an AwayError if there has been this problem, and no step, for the recovery timeout."""
+        now, recovery_secs = time.monotonic(), self._timeouts.recovery_secs
+        self._failing_since = min(self._failing_since, now)
+        if now - self._failing_since > recovery_secs:
+            raise AwayError(f"{self._task}: for {recovery_secs:g} s, {problem}: {remedy}")
+
+    def _describe_unreached(self) -> str:
+        """Look which server does not reach this worker, though this worker reaches it."""
+        for server, received in self._received.items():
+            try:
+                with self._connection.session(received.graph) as session:
+                    session.run(received)
+            except tf.errors.UnavailableError as error:
+                return f"{server} to reach {self._task} at {self._task.address} ({reason(error)})"
+        return ""
 
     def _describe_missing_servers(self, start: float) -> str:
         statuses = self._membership.look()

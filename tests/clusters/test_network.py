@@ -37,6 +37,11 @@ with socket.create_connection((sys.argv[1], 2222), timeout=float(sys.argv[2])) a
 """
 
 
+NEEDS_IPTABLES = pytest.mark.skipif(
+    not can_run([*network.PRIVATE, "ip6tables", "-L"]), reason="needs iptables in a user namespace"
+)
+
+
 @pytest.fixture
 def hosts():
     """Four hosts of a network of their own."""
@@ -102,7 +107,7 @@ def test_a_host_and_the_rest_of_the_machine_do_not_reach_each_other(hosts):
 
 
 @pytest.mark.usefixtures("listener")
-@pytest.mark.skipif(not can_run([*network.PRIVATE, "ip6tables", "-L"]), reason="needs iptables in a user namespace")
+@NEEDS_IPTABLES
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
 def test_the_firewall_rules_of_the_documents_let_only_the_cluster_in(hosts):
     rules = re.findall(r"`(ip6?tables [^`]*)`", (PROJECT / "docs" / "security.md").read_text())
@@ -312,6 +317,24 @@ def test_a_link_that_stays_cut_ends_the_worker_and_names_the_ps(hosts, slow_run)
         (line,) = re.findall(r"^error: .*", cluster["worker 1"].output(), re.MULTILINE)
         assert line.startswith("error: worker 1 ")
         assert "ps 0 at 10.77.0.1:2222 (no answer)" in line
+        wait_for_steps(cluster["worker 0"], 10)
+        cluster["worker 0"].kill()
+        cluster["ps 0"].kill()
+
+
+@NEEDS_IPTABLES
+def test_a_worker_that_no_ps_can_reach_says_whose_port_to_open_and_ends(hosts, tmp_path, black_and_white_dir):
+    """As behind a firewall that lets only connections out: it reaches the ps, but its gradients are fetched."""
+    rule = ["iptables", "-A", "INPUT", "-i", "tun+", "-p", "tcp", "--syn", "-j", "DROP"]
+    subprocess.run([*hosts.command(WORKER_1), *rule], env=network.ENVIRONMENT, check=True)
+    flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
+    with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", "--recovery_timeout_secs=3", *flags, network=hosts) as cluster:
+        cluster.start()
+        assert cluster["worker 1"].wait() == 1
+        (line,) = re.findall(r"^error: .*", cluster["worker 1"].output(), re.MULTILINE)
+        address, port = cluster.worker_hosts.split(",")[1].split(":")
+        assert f"worker 1 waited 3 s for ps 0 at {cluster.ps_hosts} to reach worker 1 at {address}:{port} (" in line
+        assert line.endswith(f"open port {port} of this host to them")
         wait_for_steps(cluster["worker 0"], 10)
         cluster["worker 0"].kill()
         cluster["ps 0"].kill()
