@@ -7,17 +7,16 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """A kind of script, and a run that shows that this program trains it."""
+    """A kind of script. A worker takes the steps that one plain session takes; a cluster trains some kinds, too."""
 
     script: str  # what it is
     module: str  # of this package
     changed: str  # what its user had to change, besides pasting the function
-    num_updates: int
-    batch_size: int = 100  # of one update
-    is_sync: bool = True  # each of two workers has half of a batch
-    has_tf_config: bool = False
     clip_norm: float | None = None
     ema_decay: float | None = None
+    has_tf_config: bool = False
+    num_updates: int = 0  # that a cluster takes
+    batch_size: int = 100  # of one update; each of two workers has half of it
     figure: str = "accuracy"  # of the test
     bounds: tuple[float, float] = (0.9, 1.0)  # of the figure
     tolerance: float = 0.02  # how much it may differ from that of one plain session, whose seeds alone differ by 0.01
@@ -27,11 +26,9 @@ class Kind(NamedTuple):
 
 KINDS = {
     "replica": Kind(
-        "`tf.Variable` and Adam on MNIST, asynchronous",
+        "`tf.Variable` and Adam on MNIST",
         "replica",
         "labels as numbers, so `tf.one_hot` in the loss; the optimizer in `build_optimizer()`",
-        num_updates=600,
-        is_sync=False,
     ),
     "tf_config": Kind(
         "the same, synchronous, its cluster from `TF_CONFIG`",
@@ -50,24 +47,16 @@ KINDS = {
         "wide and deep: feature columns with crosses, Ftrl and Adagrad, AUC",
         "wide_deep",
         "columns as `INPUT`, a dict; `tf.metrics.auc` in `build_metrics()`; the optimizers by scope",
-        num_updates=400,
-        figure="auc",
-        bounds=(0.8, 1.0),
     ),
     "resnet": Kind(
         "a residual network: batch normalisation, l2 over all variables, momentum, `piecewise_constant`",
         "resnet",
         "the rates in `build_learning_rate()`; `UPDATE_OPS` need no `control_dependencies`",
-        num_updates=200,
-        tolerance=0.03,  # the plain session alone ends at 0.947 to 0.967, which the order of its threads decides, too
     ),
     "regression": Kind(
         "a regression with float labels",
         "regression",
         "a mean in the place of a sum, and `build_metrics()` without an accuracy",
-        num_updates=150,
-        figure="error",
-        bounds=(0.0, 0.1),
     ),
     "word2vec": Kind(
         "word2vec with `nce_loss`",
@@ -82,13 +71,11 @@ KINDS = {
         "an LSTM by `dynamic_rnn` with sequence lengths",
         "lstm",
         "sequences and lengths as `INPUT`, a dict",
-        num_updates=500,
     ),
     "cifar": Kind(
         "`losses` collection, RMSProp, gradient clipping, moving averages of the parameters",
         "cifar",
         "`train()` is left out: `build_optimizer()`, `--clip_norm` and `--ema_decay` say the same",
-        num_updates=300,
         clip_norm=5.0,
         ema_decay=0.9,
     ),
