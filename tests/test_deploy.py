@@ -83,6 +83,19 @@ def test_only_the_pods_of_the_job_reach_one_another(path):
         assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
+@pytest.mark.parametrize("path", deployed.JOBS[1:], ids=name)
+def test_the_pods_of_other_kinds_of_jobs_run_like_those_that_podman_runs(path):
+    def describe(pod):
+        (container,), spec = pod["spec"]["containers"], pod["spec"]
+        mounts = [mount for mount in container["volumeMounts"] if mount["name"] != "config"]
+        volumes = [volume for volume in spec["volumes"] if volume["name"] != "config"]
+        same = [container[field] for field in ("image", "resources", "securityContext")]
+        return [spec["securityContext"], spec["terminationGracePeriodSeconds"], volumes, mounts, *same]
+
+    jobs, others = deployed.pods(deployed.JOBS[0]), deployed.pods(path)
+    assert [*map(describe, others)] == [*map(describe, jobs)]
+
+
 @pytest.mark.parametrize("path", [p for p in deployed.JOBS if p.name != "tfjob.yaml"], ids=name)
 def test_a_job_gives_up_at_status_2_or_when_one_task_has_failed_too_often(path):
     jobs = [value for document in deployed.read(path) for value in objects_within(document) if "completions" in value]

@@ -255,15 +255,6 @@ class Pods:
         return statuses, logs
 
 
-@pytest.mark.parametrize("name", ["jobset", "tfjob"])
-def test_the_pods_of_a_manifest_train(tmp_path, name):
-    with podman.network(name, "--internal") as network:
-        pods = Pods(tmp_path, deployed.KUBERNETES / f"{name}.yaml", network)
-        pods.start("--train_steps=300")
-        assert podman.wait(*pods.containers) == [0, 0, 0]
-        assert copy_results(pods.containers[1], tmp_path)["test_accuracy"] >= 0.8
-
-
 def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on(tmp_path):
     with podman.network("jobs", "--internal") as network:
         pods = Pods(tmp_path, deployed.KUBERNETES / "jobs.yaml", network)
