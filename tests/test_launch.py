@@ -147,6 +147,30 @@ def test_an_environment_whose_python_an_upgrade_of_the_system_has_replaced_is_ma
     assert (venv / "pyvenv.cfg").exists()
 
 
+def test_an_environment_whose_python_is_away_for_now_is_kept(install):
+    """As on a file system that is not mounted."""
+    venv = install.project / ".venv"
+    (venv / "made-by-venv.sh").touch()
+    (venv / "bin" / "python").unlink()
+    (venv / "bin" / "python").symlink_to("/not/mounted/python3")
+    with run_venv(install) as run:
+        said, error = run.communicate()
+    assert (run.returncode, said) == (2, "")
+    assert error.startswith(f"error: {venv}/bin/python cannot be run here: mount, load or install again what it needs")
+    assert (venv / "made-by-venv.sh").exists()
+
+
+def test_no_file_where_it_is_called_is_taken_for_a_module(install, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pip.py").write_text("raise SystemExit(1)")
+    venv = tmp_path / "real"
+    for _ in range(2):
+        with run_venv(install, VENV_DIR=venv) as run:
+            said, error = run.communicate()
+        assert (run.returncode, said) == (0, f"{venv}/bin/python\n"), error
+    assert not error, "the second time, it is there"
+
+
 def test_an_environment_that_another_process_makes_is_waited_for(install):
     folder = os.open(install.project, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)

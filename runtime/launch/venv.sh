@@ -31,11 +31,11 @@ fail() {
   exit 2
 }
 
-# is_suitable PYTHON [MODULE]: return whether a Python is of the right version, and has a module. One that is killed
-# before it answers says nothing of its version.
+# is_suitable PYTHON [MODULE]: return whether a Python is of the right version, and has a module, wherever this is called:
+# no pip.py that lies there counts. One that is killed before it answers says nothing of its version.
 is_suitable() {
   local status=0
-  "$1" -c "import sys${2:+, $2}; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))" 2>/dev/null || status=$?
+  "$1" -Ic "import sys${2:+, $2}; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))" 2>/dev/null || status=$?
   if ((status >= 128)); then
     echo "error: $1 was ended by signal $((status - 128)) before it named its version: try again" >&2
     exit "$status"
@@ -43,7 +43,7 @@ is_suitable() {
   return "$status"
 }
 
-version_of() { "$1" -c 'import sys; print(sys.version_info[:2])' 2>/dev/null || echo none; }
+version_of() { "$1" -Ic 'import sys; print(sys.version_info[:2])' 2>/dev/null || echo none; }
 
 # Two that make or fill one environment at the same time would break it for each other. Some file systems know no locks.
 mkdir -p "$(dirname "$venv")" || fail "$venv cannot be made: set VENV_DIR=/another/folder"
@@ -57,9 +57,17 @@ if command -v flock >/dev/null; then
   fi
 fi
 
+# What may pass costs no environment: a file system that is not mounted, a module that is not loaded, another user.
+status=0
+is_suitable "$venv/bin/python" pip || status="$?"
+if [[ -e "$venv/bin/python" || -L "$venv/bin/python" ]] && ((status == 126 || status == 127)); then
+  fail "$venv/bin/python cannot be run here: mount, load or install again what it needs, or remove $venv, or set" \
+    "VENV_DIR=/a/new/folder"
+fi
+
 # PYTHON asks for a certain version; another one's environment is of no use then. Nor is it once an upgrade of the system
 # has put another version in the place of its Python: that finds none of its packages, and so no pip.
-if [[ -e "$venv/unfinished-by-venv.sh" ]] || ! is_suitable "$venv/bin/python" pip ||
+if [[ -e "$venv/unfinished-by-venv.sh" ]] || ((status)) ||
   [[ -n "${PYTHON:-}" && "$(version_of "$PYTHON")" != "$(version_of "$venv/bin/python")" ]]; then
   python="${PYTHON:-python3}"
   is_suitable "$python" || fail "$python is not Python 3.10 to 3.13, or cannot be run; set PYTHON=/path/to/python3"
@@ -73,6 +81,7 @@ if [[ -e "$venv/unfinished-by-venv.sh" ]] || ! is_suitable "$venv/bin/python" pi
   if [[ -e "$venv/made-by-venv.sh" ]]; then
     echo "$venv has no Python that fits: making it anew; if something else uses it, set VENV_DIR for one of the two" >&2
   fi
+  [[ ! -e "$venv" || -w "$venv" ]] || fail "$venv is another user's: set VENV_DIR=/a/new/folder"
   rm -rf "$venv"
   mkdir "$venv" || fail "$venv cannot be made: set VENV_DIR=/another/folder"
   touch "$venv/unfinished-by-venv.sh"
@@ -84,7 +93,7 @@ for requirements in "$@"; do
   installed="$venv/installed/$requirements" # a copy of the file, or of its lock, as it was last installed
   if ! cmp -s "$project/$file" "$installed"; then
     echo "installing $file into $venv; TensorFlow, the first time, is a download of 600 MB" >&2
-    "$venv/bin/python" -m pip install "${options[@]}" -r "$project/$file" >&2 ||
+    "$venv/bin/python" -Im pip install "${options[@]}" -r "$project/$file" >&2 ||
       fail "pip could not install $file into $venv: where there is no room, set VENV_DIR=/another/folder; where" \
         "${TMPDIR:-/tmp} has none, TMPDIR"
     mkdir -p "$(dirname "$installed")"
