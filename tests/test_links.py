@@ -29,7 +29,8 @@ FOLDERS = [
 ]
 TOP = [PROJECT / name for name in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 DOCUMENTS = [*TOP, *PAGES, *sorted(FOLDERS)]
-MAX_README_LINES, MAX_PAGE_LINES, MAX_WORDS = 152, 200, 22_500
+TEACHING = {"tutorial.md", "tutorial.zh-CN.md", "lab.md", "your-own.md", "porting.md"}  # may show code and output
+MAX_README_LINES, MAX_PAGE_LINES, MAX_WORDS = 152, 200, 17_000
 NUM_PIECES = 2  # a message may be put together from this many string literals between two variable parts
 
 FENCE = re.compile(r"^```(.*)\n((?s:.*?))^```$", re.MULTILINE)
@@ -464,5 +465,6 @@ def test_every_page_is_at_most_two_links_from_the_readme():
 def test_the_readme_and_the_pages_are_short():
     text = README.read_text()
     assert len(text.splitlines()) <= MAX_README_LINES
-    assert sum(len(document.read_text().split()) for document in [*TOP, *PAGES]) <= MAX_WORDS
+    counted = [document for document in [*TOP, *PAGES] if document.name not in TEACHING]
+    assert sum(len(document.read_text().split()) for document in counted) <= MAX_WORDS
     assert [label(page) for page in PAGES if len(page.read_text().splitlines()) > MAX_PAGE_LINES] == []
