@@ -53,9 +53,10 @@ def test_what_another_version_has_written_is_said_to_be_of_one(text, found):
 
 def test_what_a_task_writes_is_read_as_it_was_and_has_the_digest_of_all_that_agree():
     found = HostLists.parse(MINE.write(), "ps 0")
-    assert (found.task, found.given, found.digest) == (MINE.task, MINE.given, MINE.digest)
-    assert HostLists.of(Task("ps", 0, PS, WORKERS)).digest == MINE.digest
-    assert HostLists.of(Task("ps", 0, PS, WORKERS[::-1])).digest != MINE.digest
+    assert (found.task, found.given, found.digest_of("ps 0")) == (MINE.task, MINE.given, MINE.digest_of("ps 0"))
+    assert HostLists.of(Task("ps", 0, PS, WORKERS)).digest_of("ps 0 at a:1") == MINE.digest_of("ps 0")
+    assert HostLists.of(Task("ps", 0, PS, WORKERS[::-1])).digest_of("ps 0") != MINE.digest_of("ps 0")
+    assert MINE.digest_of("ps 1") != MINE.digest_of("ps 0")
 
 
 def test_lists_that_share_one_address_are_those_of_two_clusters():

@@ -205,6 +205,18 @@ def test_a_list_that_differs_ends_every_task_though_not_all_find_each_other(ends
         assert status == 2
 
 
+def test_an_address_that_leads_to_another_task_of_the_cluster_ends_who_needs_it(ends):
+    ps, worker = (f"localhost:{port}" for port in choose_ports(2))
+    same = ps.replace("localhost", "127.0.0.1")  # as where a name of a host leads to another one of the cluster
+    start("ps 0", [ps, same], [worker])
+    start("worker 0", [ps, same], [worker])
+    problem = f"ps 1 at {same}, but that address is used by ps 0 of this cluster: correct the host lists, or what the"
+    for _ in range(2):
+        code, line = ends.get(timeout=DEADLINE_SECS)
+        assert code == 2
+        assert re.match(rf"(ps|worker) 0 expects {re.escape(problem)} name of its host leads to on this one$", line)
+
+
 def test_a_task_that_has_ended_has_told_the_others_why(ends):
     ps, *workers = (f"localhost:{port}" for port in choose_ports(3))
     start("ps 0", [ps], workers)
@@ -252,7 +264,7 @@ def test_a_ps_whose_server_takes_nothing_at_first_publishes_its_lists_though_the
     tf.train.Server(tf.train.ClusterSpec(late.task.jobs), "ps", 1)
     for _ in range(2):
         late.agreement.end_if_lists_differ()
-    assert Table(ps[1]).read(DIGEST) == [late.agreement._lists.digest]
+    assert Table(ps[1]).read(DIGEST) == [late.agreement._lists.digest_of(late.task)]
     assert is_training(ps[1])
 
 

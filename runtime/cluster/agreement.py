@@ -54,7 +54,7 @@ class Agreement:
 
     def publish(self) -> None:
         """Write the host lists of this task on its server."""
-        self._write(self._task, {CLUSTER: self._lists.write(), DIGEST: self._lists.digest})
+        self._write(self._task, {CLUSTER: self._lists.write(), DIGEST: self._lists.digest_of(self._task)})
 
     def end_if_lists_differ(self) -> None:
         """Look at all servers, until the cluster trains; end this process if it cannot go on with what is there."""
@@ -75,17 +75,16 @@ class Agreement:
         with contextlib.suppress(tf.errors.UnavailableError):
             digest, abort_reason, is_training = table.read(DIGEST, ABORT_REASON, IS_TRAINING)
             if digest:
-                lists = self._lists if digest == self._lists.digest else HostLists.parse(table.read(CLUSTER)[0], owner)
-                if self._is_elsewhere(lists):  # the next look goes where the name of its host leads then
+                is_same = digest == self._lists.digest_of(owner)
+                lists = self._lists if is_same else HostLists.parse(table.read(CLUSTER)[0], owner)
+                if not is_same and self._lists.is_elsewhere(
+                    owner, lists
+                ):  # the next look goes where the name of its host leads then
                     table.close()
                     forget(owner.address)
                     self._strangers.setdefault(owner, time.monotonic())
                 return _Found(lists, abort_reason, bool(is_training))
         return None
-
-    def _is_elsewhere(self, lists: HostLists) -> bool:
-        """Return whether these are of another cluster; those of another version of this program may have no hosts."""
-        return bool(lists.hosts()) and self._lists.is_stranger_to(lists)
 
     def _write(self, owner: Peer | Task, texts: Mapping[int, str]) -> None:
         with contextlib.suppress(tf.errors.UnavailableError):
@@ -93,8 +92,9 @@ class Agreement:
 
     def _heed(self, owner: Peer | Task, found: _Found) -> bool:
         """Take in what is on a server; return whether it is of this cluster. This process ends if it cannot go on."""
-        if difference := self._lists.describe_difference(owner, found.lists):
-            may_pass = has_name(owner.address) and self._is_elsewhere(found.lists)
+        is_same = found.lists is self._lists
+        if difference := "" if is_same else self._lists.describe_difference(owner, found.lists):
+            may_pass = has_name(owner.address) and self._lists.is_elsewhere(owner, found.lists)
             now = time.monotonic()
             if not may_pass or now > self._strangers.get(owner, now) + STRANGER_SECS:
                 self._end(difference)
@@ -117,7 +117,9 @@ class Agreement:
         """
         found = ask_all(self._task.servers, self._read)
         unconfirmed = [
-            f"{owner} ({on.lists.describe_use()})" if on and self._is_elsewhere(on.lists) else str(owner)
+            f"{owner} ({self._lists.describe_use(on.lists)})"
+            if on and self._lists.is_elsewhere(owner, on.lists)
+            else str(owner)
             for owner, on in found.items()
             if not on or on.lists is not self._lists
         ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from runtime.cluster.task import Task
 
-PROTOCOL = 11  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
+PROTOCOL = 12  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
 
 
 class HostLists:
@@ -36,9 +36,12 @@ class HostLists:
         """Return them as text."""
         return json.dumps([self.task, self.given])
 
+    def digest_of(self, task: object) -> str:
+        """Return a short text that tells them from others, and `task`, such as "ps 0 at a:1", from other tasks."""
+        return f"{self._digest} {' '.join(str(task).split()[:2])}"
+
     @functools.cached_property
-    def digest(self) -> str:
-        """A short text that tells them from others, whichever task was given them."""
+    def _digest(self) -> str:
         return hashlib.sha256(json.dumps(self.given).encode()).hexdigest()[:16]
 
     def hosts(self) -> list[str]:
@@ -49,20 +52,30 @@ class HostLists:
         """Return whether these belong to two clusters that meet at one address: no other address is in both."""
         return len({*self.hosts()} & {*other.hosts()}) <= 1
 
-    def describe_use(self) -> str:
-        """Return what another cluster is told of an address of this one that it takes for its own."""
-        return f"that address is used by another cluster, that of {self.task} with {', '.join(self.hosts())}"
+    def is_elsewhere(self, peer: object, other: "HostLists") -> bool:
+        """Return whether the address of `peer` leads to another cluster, or to another task of this one.
+
+        Those of another version of this program may have no hosts.
+        """
+        is_other_task = other.given == self.given and self.digest_of(other.task) != self.digest_of(peer)
+        return bool(other.hosts()) and (is_other_task or self.is_stranger_to(other))
+
+    def describe_use(self, other: "HostLists") -> str:
+        """Return who uses an address that this task takes for that of another one: the task that was given `other`."""
+        if other.given == self.given:
+            return f"that address is used by {other.task} of this cluster"
+        return f"that address is used by another cluster, that of {other.task} with {', '.join(other.hosts())}"
 
     def describe_difference(self, peer: object, other: "HostLists") -> str:
         """Return why this task cannot go on with the one that it expects `peer` to be, and what to do, or ""."""
         names = [name for name in {**self.given, **other.given} if self.given.get(name) != other.given.get(name)]
+        if "protocol" not in names and self.is_elsewhere(peer, other):
+            remedy = "give one of the two clusters another port, or all tasks of one the same host lists"
+            if not names:
+                remedy = "correct the host lists, or what the name of its host leads to on this one"
+            return f"{self.task} expects {peer}, but {self.describe_use(other)}: {remedy}"
         if not names:
             return ""
-        if "protocol" not in names and self.is_stranger_to(other):
-            return (
-                f"{self.task} expects {peer}, but {other.describe_use()}: give one of the two clusters another port, or"
-                " all tasks of one the same host lists"
-            )
         name = names[0]
         mine, theirs = self.given.get(name, "nothing"), other.given.get(name, "nothing")
         remedy = "run the same version of this program everywhere" if name == "protocol" else "give all tasks the same"

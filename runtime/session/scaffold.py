@@ -173,7 +173,7 @@ class TrainingScaffold(tf.train.Scaffold):
             try:
                 with self._connection.session(received.graph) as session:
                     session.run(received)
-            except tf.errors.UnavailableError as error:
+            except tf.errors.OpError as error:
                 return f"{server} to reach {self._task} at {self._task.address} ({reason(error)})"
         return ""
 

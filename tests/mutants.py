@@ -1,0 +1,168 @@
+"""Change single lines of the program as a person might by mistake, and see that the tests notice each change.
+
+    .venv/bin/python tests/mutants.py [--number 60] [--seed 1] [--only runtime/updates] [--write]
+
+A mutant is a copy of the program with one change: another comparison or sign, `and` for `or`, a condition turned
+around, or a call left out that waits or checks. For each, the unit tests run of which the changed module is a part,
+then the others, and at last the clusters, until one fails. A mutant that survives shows a test that is missing, or a
+line that is not needed. It takes hours: two minutes for most mutants, all of the tests for one that survives. With
+--write the table also goes into tests/README.md.
+"""
+
+import argparse
+import ast
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from benchmarks import report
+from benchmarks.testbed.processes import PROJECT
+
+OTHER = {
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.In: "not in",
+    ast.NotIn: "in",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.And: "or",
+    ast.Or: "and",
+}
+REVERSED = {ast.Lt: ">", ast.LtE: ">", ast.Gt: "<", ast.GtE: "<"}  # of times, which are never equal
+NEEDED_CALL = re.compile(r"wait|sleep|join|check|close|clear|forget|look|reset|cancel")
+TIMEOUT_SECS = 1500.0  # of all tests of a kind: a mutant that hangs is noticed, too
+
+
+class Mutant(NamedTuple):
+    """A change of one place."""
+
+    path: str
+    line: int
+    old: str
+    new: str
+    start: int  # offsets in the file, of what is replaced
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: `{self.old}` becomes `{self.new}`"
+
+
+def find_mutants(path: pathlib.Path) -> Iterator[Mutant]:
+    """Yield all mutants of a file."""
+    text = path.read_text()
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def replace(first: ast.expr | ast.stmt, last: ast.expr | ast.stmt, new: str) -> Mutant:
+        start = starts[first.lineno - 1] + first.col_offset
+        end = starts[(last.end_lineno or 0) - 1] + (last.end_col_offset or 0)
+        old = text[start:end]
+        return Mutant(str(path.relative_to(PROJECT)), first.lineno, old, new, start, end)
+
+    def source(node: ast.expr) -> str:
+        return ast.get_source_segment(text, node) or ""
+
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in OTHER:
+                others = {**OTHER, **REVERSED} if re.search(r"monotonic|\bnow\b|secs", source(node)) else OTHER
+                yield replace(node, node, f"{source(left)} {others[type(op)]} {source(right)}")
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in OTHER:
+                if not re.search(r"[\"'\[{]|keys\(\)", source(node)):  # else it has no numbers
+                    yield replace(node, node, f"{source(left)} {OTHER[type(op)]} {source(right)}")
+            case ast.BoolOp(op=op, values=values):
+                yield replace(node, node, f" {OTHER[type(op)]} ".join(f"({source(value)})" for value in values))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                yield replace(node, node, f"({source(operand)})")
+            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+                if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.NamedExpr | ast.Constant):
+                    yield replace(test, test, f"(not {source(test)})")
+            case ast.Expr(value=ast.Call(func=function)) if NEEDED_CALL.search(source(function)):
+                yield replace(node, node, "pass")
+
+
+def choose(number: int, seed: int, only: str) -> list[Mutant]:
+    """Return some mutants of the program, of all modules alike."""
+    rng = random.Random(seed)
+    found = [[*find_mutants(path)] for path in sorted((PROJECT / only).rglob("*.py"))]
+    in_order = [mutant for of_file in found for mutant in rng.sample(of_file, len(of_file))]
+    return rng.sample(in_order, min(number, len(in_order)))
+
+
+def make_stages(path: str) -> list[list[str]]:
+    """Return which tests to run, one after the other: first those that know the module of this path."""
+    module = path.removesuffix(".py").replace("/", ".")
+    names = (
+        rf"\b{re.escape(module)}\b|\bfrom {re.escape(module.rpartition('.')[0])} import .*\b{module.split('.')[-1]}\b"
+    )
+    units = sorted(file.relative_to(PROJECT) for file in (PROJECT / "tests").glob("test_*.py"))
+    close = [str(unit) for unit in units if re.search(names, (PROJECT / unit).read_text())]
+    others = [str(unit) for unit in units if str(unit) not in close]
+    # As ./tests/run does: the servers of a test take memory until its process ends.
+    turns = [others[first : first + 15] for first in range(0, len(others), 15)]
+    return [stage for stage in [close, *turns, ["tests/clusters"]] if stage]
+
+
+def find_killer(mutant: Mutant, folder: pathlib.Path) -> str:
+    """Return the test that fails, in a copy of the project in `folder`; "" if none does."""
+    path = folder / mutant.path
+    text = path.read_text()
+    path.write_text(text[: mutant.start] + mutant.new + text[mutant.end :])
+    try:
+        for stage in make_stages(mutant.path):
+            command = [sys.executable, "-m", "pytest", "-q", "--exitfirst", "--numprocesses=2", *stage]
+            try:
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_SECS)
+            except subprocess.TimeoutExpired:
+                return "a test that never ends"
+            if done.returncode:
+                names = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+                headings = re.findall(r"^_+ (test_\S+)", done.stdout, re.MULTILINE)
+                return [*names, *headings, f"pytest, with {done.returncode}"][0]
+        return ""
+    finally:
+        path.write_text(text)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Try mutants, and print who has noticed each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--number", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="runtime", help="a folder, such as runtime/updates")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args(arguments)
+    rows = []
+    with tempfile.TemporaryDirectory() as parent:
+        folder = pathlib.Path(parent) / "copy"
+        subprocess.run(["git", "clone", "--quiet", str(PROJECT), str(folder)], check=True)
+        shutil.copytree(PROJECT / "runtime", folder / "runtime", dirs_exist_ok=True)
+        for mutant in choose(options.number, options.seed, options.only):
+            killer = find_killer(mutant, folder)
+            print(f"{mutant}: {killer or 'SURVIVES'}", flush=True)
+            rows.append((f"`{mutant.path}:{mutant.line}`", f"`{mutant.old}`", f"`{mutant.new}`", killer or "**none**"))
+    noticed = sum(row[-1] != "**none**" for row in rows)
+    table = report.make_table(("line", "was", "becomes", "noticed by"), rows)
+    text = f"{report.run_header()}\n\n{noticed} of {len(rows)} noticed.\n\n{table}"
+    print(text)
+    if options.write:
+        report.write_section(PROJECT / "tests" / "README.md", "mutants", text)
+
+
+if __name__ == "__main__":
+    main()
