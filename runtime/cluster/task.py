@@ -1,6 +1,5 @@
 """The tasks of a cluster: which one this process is, and the addresses of the others."""
 
-import collections
 import contextlib
 import dataclasses
 import ipaddress
@@ -49,9 +48,12 @@ class Task:
                 raise UnusableError(f"no {job_name} address is given: a cluster needs at least one")
             for address in hosts:
                 _check_address(job_name, address)
-        address, count = collections.Counter(self.ps_hosts + self.worker_hosts).most_common(1)[0]
-        if count > 1:
-            raise UnusableError(f"{address} is listed more than once: each task needs an address of its own")
+        same = dict[tuple[str, int], list[str]]()  # whatever their spelling
+        for address in self.ps_hosts + self.worker_hosts:
+            same.setdefault((host_of(address), port_of(address)), []).append(address)
+        if twice := next((addresses for addresses in same.values() if len(addresses) > 1), []):
+            found = " and ".join(dict.fromkeys(twice))
+            raise UnusableError(f"{found} is listed more than once: each task needs an address of its own")
         num_tasks = {"ps": len(self.ps_hosts), "worker": len(self.worker_hosts), "evaluator": 1}.get(self.job_name)
         if num_tasks is None:
             raise UnusableError(f"the job is {self.job_name!r}, expected ps, worker or evaluator")

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import signal
 import sys
 import warnings
@@ -35,6 +36,14 @@ _DEFAULTS = {
     # installed; it never skips the new one.
     "TF_USE_LEGACY_KERAS": "1",
 }
+
+# Below this limit TensorFlow cannot start its threads, and some tasks would wait for ever. It uses far less memory.
+_MIN_ADDRESS_SPACE = 4 << 30  # bytes
+_limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+if 0 <= _limit < _MIN_ADDRESS_SPACE:  # -1: there is none
+    needed = f"TensorFlow needs {_MIN_ADDRESS_SPACE >> 10} and more, though not as memory"
+    print(f"error: the limit of address space, ulimit -v, is {_limit >> 10}: {needed}; raise it", file=sys.stderr)
+    raise SystemExit(2)
 
 # One order of sets in all tasks and runs: a model may make unnamed variables in such an order. Python must start anew.
 if "PYTHONHASHSEED" not in os.environ and os.path.basename(sys.argv[0]) == "distributed.py":
