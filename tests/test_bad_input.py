@@ -151,6 +151,7 @@ def assert_refused(tmp_path):
         ),
         ([*WORKER, "--data_dir="], "flag --data_dir=: it must name a folder"),
         ([*WORKER, "--data_dir=/dev/null/data"], "/dev/null/data"),
+        ([*WORKER, f"--data_dir={__file__}"], f"--data_dir {__file__} is a file, expected a folder"),
         (
             [*WORKER, "--data_dir=gs://bucket/data"],
             "--data_dir gs://bucket/data is not a folder: gs:// is not supported",

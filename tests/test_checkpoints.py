@@ -119,6 +119,17 @@ def test_a_new_model_never_takes_the_place_of_a_checkpoint_that_is_not_found(mod
             look(RunFolder(tmp_path))
 
 
+def test_a_new_model_never_takes_the_place_of_checkpoints_that_no_file_names(model, tmp_path):
+    """As where model.ckpt-* alone was copied. A process that was killed may have left one of step 0."""
+    (tmp_path / "model.ckpt-0.index").touch()
+    assert checkpoints.find_last_checkpoint(RunFolder(tmp_path)) is None
+    for step in (7, 30):
+        (tmp_path / f"model.ckpt-{step}.index").touch()
+    found = rf'^{tmp_path}/model.ckpt-30 is there, but no file .*write model_checkpoint_path: "model.ckpt-30" into one'
+    with pytest.raises(UnusableError, match=found):
+        checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
+
+
 def test_what_cannot_be_removed_of_a_failed_checkpoint_stays(tmp_path):
     (tmp_path / "model.ckpt-5.tempstate1").mkdir()
     checkpoints.remove_unfinished(RunFolder(tmp_path))
@@ -400,7 +411,13 @@ def test_a_last_step_that_could_not_be_saved_is_saved_at_the_end(start, tmp_path
 
 
 def test_a_new_model_that_cannot_be_saved_is_refused(start, tmp_path):
-    with away(tmp_path / "train"), pytest.raises(UnusableError, match=r"no checkpoint can be written to --train_dir"):
+    with (
+        away(tmp_path / "train"),
+        pytest.raises(
+            UnusableError,
+            match=r"no checkpoint can be written to --train_dir .*; make the folder again, here and on each ps",
+        ),
+    ):
         start(save_secs=60)
 
 
@@ -415,7 +432,7 @@ def test_the_chief_makes_the_train_dir_and_the_others_do_not(tmp_path, monkeypat
     assert not (tmp_path / "a").exists()
     assert open_train_dir(CHIEF, "a/b").path == f"{tmp_path}/a/b"
     assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "b"]
-    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["chief.lock"]
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["chief.lock", "events"]
 
 
 def test_a_train_dir_in_use_by_another_job_is_refused(tmp_path):
@@ -441,8 +458,14 @@ def test_a_train_dir_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UnusableError, match="file/train cannot be written: Not a directory"):
         open_train_dir(CHIEF, str(tmp_path / "file" / "train"))
     (tmp_path / "train" / "chief.lock").mkdir(parents=True)
-    with pytest.raises(UnusableError, match=r"train/chief\.lock cannot be written: Is a directory"):
+    with pytest.raises(UnusableError, match=r"train/chief\.lock cannot be written: Is a directory; give another one"):
         open_train_dir(CHIEF, str(tmp_path / "train"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "events").touch()
+    with pytest.raises(UnusableError, match=r"other/events cannot be written: File exists; give another one"):
+        open_train_dir(CHIEF, str(tmp_path / "other"))
+    with pytest.raises(UnusableError, match=r"--train_dir .*/file is a file, expected a folder"):
+        open_train_dir(CHIEF, str(tmp_path / "file"))
 
 
 def test_without_a_train_dir_the_chief_says_that_nothing_is_saved(caplog):

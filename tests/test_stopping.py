@@ -48,7 +48,7 @@ UNSAVED = "; nothing is saved, so start it again while the ps tasks still run, o
             "no space",
             signal.SIGTERM,
             "stopped",
-            f", and could not save the last steps (no space): free disk space or fix permissions{GO_ON}",
+            f", and could not save the last steps (no space): make the folder again{GO_ON}",
         ),
         ("", "", signal.SIGINT, "stopped", UNSAVED),
         ("", "a ps is away", signal.SIGINT, "stopped", UNSAVED),  # it would save nothing

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -218,6 +219,20 @@ def test_a_train_dir_that_cannot_be_made_is_told_as_a_task_tells_it(launch):
     run = launch("", "--train_dir=/dev/null/run")
     assert run.wait(DEADLINE_SECS) == 2
     assert run.output().endswith("error: --train_dir /dev/null/run cannot be written: Not a directory\n")
+
+
+def test_a_project_whose_path_is_a_pattern_is_told_before_anything_is_made(tmp_path):
+    project = tmp_path / "project [1]"
+    project.mkdir()
+    shutil.copytree(PROJECT / "runtime", project / "runtime")
+    for name in ("distributed.py", "model.py", "mnist_input.py"):
+        shutil.copy(PROJECT / name, project)
+    done = subprocess.run(
+        [sys.executable, project / "runtime" / "launch", "--data_dir=/"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert re.match(r"error: the folder of this run, .*, has one of the characters .*, with --train_dir\n", done.stderr)
+    assert not (project / "runs").exists()
 
 
 def test_what_is_in_the_way_in_a_train_dir_is_named(launch, tmp_path):

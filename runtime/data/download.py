@@ -55,7 +55,8 @@ def may_fetch(data_dir: str) -> bool:
     try:
         names = {f"{name.removesuffix('.gz')}.gz" for name in os.listdir(data_dir) if not name.endswith(UNFINISHED)}
     except OSError as error:  # who reads it says why it cannot be read, and that a URL is no folder
-        return isinstance(error, FileNotFoundError | NotADirectoryError) and "://" not in data_dir
+        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError) and not os.path.isfile(data_dir)
+        return is_missing and "://" not in data_dir
     return not names or bool(names & SHA256.keys() and SHA256.keys() - names)
 
 

@@ -34,7 +34,7 @@ from runtime.launch.supervisor import Supervisor
 from runtime.launch.tasks import fork
 from runtime.model import user_dir
 from runtime.process.end import end_process, end_with_parent
-from runtime.records.folder import RunFolder
+from runtime.records.folder import RunFolder, why_misread
 
 SCRIPT = "distributed"  # the module that each task runs
 # What the tasks get of `runtime/`, already imported.
@@ -118,6 +118,8 @@ def get_ready(options: Options) -> NoReturn:
         name = f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"  # another launcher may be as fast
         train_dir = os.path.relpath(PROJECT / "runs" / name)
         arguments.insert(0, f"--train_dir={train_dir}")
+        if why := why_misread(os.path.abspath(train_dir)):
+            refuse(f"the folder of this run, {train_dir}, {why}, with --train_dir")
     if options.tensorboard:
         start_tensorboard(train_dir, options)
     command = [sys.executable, str(LAUNCH), READY, *arguments]

@@ -15,6 +15,8 @@ def why_misread(path: str, is_pattern: bool = True) -> str:
     scheme, is_url, _ = path.partition("://")
     if is_url:
         return f"is not a folder: {scheme}:// is not supported"
+    if os.path.isfile(path):
+        return "is a file, expected a folder"
     if is_pattern and re.search(r"[*?[\]\\]", path):
         return (
             "has one of the characters * ? [ ] \\ in its path, which TensorFlow takes for a pattern: use another folder"
@@ -48,6 +50,11 @@ class RunFolder:
         self.profile = self._join("profile")  # the parts of the trace
         self.events = self._join("events")
         self.logs = self._join("logs")
+
+    @property
+    def remedy(self) -> str:
+        """What to do where nothing can be written here."""
+        return "free disk space or fix permissions" if os.path.isdir(self.path) else "make the folder again"
 
     def _join(self, *names: str) -> str:
         return os.path.join(self.path, *names) if self.is_given else ""

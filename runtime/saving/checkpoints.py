@@ -68,14 +68,29 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
     try:
         os.stat(folder.checkpoint_state)
     except FileNotFoundError:
+        if unnamed := _find_unnamed(folder):
+            raise UnusableError(
+                f"{unnamed} is there, but no file {folder.checkpoint_state} that names it: to go on, write"
+                f' model_checkpoint_path: "{os.path.basename(unnamed)}" into one; for a new model, give another'
+                " --train_dir"
+            ) from None
         return None
     *_, last = list_checkpoints(folder) or [""]
     if last and tf.train.checkpoint_exists(last):
         return last
     raise UnusableError(
-        f"{folder.checkpoint_state} names no checkpoint that is there: let it name one that is, remove it to begin with"
-        " a new model, or give another --train_dir"
+        f"{folder.checkpoint_state} names no checkpoint that is there: let it name one that is, or give another"
+        " --train_dir to begin with a new model"
     )
+
+
+def _find_unnamed(folder: RunFolder) -> str:
+    """Return the path of a checkpoint with steps which a new model would overwrite; "" if there is none."""
+    indices = glob.glob(f"{glob.escape(folder.checkpoint)}-*.index") if folder.is_given else []
+    paths = [path.removesuffix(".index") for path in indices]
+    steps = {path: int(step) for path in paths if (step := path.rpartition("-")[2]).isdecimal()}
+    last = max(steps, key=steps.__getitem__, default="")
+    return last if last and steps[last] else ""  # a process that is killed may leave one of step 0
 
 
 def check_last_checkpoint(folder: RunFolder, uses: Mapping[str, str]) -> None:
@@ -232,6 +247,11 @@ class CheckpointHook(tf.train.SessionRunHook):
         self._due_at = math.inf  # a time of `time.monotonic()`
         self._saving = threading.Lock()  # a signal may stop the worker while it saves
 
+    @property
+    def remedy(self) -> str:
+        """What to do where a checkpoint cannot be written."""
+        return self._folder.remedy
+
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         if self.is_needed:
             with self._saving:
@@ -239,7 +259,8 @@ class CheckpointHook(tf.train.SessionRunHook):
         is_new = session.run(tf.train.get_global_step(session.graph)) == 0
         error = self._save_or_log(session)
         if is_new and error and not isinstance(error.__cause__, MOMENTARY):
-            raise UnusableError(f"no checkpoint can be written to --train_dir {self._folder.path}: {self.failure}")
+            problem = f"no checkpoint can be written to --train_dir {self._folder.path}: {self.failure}"
+            raise UnusableError(f"{problem}; {self._folder.remedy}{ON_EACH}")
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
         if time.monotonic() >= self._due_at:
@@ -314,9 +335,7 @@ class CheckpointHook(tf.train.SessionRunHook):
         try:
             self.save(session)
         except UnsavedError as error:
-            logging.error(
-                "no checkpoint could be written: %s; free disk space or fix permissions: the next attempt follows",
-                error,
-            )
+            remedy = f"{self._folder.remedy}: the next attempt follows"
+            logging.error("no checkpoint could be written: %s; %s", error, remedy)
             return error
         return None

@@ -29,9 +29,11 @@ def open_train_dir(task: Task, train_dir: str) -> RunFolder:
         try:
             os.makedirs(folder.path, exist_ok=True)
             _lock(folder)
+            os.makedirs(folder.events, exist_ok=True)  # else nobody would say that there can be none
         except OSError as error:
             raise UnusableError(
-                f"--train_dir {error.filename or train_dir} cannot be written: {error.strerror}"
+                f"--train_dir {error.filename or train_dir} cannot be written: {error.strerror}; give another one, or"
+                " correct what is there"
             ) from error
     return folder
 

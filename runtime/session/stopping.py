@@ -98,7 +98,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             failure = (failure or unwritten) if saves else ""  # a worker that saves nothing loses nothing
             saved = f"and saved global step {self._checkpoint_hook.saved_step} " if saves and not failure else ""
             lost = f", and could not save the last steps ({failure})" if failure else ""
-            remedy = ": free disk space or fix permissions" if failure and failure == unwritten else ""
+            remedy = f": {self._checkpoint_hook.remedy}" if failure and failure == unwritten else ""
             go_on = "start it again to go on"
             if self._task.is_chief and not saves:
                 go_on = "nothing is saved, so start it again while the ps tasks still run, or training begins again"
