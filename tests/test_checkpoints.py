@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -434,6 +435,15 @@ def test_a_train_dir_in_use_by_another_job_is_refused(tmp_path):
         assert list(tmp_path.iterdir()) == [lock], "nothing is touched"
     open_train_dir(CHIEF, str(tmp_path))
     assert lock.read_text().startswith(f"process {os.getpid()} on "), "a lock ends with its process"
+
+
+def test_a_train_dir_that_cannot_be_locked_is_said(tmp_path, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert open_train_dir(CHIEF, str(tmp_path)).path == str(tmp_path)
+    assert f"--train_dir {tmp_path} cannot be locked (No locks available): let no other job use it" in caplog.text
 
 
 def test_a_train_dir_that_cannot_be_written_is_named(tmp_path):

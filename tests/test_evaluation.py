@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import errno
 import functools
 import json
 import os
@@ -518,6 +519,19 @@ def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(t
         assert json.loads((tmp_path / "result.json").read_text())["train_secs"] == expected
 
 
+def test_a_result_that_cannot_take_the_place_of_the_last_one_leaves_it_whole(tmp_path, leave_checkpoint, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    leave_checkpoint(40)
+    RESULT.write(RunFolder(tmp_path))
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(UnsavedError, match=r"result\.json could not be written: Input/output error"):
+        with_figures(test_accuracy=0.25).write(RunFolder(tmp_path))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
 def test_a_result_may_have_the_value_of_a_flag_that_is_of_an_enum(tmp_path):
     RESULT._replace(settings={"activation": enum.Enum("Activation", ["RELU"]).RELU}).write(RunFolder(tmp_path))
     assert json.loads((tmp_path / "result.json").read_text())["activation"] == "Activation.RELU"
@@ -546,6 +560,17 @@ def test_what_a_worker_brings_after_the_last_checkpoint_is_saved_too(tmp_path, g
         measures = evaluate_and_save(session, evaluate, hook)
     assert measures.global_step == 8 + 8 * num_late_runs
     assert hook.has_saved(measures.global_step)
+
+
+def test_a_chief_that_loses_a_ps_while_it_tests_the_model_does_not_go_on(tmp_path, graph):
+    tf.train.create_global_step()
+    hook = CheckpointHook(CHIEF, RunFolder(tmp_path), tf.train.Scaffold(saver=tf.train.Saver()), save_secs=60)
+
+    def evaluate(_):
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+    with tf.Session() as session, pytest.raises(tf.errors.UnavailableError):
+        evaluate_and_save(session, evaluate, hook)
 
 
 @pytest.mark.parametrize("is_mended", [True, False])

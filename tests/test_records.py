@@ -18,8 +18,11 @@ from benchmarks.testbed.processes import PROJECT
 from examples import convert
 from runtime.data import download
 from runtime.data.files import name_of
+from runtime.data.memory import MemorySource
 from runtime.data.pipeline import DataLostError
+from runtime.data.records import RecordSource
 from runtime.data.sources import open_source
+from runtime.data.users import UsersSource
 from runtime.process.errors import UnusableError
 from tests import idx_files
 
@@ -356,6 +359,27 @@ def test_load_has_the_word_where_a_reader_says_nothing_of_records(make_files):
     loaded = mnist_input.Examples(np.zeros((2, 784), np.uint8), np.zeros(2, np.uint8))
     reader = reader_of(mnist_input.INPUT, load=lambda data_dir, split: loaded)
     assert open_source(str(make_files(2)), "train", reader).load() is loaded
+
+
+def test_a_pipeline_comes_before_records_and_these_before_load(make_files):
+    folder, kinds = str(make_files(2)), []
+    loaded = mnist_input.Examples(np.zeros((1, 784), np.uint8), np.zeros(1, np.uint8))
+    reader = reader_of(mnist_input.INPUT, load=lambda *_: loaded)
+    for more in (
+        {},
+        {"FEATURES": mnist_input.FEATURES, "parse": mnist_input.parse},
+        {"build_dataset": lambda *_: tf.data.Dataset.from_tensors((np.zeros(784, np.uint8), 1))},
+    ):
+        vars(reader).update(more)
+        kinds.append(type(open_source(folder, "train", reader)))
+    assert kinds == [MemorySource, RecordSource, UsersSource]
+
+
+def test_of_several_sets_to_test_with_that_of_the_first_word_counts(tmp_path):
+    reader = reader_of(tf.TensorSpec([], tf.int64, "n"), parse=parse)
+    for number, word in enumerate(["eval", "val", "validation", "test", "t10k"]):
+        write(tmp_path / f"{word}.tfrecord", [example(n=number)])
+        assert open_source(str(tmp_path), "t10k", reader).load()[0].tolist() == [number]
 
 
 def test_the_description_tells_other_files(make_files):

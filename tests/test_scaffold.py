@@ -223,6 +223,18 @@ def test_steps_that_were_lost_are_counted_once(graph, caplog):
     assert caplog.text.count("worker 1: global step 0 after 7: steps lost: 7") == 1
 
 
+@pytest.mark.parametrize(("num_replicas", "first_batch"), [(1, 25), (2, 50), (4, 100)])
+def test_a_worker_goes_on_with_its_examples_where_the_average_worker_is(graph, num_replicas, first_batch):
+    first_batches = []
+    batches = types.SimpleNamespace(start=lambda _, first, coord: first_batches.append(first))
+    updates = types.SimpleNamespace(last_step_now=tf.constant(200), num_replicas=num_replicas)
+    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3", "d:4", "e:5")), None, updates, batches)
+    with tf.Session() as session:
+        tf.train.create_global_step().load(100, session)
+        hook.after_create_session(session, tf.train.Coordinator())
+    assert first_batches == [first_batch]
+
+
 @pytest.mark.parametrize(("loss", "of_example"), [(np.nan, 1.0), (np.inf, 1.0), (-np.inf, 1.0), (np.nan, np.nan)])
 def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step_and_the_examples(graph, loss, of_example):
     examples = Examples(np.float32([[1.0, 2.0], [1.0, of_example], [1.0, 1.0]]), np.array([0, 1, 2]))

@@ -356,6 +356,18 @@ def test_a_ps_that_dies_when_the_chief_has_ended_well_costs_nothing(launch):
     assert "ps-0 ended with status 137 (signal 9): nothing is lost, since the chief has ended" in run.output()
 
 
+def test_a_task_that_stays_when_the_chief_has_ended_ends_the_run(launch):
+    make_command(launch.folder, "")
+    supervisor = launch.folder / "runtime" / "launch" / "supervisor.py"
+    text = supervisor.read_text()
+    supervisor.unlink()
+    supervisor.write_text(text.replace("LEAVE_SECS = 60.0", "LEAVE_SECS = 0.5"))
+    run = launch("case $* in *task_index=1*) while :; do sleep 0.05; done;; esac", "--workers=2")
+    assert run.wait(DEADLINE_SECS) == 1
+    assert "error: worker-1 did not end within 0.5 s of the chief; all tasks were ended" in run.output()
+    assert run.output().endswith("\nthe chief had ended with 0: the result is saved\n")
+
+
 def test_who_is_waited_for_when_the_chief_has_ended_is_said(launch):
     run = launch("case $* in *task_index=1*) while ! [ -e done ]; do sleep 0.05; done;; esac", "--workers=2")
     run.wait_for_output("the chief has ended: waiting for worker-1 to end, up to 60 s")
@@ -363,17 +375,16 @@ def test_who_is_waited_for_when_the_chief_has_ended_is_said(launch):
     assert run.wait(DEADLINE_SECS) == 0
 
 
-def test_a_second_ctrl_c_says_what_ends_the_run_at_once(launch):
-    run = launch(
-        "trap 'touch told; while ! [ -e go-on ]; do sleep 0.05; done; exit 143' TERM; echo begins; sleep 99 & wait"
-    )
+def test_however_often_ctrl_c_is_pressed_a_task_is_told_once_and_what_ends_it_at_once_is_said(launch):
+    run = launch("trap 'echo told' TERM; echo begins; until [ -e go-on ]; do sleep 0.05; done; sleep 0.2; exit 143")
     run.wait_for_output("begins")
     run.send(signal.SIGINT)
-    poll_for((launch.folder / "told").exists, "the task to be told")
+    run.wait_for_output("told")
     run.send(signal.SIGINT)
     run.wait_for_output(r"still stopping every task; Ctrl-\\ ends them at once")
     (launch.folder / "go-on").touch()
     assert run.wait(DEADLINE_SECS) == 130
+    assert launch.log.read_text() == "begins\ntold\n"
 
 
 def test_a_chief_that_is_killed_before_it_could_save_is_said_to_be(launch):

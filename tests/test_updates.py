@@ -266,6 +266,21 @@ def test_the_gradients_of_a_backup_worker_are_dropped(local_servers):
     assert [worker.read() for worker in (fast, slow)] == 2 * [[0 - 0.5 * (1 + 2), 2]]
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_synchronous_workers_wait_for_the_chief_unless_the_others_are_enough(local_servers, replicas):
+    servers = local_servers(1, 2)
+    chief, other = (Worker(servers, index, replicas) for index in range(2))
+    chief.coord.join(stop_grace_period_secs=0.1, ignore_live_threads=True)  # nobody looks who is lost
+    chief.session.close()
+    step = other.start_step()
+    step.join(1 if replicas == 2 else 60)
+    assert step.is_alive() == (replicas == 2)
+    if step.is_alive():
+        Worker(servers, 0, replicas, initialize=False).step()
+        step.join(60)
+    assert other.read() == [0 - 0.5 * (1.5 if replicas == 2 else 2), 1]
+
+
 class ClassicWorker:
     """A worker whose updates `tf.train.SyncReplicasOptimizer` makes."""
 
