@@ -31,6 +31,7 @@ program.start(main)
 """
 
 
+@pytest.mark.promises("ps-lost-in-test", "unwritable-result", "status-1", "status-2")
 @pytest.mark.parametrize(
     ("statement", "status", "message"),
     [

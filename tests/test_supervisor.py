@@ -42,12 +42,14 @@ def test_a_task_that_fails_is_started_again_and_the_run_ends_well(launch):
     assert "worker-0 ended with status 7: starting it again (1 of 3)\nworker 0: trains\n" in run.output()
 
 
+@pytest.mark.promises("launcher-restarts", "launcher-ends-all", "launcher-status")
 def test_a_task_is_started_again_as_often_as_was_asked_for(launch):
     run = launch("exit 7", "--max_restarts=1")
     assert run.wait(DEADLINE_SECS) == 7
     assert run.output().count("worker-0 ended with status 7: starting it again") == 1
 
 
+@pytest.mark.promises("memory-runs-out")
 @pytest.mark.parametrize(
     ("number", "kills_before", "kills_after", "told"),
     [
@@ -73,6 +75,7 @@ def test_a_task_that_is_killed_for_want_of_memory_is_told_with_what_helps(
     assert task.describe_end().startswith(f"ended with status {128 + number} {told}")
 
 
+@pytest.mark.promises("launcher-ends-all")
 def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
     assert launch("echo 'of an earlier run'").wait(DEADLINE_SECS) == 0
     run = launch("for i in $(seq 100); do echo line $i; done; echo 'error: wrong' >&2; exit 2")
@@ -87,6 +90,7 @@ def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
     assert "of an earlier run" not in run.output().partition("ended. The end")[2]
 
 
+@pytest.mark.promises("what-is-next")
 @pytest.mark.parametrize(
     ("result", "flags", "lines"),
     [
@@ -166,6 +170,7 @@ def test_a_pipe_that_nobody_reads_keeps_the_launcher_from_nothing(launch):
     run.kill()
 
 
+@pytest.mark.promises("launcher-status")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
 def test_a_signal_stops_every_task_with_sigterm(launch, number, status):
     run = launch("trap 'echo worker 0: saved; exit 143' TERM; echo worker 0: begins; while :; do sleep 0.05; done")
@@ -280,6 +285,7 @@ def test_a_log_that_cannot_be_opened_is_told_in_one_line(launch):
     assert "starting it again" not in run.output()
 
 
+@pytest.mark.promises("launcher-killed")
 def test_tasks_that_lose_their_launcher_stop_in_order_and_their_logs_go_on(launch):
     """As kill -9 does it."""
     run = launch("trap 'echo worker 0: saved; exit 143' TERM; echo worker 0: begins; while :; do sleep 0.05; done")
@@ -356,6 +362,7 @@ def test_a_ps_that_dies_when_the_chief_has_ended_well_costs_nothing(launch):
     assert "ps-0 ended with status 137 (signal 9): nothing is lost, since the chief has ended" in run.output()
 
 
+@pytest.mark.promises("chief-has-ended")
 def test_a_task_that_stays_when_the_chief_has_ended_ends_the_run(launch):
     make_command(launch.folder, "")
     supervisor = launch.folder / "runtime" / "launch" / "supervisor.py"
@@ -375,6 +382,7 @@ def test_who_is_waited_for_when_the_chief_has_ended_is_said(launch):
     assert run.wait(DEADLINE_SECS) == 0
 
 
+@pytest.mark.promises("ctrl-c-again")
 def test_however_often_ctrl_c_is_pressed_a_task_is_told_once_and_what_ends_it_at_once_is_said(launch):
     run = launch("trap 'echo told' TERM; echo begins; until [ -e go-on ]; do sleep 0.05; done; sleep 0.2; exit 143")
     run.wait_for_output("begins")
@@ -387,6 +395,7 @@ def test_however_often_ctrl_c_is_pressed_a_task_is_told_once_and_what_ends_it_at
     assert launch.log.read_text() == "begins\ntold\n"
 
 
+@pytest.mark.promises("ctrl-backslash", "launcher-status")
 def test_a_chief_that_is_killed_before_it_could_save_is_said_to_be(launch):
     run = launch("echo worker 0: begins; while :; do sleep 0.05; done")
     run.wait_for_output("worker 0: begins")

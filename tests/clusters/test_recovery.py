@@ -34,6 +34,7 @@ def start(tmp_path, black_and_white_dir):
     return start
 
 
+@pytest.mark.promises("lost-ps", "two-at-once")
 @pytest.mark.long
 @pytest.mark.parametrize("mode", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
 def test_all_workers_train_again_after_the_restart_of_any_task_and_any_pair(start, mode):
@@ -50,6 +51,7 @@ def test_all_workers_train_again_after_the_restart_of_any_task_and_any_pair(star
         assert "test accuracy 1.0000" in cluster["worker 0"].output()
 
 
+@pytest.mark.promises("asynchronous-train-on")
 @pytest.mark.parametrize(("dead", "other"), [("worker 1", "worker 0"), ("worker 0", "worker 1")])
 def test_an_asynchronous_worker_does_not_wait_for_a_dead_one(start, dead, other):
     with start("--train_steps=1000000") as (cluster, _):
@@ -168,6 +170,7 @@ def test_a_ps_that_cannot_hear_that_it_shall_leave_is_waited_for_and_leaves_once
         assert not dismissal.is_alive()
 
 
+@pytest.mark.promises("startup-timeout")
 def test_a_ps_whose_chief_never_comes_ends_and_names_it(tmp_path):
     with Cluster(tmp_path, 1, 2, "--startup_timeout_secs=1") as cluster:
         assert cluster.start("ps 0").wait() == 1
@@ -200,6 +203,7 @@ def test_a_chief_that_is_left_alone_restores_a_lost_ps_and_finishes(start):
 
 
 # With Adam, undisturbed asynchronous runs end up to 0.4 points apart, so SGD is what an accuracy is checked with.
+@pytest.mark.promises("no-saved-step-is-lost")
 @pytest.mark.long
 @pytest.mark.parametrize(
     "flags",
