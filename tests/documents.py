@@ -25,6 +25,7 @@ PLACEMENTS = (
 )
 # What the README quotes, and what stands for the end of a row: a long line takes several.
 OUTPUT = ((r"test accuracy \S+ \(.+? examples/s", ""), (r"report +\S+", " "))
+PROMISE = re.compile(r"<!-- promise: (\S+) -->")  # it follows the words that make it
 LOW = '%%{init: {"flowchart": {"rankSpacing": 16, "padding": 6}}}%%'  # room for many layers
 
 
@@ -120,10 +121,40 @@ def make_output():
     return "\n".join(["```text", *lines, "```"])
 
 
+def find_promises():
+    """Return the promises of each page that makes some, such as `docs/data.md`, in their order there."""
+    pages = {path.relative_to(PROJECT): PROMISE.findall(path.read_text()) for path in sorted(PROJECT.glob("docs/*.md"))}
+    return {str(page): promises for page, promises in pages.items() if promises}
+
+
+def find_tests_of_promises():
+    """Return the path below `tests/` and the name of each test of each promise, by what its decorator says."""
+    found = {}
+    for path in sorted((PROJECT / "tests").rglob("test_*.py")):
+        for test in ast.walk(ast.parse(path.read_text())):
+            for mark in test.decorator_list if isinstance(test, ast.FunctionDef) else []:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.promises":
+                    for promise in map(ast.literal_eval, mark.args):
+                        found.setdefault(promise, []).append((str(path.relative_to(PROJECT / "tests")), test.name))
+    return found
+
+
+def make_promises():
+    """Return a table of what the pages promise, and of the tests that would fail without."""
+    rows, tests = [], find_tests_of_promises()
+    for page, promises in find_promises().items():
+        rows.append((f"**[{page}](../{page})**", ""))
+        for promise in promises:
+            links = [f"[{name[5:].replace('_', ' ')}]({path})" for path, name in tests.get(promise, [])]
+            rows.append((f"`{promise}`", "; ".join(links)))
+    return report.make_table(("promise", "tests"), rows)
+
+
 SECTIONS = {
     ("README.md", "output"): make_output,
     ("README.zh-CN.md", "output"): make_output,
     ("tests/README.md", "kinds"): make_kinds,
+    ("tests/README.md", "promises"): make_promises,
     ("docs/flags.md", "flags"): make_flags,
     ("benchmarks/README.md", "placement"): make_placement,
     ("CONTRIBUTING.md", "rooms"): make_rooms,

@@ -254,6 +254,7 @@ def cluster(local_servers, set_flags, monkeypatch, request):
     return Cluster(mode, local_servers(mode.num_ps, mode.num_workers))
 
 
+@pytest.mark.promises("same-seed-several")
 @pytest.mark.parametrize("cluster", MODES, indirect=True)
 def test_training_in_each_mode_is_that_of_one_plain_session(cluster):
     cluster.train()

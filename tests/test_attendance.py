@@ -27,6 +27,7 @@ def test_the_chief_ends_when_the_others_have_trained_but_not_before(local_server
     assert not ending.is_alive()
 
 
+@pytest.mark.promises("last-wait")
 def test_the_chief_does_not_wait_for_a_dead_worker_for_ever(local_servers, monkeypatch, caplog):
     monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)
     monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))  # a server here cannot be stopped
@@ -37,6 +38,7 @@ def test_the_chief_does_not_wait_for_a_dead_worker_for_ever(local_servers, monke
     assert f"worker 0: ending without {gone}, which has not taken its last step" in caplog.text
 
 
+@pytest.mark.promises("last-wait")
 def test_the_chief_waits_for_a_slow_worker_that_answers(local_servers, monkeypatch):
     monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)
     servers = local_servers(1, 2)
@@ -51,6 +53,7 @@ def test_the_chief_waits_for_a_slow_worker_that_answers(local_servers, monkeypat
     assert not ending.is_alive()
 
 
+@pytest.mark.promises("last-wait")
 def test_the_chief_waits_for_a_worker_that_has_not_begun_while_that_answers(local_servers, monkeypatch):
     monkeypatch.setattr(attendance, "GRACE_SECS", 1e6)
     servers = local_servers(1, 2)

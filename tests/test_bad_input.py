@@ -52,6 +52,7 @@ def assert_refused(tmp_path):
     return assert_refused
 
 
+@pytest.mark.promises("posix-folder", "in-graph-refused")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -193,6 +194,7 @@ def test_an_unusable_data_file_is_refused(assert_refused):
     assert_refused([*WORKER, "--data_dir=."], "label 1 is 10, expected 0 to 9")
 
 
+@pytest.mark.promises("checked-before-training")
 def test_an_unusable_tfrecord_file_is_refused(assert_refused):
     (assert_refused.folder / "train-00000-of-00001.tfrecord").write_bytes(b"no record")
     message = "error: ./train-00000-of-00001.tfrecord is no TFRecord file, or has no record, or its first"
@@ -206,6 +208,7 @@ def test_a_port_in_use_is_refused(assert_refused):
         assert_refused(flags, f"ps 0 cannot listen on port {port} of localhost:{port}: Address already in use")
 
 
+@pytest.mark.promises("another-model")
 def test_a_checkpoint_of_another_model_is_refused(assert_refused, black_and_white_dir):
     with tf.Graph().as_default(), tf.Session() as session:
         tf.train.create_global_step()

@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -44,6 +45,7 @@ def test_without_a_checkpoint_there_is_nothing_to_check(model, tmp_path):
     checkpoints.check_last_checkpoint(RunFolder(""), {})
 
 
+@pytest.mark.promises("another-model")
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
@@ -59,6 +61,7 @@ def test_a_checkpoint_of_another_model_is_refused(model, tmp_path, shapes, messa
     assert str(error.value) == f"{path} {message}: give the flags that it was made with, or another --train_dir"
 
 
+@pytest.mark.promises("exchanged-weights")
 @pytest.mark.parametrize(
     "join", [tf.add_n, lambda parts: tf.concat(parts, 1), tf.stack], ids=["sum", "concat", "stack"]
 )
@@ -143,6 +146,7 @@ def test_a_checkpoint_of_which_a_part_is_elsewhere_is_refused(model, tmp_path):
     assert str(error.value).startswith(f"{path} has 1 of its 2 parts: copy the others from where they were written")
 
 
+@pytest.mark.promises("checkpoints-by-chief")
 @pytest.mark.parametrize(
     ("written_by", "places"), [("ps", {"/job:ps/task:0", "/job:ps/task:1"}), ("chief", {"/job:worker/task:0"})]
 )
@@ -225,6 +229,7 @@ def steps_in(folder):
     return sorted(int(path.stem.partition("-")[2]) for path in folder.glob("model.ckpt-*.index"))
 
 
+@pytest.mark.promises("own-checkpoints")
 def test_a_copy_of_a_run_costs_the_original_nothing(original, tmp_path):
     files = {path: path.read_bytes() for path in original.iterdir()}
     copy = tmp_path / "copy"
@@ -233,6 +238,7 @@ def test_a_copy_of_a_run_costs_the_original_nothing(original, tmp_path):
     assert {path: path.read_bytes() for path in original.iterdir()} == files
 
 
+@pytest.mark.promises("moved-folder")
 @pytest.mark.parametrize("written_in", ["{tmp_path}/original", "../original", r"C:\\runs\\original"])
 def test_a_run_that_was_moved_goes_on(original, tmp_path, written_in):
     state = original / "checkpoint"
@@ -245,6 +251,7 @@ def test_a_run_that_was_moved_goes_on(original, tmp_path, written_in):
     assert not original.exists()
 
 
+@pytest.mark.promises("old-checkpoints")
 def test_fewer_checkpoints_are_kept_from_the_first_save_on(original):
     assert train_on(original, num_saves=0, keep_checkpoints=2) == [1, 2, 3, 4, 5]
     assert train_on(original, num_saves=1, keep_checkpoints=2) == [5, 6]
@@ -257,6 +264,7 @@ def test_an_older_checkpoint_that_is_named_as_the_last_is_gone_on_from(original)
     assert train_on(original, num_saves=1, keep_checkpoints=1) == [4], "what is saved anew is no old one"
 
 
+@pytest.mark.promises("own-checkpoints")
 def test_a_checkpoint_that_no_run_has_named_is_never_deleted(original):
     for path in original.glob("model.ckpt-3.*"):
         shutil.copy(path, original / path.name.replace("model.ckpt-3", "best"))
@@ -265,6 +273,7 @@ def test_a_checkpoint_that_no_run_has_named_is_never_deleted(original):
     assert len(list(original.glob("best.*"))) == 2
 
 
+@pytest.mark.promises("not-finite")
 @pytest.mark.parametrize(("value", "is_state"), [(np.nan, False), (np.inf, False), (np.nan, True)])
 @pytest.mark.parametrize("partitioner", [None, tf.fixed_size_partitioner(2)])
 def test_what_is_not_finite_is_not_saved_and_the_last_checkpoint_stays(original, value, is_state, partitioner):
@@ -339,6 +348,7 @@ def last_checkpoint(tmp_path):
     return os.path.basename(tf.train.latest_checkpoint(tmp_path / "train"))
 
 
+@pytest.mark.promises("when-saved", "unwritable-checkpoint")
 def test_a_checkpoint_that_fails_is_known_until_one_succeeds(start, tmp_path, caplog):
     session, train, hook = start(save_secs=1e-6)
     with session:
@@ -401,6 +411,7 @@ def test_a_file_server_that_does_not_say_whether_there_is_a_checkpoint_is_no_rea
         checkpoints.find_last_checkpoint(RunFolder(tmp_path))
 
 
+@pytest.mark.promises("when-saved")
 def test_a_last_step_that_could_not_be_saved_is_saved_at_the_end(start, tmp_path):
     session, train, _ = start(save_secs=1e-6)
     with session:
@@ -435,6 +446,7 @@ def test_the_chief_makes_the_train_dir_and_the_others_do_not(tmp_path, monkeypat
     assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["chief.lock", "events"]
 
 
+@pytest.mark.promises("folder-in-use")
 def test_a_train_dir_in_use_by_another_job_is_refused(tmp_path):
     lock = tmp_path / "chief.lock"
     with open(lock, "w") as file:
@@ -451,6 +463,16 @@ def test_a_train_dir_in_use_by_another_job_is_refused(tmp_path):
         assert list(tmp_path.iterdir()) == [lock], "nothing is touched"
     open_train_dir(CHIEF, str(tmp_path))
     assert lock.read_text().startswith(f"process {os.getpid()} on "), "a lock ends with its process"
+
+
+@pytest.mark.promises("no-locks")
+def test_a_train_dir_that_cannot_be_locked_is_said(tmp_path, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert open_train_dir(CHIEF, str(tmp_path)).path == str(tmp_path)
+    assert f"--train_dir {tmp_path} cannot be locked (No locks available): let no other job use it" in caplog.text
 
 
 def test_a_train_dir_that_cannot_be_written_is_named(tmp_path):

@@ -40,6 +40,7 @@ def test_an_address_that_no_server_can_have_is_refused_with_what_one_is(address)
     )
 
 
+@pytest.mark.promises("dispensable-workers")
 def test_every_task_needs_every_ps_and_the_chief():
     def needed(job_name, index):
         return [str(peer) for peer in Task(job_name, index, ("a:1", "b:2"), ("c:3", "d:4")).needed]

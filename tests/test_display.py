@@ -352,6 +352,7 @@ def test_a_display_that_fails_hurts_nobody(launch, pause):
     assert terminal.lines[-3:] == ["worker 0: goes on", "test accuracy 1.0", ""]
 
 
+@pytest.mark.promises("folder-in-use")
 def test_a_second_launcher_is_kept_out_of_the_folder(launch):
     """The logs and events of two would be mixed."""
     first = launch(WAIT)

@@ -1,6 +1,8 @@
 """Sections of the documents that are written from the code say what the code says."""
 
 import ast
+import collections
+import itertools
 import os
 import re
 import shutil
@@ -10,6 +12,15 @@ import pytest
 
 from benchmarks import report
 from benchmarks.testbed.processes import PROJECT
+from examples.digits import predict
+from runtime.cluster import signals, status
+from runtime.data import pipeline, records, users
+from runtime.launch import supervisor
+from runtime.process import end
+from runtime.records import events
+from runtime.session import attendance, stopping
+from runtime.updates.lost_workers import LOOK_SECS
+from runtime.updates.mode import EXCHANGES_PER_RUN
 from tests import documents
 
 
@@ -19,6 +30,66 @@ def test_what_is_written_from_the_code_is_up_to_date(tmp_path, document, section
     report.write_section(tmp_path / renewed, section, documents.SECTIONS[document, section]())
     stale = f"{document} is stale: run .venv/bin/python tests/documents.py"
     assert (tmp_path / renewed).read_text() == (PROJECT / document).read_text(), stale
+
+
+def test_each_promise_has_a_name_of_its_own_and_a_test():
+    promises = [*itertools.chain(*documents.find_promises().values())]
+    tests = documents.find_tests_of_promises()
+    assert [name for name, count in collections.Counter(promises).items() if count > 1] == []
+    assert [name for name in promises if name not in tests] == [], "mark the test that fails if it is broken"
+    assert tests.keys() - {*promises} == set(), "no page makes this promise"
+
+
+@pytest.mark.parametrize("page", documents.find_promises())
+def test_the_names_of_promises_are_no_part_of_what_is_shown(page):
+    lines = [line for line in (PROJECT / page).read_text().splitlines() if "<!-- promise" in line]
+    assert [line for line in lines if re.match(r"\s*(?:\* +)?<!--", line)] == [], "it would end the paragraph"
+    assert [line for line in lines if line.startswith("|") and not line.endswith("|")] == [], "it stands in a cell"
+
+
+IN_WORDS = {1: "a second", 2: "two", 7: "seven", 8: "eight", 60: "a minute"}
+
+
+@pytest.mark.promises(
+    "synchronous-wait",
+    "last-wait",
+    "stop-in-step",
+    "stop-timeout",
+    "second-signal",
+    "folder-of-ps",
+    "chief-has-ended",
+    "dynamic-pieces",
+    "windows",
+    "compared-data",
+    "perhaps",
+)
+@pytest.mark.parametrize(
+    ("promise", "words"),
+    [
+        (
+            "synchronous-wait",
+            f"a silent one {IN_WORDS[2 * LOOK_SECS + status.ANSWER_SECS + status.ALIVE_SECS]} seconds",
+        ),
+        ("synchronous-wait", f"seconds, not {IN_WORDS[2 * LOOK_SECS]}"),
+        ("last-wait", f"the chief waits {attendance.GRACE_SECS:g} s for one that is silent"),
+        ("stop-in-step", f"no more than {IN_WORDS[stopping.STEP_SECS]}"),
+        ("stop-timeout", f"{end.STOP_SECS:g} s by default"),
+        ("second-signal", f"{IN_WORDS[signals.ECHO_SECS]} or more after the first"),
+        ("folder-of-ps", f"waits {IN_WORDS[events.MAX_MEMORY_SECS]} (NFS can be slow)"),
+        ("chief-has-ended", f"{supervisor.LEAVE_SECS:g} s after the chief has ended"),
+        ("dynamic-pieces", f"{IN_WORDS[EXCHANGES_PER_RUN]} batches"),
+        ("dynamic-pieces", f"several of more than {pipeline.MAX_PIECES}"),
+        ("windows", f"reads {records.NUM_OPEN} in turns, {records.BLOCK_SIZE} records each time"),
+        ("windows", f"{pipeline.MAX_WINDOW // 1000} {pipeline.MAX_WINDOW % 1000} examples, or fewer"),
+        ("windows", f"more than {pipeline.WINDOW_BYTES >> 20} MB"),
+        ("compared-data", f"first {users.NUM_SAMPLED} examples"),
+        ("perhaps", f"less than {100 * predict.MIN_PROBABILITY:g} % sure"),
+    ],
+)
+def test_the_numbers_of_a_promise_are_those_of_the_program(promise, words):
+    comment = f"<!-- promise: {promise} -->"
+    (text,) = (text for page in documents.find_promises() if comment in (text := (PROJECT / page).read_text()))
+    assert words in " ".join(documents.PROMISE.sub("", text.partition(comment)[0]).split())[-800:]
 
 
 @pytest.mark.parametrize("script", ["model.py", "mnist_input.py"])

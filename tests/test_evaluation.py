@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import errno
 import functools
 import json
 import os
@@ -60,6 +61,7 @@ class FixedTest:
 GOAL = Target("accuracy", 0.9)
 
 
+@pytest.mark.promises("stop-at")
 @pytest.mark.parametrize(
     ("text", "value", "is_reached"),
     [
@@ -245,6 +247,7 @@ def make_evaluate(labels, build_metrics=build_error_rate, num_logits=2, batch_si
     return ModelTest(model, {}, {}, build_placeholders(examples), examples, batch_size)
 
 
+@pytest.mark.promises("evaluator-of-other-examples")
 def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_run, graph):
     chief = make_evaluate([0, 1])
     evaluator = copy.copy(chief)
@@ -306,6 +309,7 @@ def test_a_metric_of_another_name_may_have_any_value_and_the_first_one_is_told(g
     assert str(measures) == "test error rate 5.2500 (test loss 0.6931)"
 
 
+@pytest.mark.promises("all-test-examples")
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 100])
 def test_means_and_metrics_that_need_all_examples_are_of_all_whatever_the_batches(graph, batch_size):
     def build_metrics(logits, labels):
@@ -506,6 +510,7 @@ def test_the_last_line_has_a_plural_for_more_than_one_step(global_step, words):
     assert f" after {words} 5.0 s" in str(with_figures(global_step=global_step))
 
 
+@pytest.mark.promises("fields-of-result")
 def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(tmp_path, leave_checkpoint):
     leave_checkpoint(40)
     again = RESULT._replace(train_secs=None)  # of a process that found the model finished
@@ -518,6 +523,20 @@ def test_a_result_replaces_that_of_the_same_step_only_if_it_says_something_new(t
         assert json.loads((tmp_path / "result.json").read_text())["train_secs"] == expected
 
 
+@pytest.mark.promises("result-as-a-whole")
+def test_a_result_that_cannot_take_the_place_of_the_last_one_leaves_it_whole(tmp_path, leave_checkpoint, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    leave_checkpoint(40)
+    RESULT.write(RunFolder(tmp_path))
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(UnsavedError, match=r"result\.json could not be written: Input/output error"):
+        with_figures(test_accuracy=0.25).write(RunFolder(tmp_path))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
 def test_a_result_may_have_the_value_of_a_flag_that_is_of_an_enum(tmp_path):
     RESULT._replace(settings={"activation": enum.Enum("Activation", ["RELU"]).RELU}).write(RunFolder(tmp_path))
     assert json.loads((tmp_path / "result.json").read_text())["activation"] == "Activation.RELU"
@@ -527,6 +546,7 @@ def test_a_chief_that_has_taken_no_step_says_nothing_of_speed():
     assert str(RESULT._replace(train_secs=None)).endswith(" after 40 global steps")
 
 
+@pytest.mark.promises("step-that-was-tested")
 @pytest.mark.parametrize("num_late_runs", [0, 1, 2])
 def test_what_a_worker_brings_after_the_last_checkpoint_is_saved_too(tmp_path, graph, num_late_runs):
     late_run = tf.train.create_global_step().assign_add(8)
@@ -548,6 +568,19 @@ def test_what_a_worker_brings_after_the_last_checkpoint_is_saved_too(tmp_path, g
     assert hook.has_saved(measures.global_step)
 
 
+@pytest.mark.promises("ps-lost-in-test")
+def test_a_chief_that_loses_a_ps_while_it_tests_the_model_does_not_go_on(tmp_path, graph):
+    tf.train.create_global_step()
+    hook = CheckpointHook(CHIEF, RunFolder(tmp_path), tf.train.Scaffold(saver=tf.train.Saver()), save_secs=60)
+
+    def evaluate(_):
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+    with tf.Session() as session, pytest.raises(tf.errors.UnavailableError):
+        evaluate_and_save(session, evaluate, hook)
+
+
+@pytest.mark.promises("unwritable-result")
 @pytest.mark.parametrize("is_mended", [True, False])
 def test_what_could_not_be_saved_is_tried_again_and_nothing_else(tmp_path, caplog, is_mended):
     caplog.set_level("INFO")

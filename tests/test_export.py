@@ -46,6 +46,7 @@ def values():
     return {**hidden, "mlp/logits/weights": weights, "mlp/logits/biases": biases}
 
 
+@pytest.mark.promises("signature")
 def test_what_is_exported_classifies_images_and_knows_nothing_of_the_cluster(tmp_path, model, values):
     export(str(tmp_path), model, lambda: values)
     saved = saved_model_pb2.SavedModel.FromString((tmp_path / "1" / "saved_model.pb").read_bytes())
@@ -153,6 +154,7 @@ def test_an_exported_model_computes_with_the_global_step_that_was_tested(tmp_pat
     assert run_on_words(tmp_path / "1", ["b", "to"]) == [30.0, 60.0]
 
 
+@pytest.mark.promises("next-export")
 def test_each_export_is_the_next_version_and_replaces_none(tmp_path, model, values):
     (tmp_path / "7").mkdir()
     (tmp_path / "notes").write_text("not a version")
@@ -231,6 +233,7 @@ def test_an_export_that_fails_says_so_and_leaves_nothing(tmp_path, room):
     assert second == first  # a wait for room repeats what is new, and this is not
 
 
+@pytest.mark.promises("export-folder")
 def test_only_the_chief_needs_the_folder(tmp_path):
     folder = tmp_path / "new" / "export"
     check_export_dir(WORKER_1, str(folder))

@@ -46,6 +46,7 @@ FIRST, ANOTHER, BUSY = Status("1"), Status("2"), Status()
 REFUSED, SILENT = Status(reason="connection refused"), Status(reason="no answer")
 
 
+@pytest.mark.promises("silent-is-not-dead")
 @pytest.mark.parametrize(
     ("looks", "ended"),
     [
@@ -90,6 +91,7 @@ def test_a_process_that_was_replaced_is_said_to_be_lost_once(looks, lost, back, 
     assert caplog.messages == said
 
 
+@pytest.mark.promises("recovery-timeout")
 def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypatch):
     """Others give up at the same time, and are away as well."""
     ends = []
@@ -105,6 +107,7 @@ def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypat
     assert ends == [(1, f"{missing}: start what is missing, or correct --ps_hosts and --worker_hosts")]
 
 
+@pytest.mark.promises("recovery-timeout")
 def test_a_ps_that_stays_busy_is_said_to_be_and_is_not_waited_for_for_ever(monkeypatch, caplog):
     caplog.set_level("INFO")
     ends = []
@@ -323,6 +326,7 @@ def test_a_name_that_leads_to_another_cluster_may_lead_home_a_little_later(monke
 SETTINGS = {"optimizer": "adam", "learning_rate": 0.001, "partition_bytes": None}
 
 
+@pytest.mark.promises("same-flags")
 def test_who_differs_from_the_chief_names_the_flag_and_both_values(local_servers):
     servers = local_servers(2, 2)
     chief, worker = (servers.membership("worker", index) for index in range(2))
@@ -350,6 +354,7 @@ def test_who_has_other_files_than_the_chief_says_so_once_and_is_not_refused(loca
     assert caplog.text.count(told) == 1
 
 
+@pytest.mark.promises("same-data")
 def test_other_data_may_be_the_same_in_another_order(local_servers):
     servers = local_servers(1, 2)
     servers.membership("worker", 0).agreement.check_flags({"data_dir": "(9 examples, CRC-32 00000001)"})
@@ -516,6 +521,7 @@ def test_a_ps_that_is_told_to_stop_and_then_hears_the_last_word_has_done_its_par
     ps._is_over.set()
 
 
+@pytest.mark.promises("stop-of-ps")
 def test_a_ps_that_is_told_to_stop_while_it_is_busy_waits_for_who_may_train(local_servers, monkeypatch):
     def read():
         reads.append(1)

@@ -108,6 +108,7 @@ def set_users_flags():
     flagsaver.restore_flag_values(saved)
 
 
+@pytest.mark.promises("idx-names", "emnist")
 @pytest.mark.parametrize(("num_classes", "first_label"), [(26, 1), (47, 0), (62, 0)])
 def test_emnist_has_more_classes_and_may_begin_with_1(tmp_path, set_users_flags, num_classes, first_label):
     labels = np.arange(num_classes) + first_label
@@ -129,6 +130,7 @@ def test_emnist_has_more_classes_and_may_begin_with_1(tmp_path, set_users_flags,
 IMAGES_OF = {count: np.zeros((count, 28, 28), np.uint8) for count in (26, 47, 62)}
 
 
+@pytest.mark.promises("idx-names")
 @pytest.mark.parametrize(
     "name",
     [

@@ -13,6 +13,7 @@ def numbers(first, num_positions, num_examples, seed=0, stream=0):
         return session.run(build_numbers(start, num_positions, num_examples, seed, stream))
 
 
+@pytest.mark.promises("undisturbed")
 @pytest.mark.parametrize("num_examples", [1, 2, 7, 300, 1009])
 def test_each_epoch_has_each_example_once(num_examples):
     epochs = numbers(0, 3 * num_examples, num_examples).reshape(3, num_examples)

@@ -243,6 +243,7 @@ def test_a_set_has_the_same_order_in_every_process(copy, program):
     assert run(copy, *command, env={**environment, "PYTHONHASHSEED": "7"})[1] not in lines
 
 
+@pytest.mark.promises("status-2")
 @pytest.mark.parametrize(
     ("name", "old", "new", "line"),
     [

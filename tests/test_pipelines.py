@@ -72,6 +72,7 @@ def test_a_pipeline_is_looked_at_without_a_warning(data_dir, recwarn):
     assert not [warning for warning in recwarn if "preserve tf.data options" in str(warning.message)]
 
 
+@pytest.mark.promises("pipeline-refused")
 def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(data_dir):
     def build_whole(data_dir, split):  # list_files, TFRecordDataset, shuffle, repeat, map, batch: word for word
         files = tf.data.Dataset.list_files(f"{data_dir}/{split}-*")
@@ -101,6 +102,7 @@ def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(dat
         open_source(data_dir, "train", reader_of(lambda *_: build_dataset(data_dir, "train").apply(fused)))
 
 
+@pytest.mark.promises("undisturbed")
 def test_each_worker_reads_each_example_of_its_own_once_in_each_epoch(data_dir):
     source = open_source(data_dir, "train", reader_of(build_dataset))
     for num_workers in (1, 2, 5):
@@ -115,6 +117,7 @@ def test_each_worker_reads_each_example_of_its_own_once_in_each_epoch(data_dir):
         assert sorted(read) == list(range(100))
 
 
+@pytest.mark.promises("skipped")
 def test_it_goes_on_where_it_was(data_dir):
     share = open_source(data_dir, "train", reader_of(build_dataset)).share(1, 3)
     (_, whole), _ = draw(share, 12)
@@ -140,6 +143,7 @@ def test_what_one_of_two_functions_does_to_inputs_is_done_in_training_and_in_tes
         Files(model, reader_of(build_dataset, decode=lambda x, y: (-x, y)))
 
 
+@pytest.mark.promises("dynamic-refused")
 def test_what_cannot_be_shared_is_refused(data_dir):
     source = open_source(data_dir, "t10k", reader_of(build_dataset))
     with pytest.raises(UnusableError, match="cannot be shared by 8 workers: there are too few; use fewer workers"):
@@ -160,6 +164,7 @@ def test_what_reads_no_files_is_shared_by_example(tmp_path):
     assert sorted(np.concatenate(read)) == list(range(30))
 
 
+@pytest.mark.promises("any-structure")
 def test_inputs_and_labels_may_have_any_structure(data_dir):
     def build_structured(data_dir, split):
         def to_structure(x, y):
@@ -199,6 +204,7 @@ def test_inputs_and_labels_may_have_any_structure(data_dir):
         open_source(data_dir, "t10k", wrong).load()
 
 
+@pytest.mark.promises("pipeline-padded")
 def test_what_has_several_lengths_is_padded(tmp_path):
     def build_ragged(data_dir, split):
         numbers = tf.data.Dataset.range(1, 5)
@@ -212,6 +218,7 @@ def test_what_has_several_lengths_is_padded(tmp_path):
         assert ids[1:length] == list(range(1, length))
 
 
+@pytest.mark.promises("export-of-any-length")
 def test_what_is_exported_takes_padded_inputs_of_any_length(tmp_path):
     def build_ids(data_dir, split):
         return tf.data.Dataset.range(1, 5).map(lambda n: (tf.range(n), n))
@@ -237,6 +244,7 @@ def test_what_is_exported_takes_padded_inputs_of_any_length(tmp_path):
             assert session.run(logits, {given: ids}).tolist() == expected
 
 
+@pytest.mark.promises("pipeline-allowed")
 def test_python_functions_and_random_numbers_may_be_in_it(data_dir):
     def build_random(data_dir, split):
         def shift(x, y):
@@ -294,6 +302,7 @@ def test_a_session_closes_while_a_python_function_does_not_return(data_dir, loca
         assert later.run(batches.drawn[1]).size == 5
 
 
+@pytest.mark.promises("no-examples")
 def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir, monkeypatch, caplog):
     monkeypatch.setattr(steps, "REMINDER_SECS", 0.05)
     monkeypatch.setattr(steps, "LOOK_SECS", 0.05)
@@ -328,6 +337,7 @@ def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir
                 idle._look(session._tf_sess(), tf.train.Coordinator())
 
 
+@pytest.mark.promises("sorted-by-class")
 @pytest.mark.parametrize("size_of_class", [1, 1000])
 def test_a_worker_whose_examples_are_sorted_by_class_says_so(tmp_path, caplog, size_of_class):
     """Those of one window, which are shuffled, have few classes; mixed ones, and few of many classes, do not."""
@@ -368,6 +378,7 @@ def test_few_classes_are_fewer_than_half_of_those_of_mixed_examples():
     assert not classes.describe_few(np.arange(100) // 99, 2)
 
 
+@pytest.mark.promises("compared-data")
 def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_path):
     def describe():
         return open_source(data_dir, "train", reader_of(build_dataset)).description
@@ -378,6 +389,7 @@ def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_p
     assert describe() != description
 
 
+@pytest.mark.promises("compared-data")
 def test_random_examples_are_not_compared_even_if_few_differ(data_dir):
     def build_mirrored(data_dir, split):
         def mirror(x, y):
@@ -450,6 +462,7 @@ def test_a_csv_has_strings_and_weights(tmp_path):
     assert weights.tolist() == (numbers / 2).tolist()
 
 
+@pytest.mark.promises("pipeline-allowed")
 def test_batches_that_are_taken_apart_again_may_be_in_it(data_dir):
     def build_vectorised(data_dir, split):
         return build_dataset(data_dir, split).batch(7).map(lambda x, y: (x + 1, y)).unbatch().prefetch(1)
@@ -486,6 +499,7 @@ def words_dir(tmp_path):
     return tmp_path
 
 
+@pytest.mark.promises("list-files")
 def test_the_files_that_a_user_lists_are_permuted_in_each_epoch(words_dir, monkeypatch):
     monkeypatch.setattr(pipeline, "MAX_WINDOW", 1)
     source = open_source(str(words_dir), "train", Words)
@@ -501,6 +515,7 @@ def test_the_files_that_a_user_lists_are_permuted_in_each_epoch(words_dir, monke
     assert sorted(seen) == list(range(100, 100 + NUM_WORDS))
 
 
+@pytest.mark.promises("fault-while-training")
 def test_the_file_that_cannot_be_read_is_named(words_dir):
     source = open_source(str(words_dir), "train", Words).share(1, 2)
     (words_dir / "07.txt").unlink()

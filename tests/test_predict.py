@@ -57,6 +57,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.promises("pictures")
 @pytest.mark.parametrize("digit", [2, 7])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_size_colours_and_place_do_not_matter(tmp_path, digit, name):
@@ -66,6 +67,7 @@ def test_size_colours_and_place_do_not_matter(tmp_path, digit, name):
     assert np.corrcoef(plain.ravel(), variant.ravel())[0, 1] > 0.93
 
 
+@pytest.mark.promises("pictures")
 @pytest.mark.parametrize("digit", range(10))
 def test_a_photographed_sheet_shows_the_digit_alone(tmp_path, digit):
     plain = draw(digit, height=180, corner=(50, 0))
@@ -102,6 +104,7 @@ def predict_with(tmp_path, monkeypatch, capsysbinary):
     return run
 
 
+@pytest.mark.promises("unusable-picture")
 def test_a_bad_file_among_good_ones_does_not_take_their_answers(tmp_path, predict_with):
     not_text = os.fsdecode(b"a\xe9.png")
     for name in (not_text, "b.png"):
@@ -112,11 +115,13 @@ def test_a_bad_file_among_good_ones_does_not_take_their_answers(tmp_path, predic
     assert errors.startswith("error: text.png cannot be read as a picture")
 
 
+@pytest.mark.promises("perhaps")
 def test_a_guess_is_said_to_be_one(tmp_path, predict_with):
     draw(1).save(tmp_path / "a.png")
     assert predict_with(0.6, "a.png") == (0, "a.png: perhaps 1 (60.0 %)\n", "")
 
 
+@pytest.mark.promises("pictures")
 def test_a_digit_is_fitted_and_centred_as_mnist_was(tmp_path):
     draw(7, corner=(10, 5)).save(tmp_path / "seven.png")
     image = predict.prepare(str(tmp_path / "seven.png"))
@@ -127,6 +132,7 @@ def test_a_digit_is_fitted_and_centred_as_mnist_was(tmp_path):
     assert center == pytest.approx([13.5, 13.5], abs=0.1)
 
 
+@pytest.mark.promises("pictures")
 @pytest.mark.parametrize("slant", [-0.4, 0.4])
 def test_a_slanted_digit_is_made_upright(tmp_path, slant):
     upright = draw(1, corner=(70, 30))

@@ -31,6 +31,7 @@ program.start(main)
 """
 
 
+@pytest.mark.promises("ps-lost-in-test", "unwritable-result", "status-1", "status-2")
 @pytest.mark.parametrize(
     ("statement", "status", "message"),
     [
@@ -41,6 +42,11 @@ program.start(main)
         ("raise AwayError('waited')", 1, "error: waited\n"),
         ("raise TimeoutError('timed out')", 1, "error: TimeoutError: timed out; start this task again\n"),
         ("raise UnsavedError('a full disk')", 2, "error: a full disk\n"),
+        (
+            "import tensorflow as tf; raise tf.errors.UnavailableError(None, None, 'a ps is gone')",
+            1,
+            "error: UnavailableError: a ps is gone; start this task again\n",
+        ),
         ("1 / 0", 1, "error: ZeroDivisionError: division by zero; start this task again\n"),
         ("raise SystemExit", 1, "error: SystemExit; start this task again\n"),
         ("raise UnusableError('two\\nlines')", 2, "error: two lines\n"),

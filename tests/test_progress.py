@@ -8,6 +8,7 @@ from runtime.monitoring import progress
 from runtime.updates.exchange import Updates
 
 
+@pytest.mark.promises("speed-of-full-updates")
 @pytest.mark.parametrize(
     ("index", "line", "examples"),
     [

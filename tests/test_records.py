@@ -18,8 +18,11 @@ from benchmarks.testbed.processes import PROJECT
 from examples import convert
 from runtime.data import download
 from runtime.data.files import name_of
+from runtime.data.memory import MemorySource
 from runtime.data.pipeline import DataLostError
+from runtime.data.records import RecordSource
 from runtime.data.sources import open_source
+from runtime.data.users import UsersSource
 from runtime.process.errors import UnusableError
 from tests import idx_files
 
@@ -99,6 +102,7 @@ def read_folder(folder):
 # What becomes such files
 
 
+@pytest.mark.promises("convert")
 def test_the_command_converts_and_the_same_examples_give_the_same_bytes(data_dir, make_files, tmp_path):
     output_dir = str(tmp_path / "output")
     flags = ["--shards", "4", "--data_dir", data_dir, "--output_dir", output_dir]
@@ -113,6 +117,7 @@ def test_the_command_converts_and_the_same_examples_give_the_same_bytes(data_dir
     assert sorted(os.listdir(files)) == ["t10k-00000-of-00001.tfrecord", *names]
 
 
+@pytest.mark.promises("convert")
 def test_any_tensorflow_reads_them(make_files, data_dir):
     files = make_files(3)
     images, labels = mnist_input.load(data_dir, "train")
@@ -124,6 +129,7 @@ def test_any_tensorflow_reads_them(make_files, data_dir):
         assert found == [(image.tobytes(), label) for image, label in expected]
 
 
+@pytest.mark.promises("convert-whole")
 def test_a_killed_conversion_leaves_nothing_that_is_taken_for_whole(data_dir, tmp_path):
     slow = """
 import sys, time
@@ -241,6 +247,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(data_dir, make_f
 # How they are read
 
 
+@pytest.mark.promises("parse-first")
 def test_all_examples_are_read_back(data_dir, make_files):
     images, labels = open_source(str(make_files(4)), "train", mnist_input).load()
     expected = mnist_input.load(data_dir, "train")
@@ -251,6 +258,7 @@ def test_all_examples_are_read_back(data_dir, make_files):
     np.testing.assert_array_equal(numbers_of(images), np.arange(50))
 
 
+@pytest.mark.promises("tfrecord-names")
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
 @pytest.mark.parametrize(
     "name",
@@ -268,6 +276,7 @@ def test_files_as_others_name_and_compress_them(tmp_path, name, compression):
     assert (labels == numbers_of(images) % 10).all()
 
 
+@pytest.mark.promises("several-lengths")
 def test_pictures_sequences_and_sparse_ids(tmp_path):
     """JPEG and PNG; ids of several lengths, as each kind of feature has them; strings."""
     pictures = np.full((2, 40, 50, 3), 200, np.uint8)
@@ -327,6 +336,7 @@ def parse(serialized):
     return Parsed(features["n"], features["n"] % 2)
 
 
+@pytest.mark.promises("parse-first")
 def test_what_parse_returns_is_read_and_shown(tmp_path):
     for split in ("train", "validation"):
         write(tmp_path / f"{split}.tfrecord", [example(n=n) for n in range(10)])
@@ -340,6 +350,7 @@ def test_what_parse_returns_is_read_and_shown(tmp_path):
         open_source(str(tmp_path), "t10k", wrong).load()
 
 
+@pytest.mark.promises("features-in-order")
 def test_features_come_in_the_order_of_input(tmp_path):
     write(tmp_path / "train.tfrecord", [example(**{"a": 1.0, "b": 2.0, "a/label": 3})])
     spec = {name: tf.TensorSpec([], tf.float32) for name in "ab"}
@@ -358,6 +369,30 @@ def test_load_has_the_word_where_a_reader_says_nothing_of_records(make_files):
     assert open_source(str(make_files(2)), "train", reader).load() is loaded
 
 
+@pytest.mark.promises("which-way")
+def test_a_pipeline_comes_before_records_and_these_before_load(make_files):
+    folder, kinds = str(make_files(2)), []
+    loaded = mnist_input.Examples(np.zeros((1, 784), np.uint8), np.zeros(1, np.uint8))
+    reader = reader_of(mnist_input.INPUT, load=lambda *_: loaded)
+    for more in (
+        {},
+        {"FEATURES": mnist_input.FEATURES, "parse": mnist_input.parse},
+        {"build_dataset": lambda *_: tf.data.Dataset.from_tensors((np.zeros(784, np.uint8), 1))},
+    ):
+        vars(reader).update(more)
+        kinds.append(type(open_source(folder, "train", reader)))
+    assert kinds == [MemorySource, RecordSource, UsersSource]
+
+
+@pytest.mark.promises("tfrecord-first-word")
+def test_of_several_sets_to_test_with_that_of_the_first_word_counts(tmp_path):
+    reader = reader_of(tf.TensorSpec([], tf.int64, "n"), parse=parse)
+    for number, word in enumerate(["eval", "val", "validation", "test", "t10k"]):
+        write(tmp_path / f"{word}.tfrecord", [example(n=number)])
+        assert open_source(str(tmp_path), "t10k", reader).load()[0].tolist() == [number]
+
+
+@pytest.mark.promises("compared-data")
 def test_the_description_tells_other_files(make_files):
     folder = make_files(4)
     description = open_source(str(folder), "train", mnist_input).description
@@ -441,6 +476,7 @@ IMAGE = bytes(784)
 IS_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 
 
+@pytest.mark.promises("checked-before-training")
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -489,6 +525,7 @@ def leave_out_a_label(path, records):
     write(path, [*records[:-3], example(image=IMAGE), *records[-2:]])
 
 
+@pytest.mark.promises("fault-while-training")
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -61,6 +61,7 @@ class Worker:
             )
 
 
+@pytest.mark.promises("chief-keeps-model")
 def test_a_chief_initialises_then_keeps_what_lives_on_the_ps(local_servers, caplog):
     servers = local_servers(2, 1)
     with caplog.at_level(logging.INFO), Worker(servers, 0).session() as session:
@@ -73,6 +74,7 @@ def test_a_chief_initialises_then_keeps_what_lives_on_the_ps(local_servers, capl
         assert "the ps tasks hold a living model: keeping it, at global step 2" in caplog.text
 
 
+@pytest.mark.promises("lost-ps")
 def test_a_chief_restores_where_nothing_lives_and_a_living_model_wins(local_servers, tmp_path, caplog):
     worker = Worker(local_servers(1, 1), 0, tmp_path)
     with worker.session() as session:
@@ -226,6 +228,7 @@ def test_training_stops_at_the_last_step_and_a_late_worker_takes_none(local_serv
     assert count_steps(Worker(servers, 1)) == 0
 
 
+@pytest.mark.promises("lost-ps")
 def test_steps_that_were_lost_are_counted_once(graph, caplog):
     tf.train.create_global_step()
     updates = types.SimpleNamespace(last_step_now=tf.constant(100))
@@ -238,6 +241,20 @@ def test_steps_that_were_lost_are_counted_once(graph, caplog):
     assert caplog.text.count("worker 1: global step 0 after 7: steps lost: 7") == 1
 
 
+@pytest.mark.promises("back-at-the-average", "exact-place")
+@pytest.mark.parametrize(("num_replicas", "first_batch"), [(1, 25), (2, 50), (4, 100)])
+def test_a_worker_goes_on_with_its_examples_where_the_average_worker_is(graph, num_replicas, first_batch):
+    first_batches = []
+    batches = types.SimpleNamespace(start=lambda _, first, coord: first_batches.append(first))
+    updates = types.SimpleNamespace(last_step_now=tf.constant(200), num_replicas=num_replicas)
+    hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3", "d:4", "e:5")), None, updates, batches)
+    with tf.Session() as session:
+        tf.train.create_global_step().load(100, session)
+        hook.after_create_session(session, tf.train.Coordinator())
+    assert first_batches == [first_batch]
+
+
+@pytest.mark.promises("loss-not-finite")
 @pytest.mark.parametrize(("loss", "of_example"), [(np.nan, 1.0), (np.inf, 1.0), (-np.inf, 1.0), (np.nan, np.nan)])
 def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step_and_the_examples(graph, loss, of_example):
     examples = Examples(np.float32([[1.0, 2.0], [1.0, of_example], [1.0, 1.0]]), np.array([0, 1, 2]))
@@ -253,6 +270,7 @@ def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step_and_the_exam
         hook.after_run(None, types.SimpleNamespace(results=(7, 100, loss)))
 
 
+@pytest.mark.promises("late-worker")
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_worker_that_comes_after_the_end_finds_out(local_servers, tmp_path, leave_checkpoint, monkeypatch, index):
     monkeypatch.setattr(scaffold, "LATE_SECS", math.inf)
@@ -267,6 +285,7 @@ def test_a_worker_that_comes_after_the_end_finds_out(local_servers, tmp_path, le
         worker.session()
 
 
+@pytest.mark.promises("old-checkpoints")
 def test_old_checkpoints_are_counted_over_restarts(local_servers, tmp_path):
     for life in range(3):
         worker = Worker(local_servers(1, 1), 0, tmp_path)

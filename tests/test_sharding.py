@@ -106,6 +106,7 @@ def count(numbers):
     return np.bincount(numbers, minlength=NUM_EXAMPLES).tolist()
 
 
+@pytest.mark.promises("undisturbed")
 def test_examples_in_memory_are_read_once_whoever_comes_and_goes(start):
     start_worker = start(MemorySource(EXAMPLES), DYNAMIC)
     first, leaving = start_worker(0), start_worker(1)
@@ -122,6 +123,7 @@ def test_examples_in_memory_are_read_once_whoever_comes_and_goes(start):
     assert count([*first.numbers, *leaving.numbers, *late.numbers]) == [2] * NUM_EXAMPLES
 
 
+@pytest.mark.promises("dynamic-pieces", "undisturbed")
 @pytest.mark.parametrize(("num_files", "num_parts", "flags"), [(12, 1, ["--local_steps=2"]), (2, 3, []), (20, 0.5, [])])
 def test_some_files_or_a_part_of_one_are_dealt_to_whoever_asks_next(
     start, open_files, monkeypatch, num_files, num_parts, flags
@@ -143,6 +145,7 @@ def test_some_files_or_a_part_of_one_are_dealt_to_whoever_asks_next(
     assert all(set(worker.numbers) != set(range(NUM_EXAMPLES)) for worker in workers)
 
 
+@pytest.mark.promises("static-shares", "undisturbed")
 @pytest.mark.parametrize(("num_files", "sizes"), [(6, [134, 133, 133]), (2, [134, 134, 132])])
 def test_each_worker_reads_a_share_of_its_own_in_each_epoch(start, open_files, num_files, sizes, caplog):
     caplog.set_level("INFO", logger="absl")
@@ -160,6 +163,7 @@ def test_each_worker_reads_a_share_of_its_own_in_each_epoch(start, open_files, n
     assert (of_few in caplog.text) == (num_files == 2)
 
 
+@pytest.mark.promises("order-goes-on", "skipped")
 @pytest.mark.parametrize("kind", ["memory", "files"])
 def test_a_share_goes_on_at_the_step_of_the_run(start, open_files, kind):
     """As after a death, or when a run is resumed."""
@@ -173,6 +177,7 @@ def test_a_share_goes_on_at_the_step_of_the_run(start, open_files, kind):
     assert later.numbers == undisturbed.numbers[4 * RUN_SIZE :]
 
 
+@pytest.mark.promises("held-by-the-dead", "never-back-in-files")
 def test_of_a_killed_worker_only_what_it_held_is_not_read(start, open_files, caplog):
     caplog.set_level("INFO", logger="absl")
     start_worker = start(open_files(10), DYNAMIC)
@@ -188,6 +193,8 @@ def test_of_a_killed_worker_only_what_it_held_is_not_read(start, open_files, cap
     assert len({number % 10 for number in lost}) <= 3
     start_worker(1).train()
     assert re.search(r"worker 1: the rest of \S+/train-0000\d-of-00010.tfrecord, which this worker held", caplog.text)
+    workers[0].train(12)
+    assert set(lost) <= set(workers[0].numbers), "the next epoch has them"
 
 
 def test_a_session_ends_though_ps_0_has_no_answer_and_another_one_begins(start, open_files, monkeypatch):
@@ -223,6 +230,7 @@ def test_a_session_ends_though_ps_0_has_no_answer_and_another_one_begins(start, 
     worker.train()
 
 
+@pytest.mark.promises("dealt-out-goes-on")
 @pytest.mark.parametrize("kind", ["memory", "files"])
 def test_what_is_dealt_out_goes_on_where_the_checkpoint_was(start, open_files, tmp_path, kind):
     """In memory exactly; of files with what is not held when it is written."""

@@ -39,6 +39,7 @@ GO_ON = "; start it again to go on"
 UNSAVED = "; nothing is saved, so start it again while the ps tasks still run, or training begins again"
 
 
+@pytest.mark.promises("stop-status")
 @pytest.mark.parametrize(
     ("train_dir", "failure", "number", "how", "lost"),
     [

@@ -11,6 +11,7 @@ from runtime.data.memory import MemorySource
 from runtime.process.errors import UnusableError
 
 
+@pytest.mark.promises("static-shares")
 @pytest.mark.parametrize("num_shares", [1, 2, 3, 7])
 def test_shares_are_disjoint_and_complete(num_shares):
     source = MemorySource(mnist_input.Examples(np.arange(60000)[:, None], np.arange(60000)))
@@ -45,6 +46,7 @@ def draw(num_examples, batch_size, num_runs, num_batches=1, seed=0, stream=0, fi
     return indices
 
 
+@pytest.mark.promises("order-of-seed")
 @pytest.mark.parametrize("num_batches", [1, 4])
 @pytest.mark.parametrize("batch_size", [100, 70, 1000])  # a divisor, no divisor, more than there are
 def test_each_epoch_uses_every_example_once_in_a_new_order(batch_size, num_batches):
@@ -56,6 +58,7 @@ def test_each_epoch_uses_every_example_once_in_a_new_order(batch_size, num_batch
     assert not (epochs[1] == epochs[2]).all()
 
 
+@pytest.mark.promises("order-of-seed")
 def test_the_order_is_that_of_seed_and_stream():
     def order(seed, stream):
         return draw(300, 100, 6, 1, seed, stream).tolist()
@@ -72,6 +75,7 @@ def test_the_examples_are_no_part_of_the_graph(graph):
     assert graph.as_graph_def().ByteSize() < 20_000
 
 
+@pytest.mark.promises("order-goes-on")
 @pytest.mark.parametrize("first_batch", [0, 1, 9, 10, 11, 25])
 def test_a_stream_goes_on_where_earlier_sessions_stopped(first_batch):
     undisturbed = draw(num_examples=100, batch_size=10, num_runs=40)
@@ -79,6 +83,7 @@ def test_a_stream_goes_on_where_earlier_sessions_stopped(first_batch):
     np.testing.assert_array_equal(resumed, undisturbed[10 * first_batch :])
 
 
+@pytest.mark.promises("compared-data")
 def test_the_description_tells_other_labels_too():
     examples = mnist_input.Examples(np.zeros([2, 784], np.uint8), np.array([1, 2], np.uint8))
     description = MemorySource(examples).description

@@ -43,12 +43,14 @@ def test_a_task_that_fails_is_started_again_and_the_run_ends_well(launch):
     assert "worker-0 ended with status 7: starting it again (1 of 3)\nworker 0: trains\n" in run.output()
 
 
+@pytest.mark.promises("launcher-restarts", "launcher-ends-all", "launcher-status")
 def test_a_task_is_started_again_as_often_as_was_asked_for(launch):
     run = launch("exit 7", "--max_restarts=1")
     assert run.wait(DEADLINE_SECS) == 7
     assert run.output().count("worker-0 ended with status 7: starting it again") == 1
 
 
+@pytest.mark.promises("memory-runs-out")
 @pytest.mark.parametrize(
     ("number", "kills_before", "kills_after", "told"),
     [
@@ -74,6 +76,7 @@ def test_a_task_that_is_killed_for_want_of_memory_is_told_with_what_helps(
     assert task.describe_end().startswith(f"ended with status {128 + number} {told}")
 
 
+@pytest.mark.promises("launcher-ends-all")
 def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
     assert launch("echo 'of an earlier run'").wait(DEADLINE_SECS) == 0
     run = launch("for i in $(seq 100); do echo line $i; done; echo 'error: wrong' >&2; exit 2")
@@ -88,6 +91,7 @@ def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
     assert "of an earlier run" not in run.output().partition("ended. The end")[2]
 
 
+@pytest.mark.promises("what-is-next")
 @pytest.mark.parametrize(
     ("result", "flags", "lines"),
     [
@@ -167,6 +171,7 @@ def test_a_pipe_that_nobody_reads_keeps_the_launcher_from_nothing(launch):
     run.kill()
 
 
+@pytest.mark.promises("launcher-status")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
 def test_a_signal_stops_every_task_with_sigterm(launch, number, status):
     run = launch("trap 'echo worker 0: saved; exit 143' TERM; echo worker 0: begins; while :; do sleep 0.05; done")
@@ -295,6 +300,7 @@ def test_a_log_that_cannot_be_opened_is_told_in_one_line(launch):
     assert "starting it again" not in run.output()
 
 
+@pytest.mark.promises("launcher-killed")
 def test_tasks_that_lose_their_launcher_stop_in_order_and_their_logs_go_on(launch):
     """As kill -9 does it."""
     run = launch("trap 'echo worker 0: saved; exit 143' TERM; echo worker 0: begins; while :; do sleep 0.05; done")
@@ -371,6 +377,19 @@ def test_a_ps_that_dies_when_the_chief_has_ended_well_costs_nothing(launch):
     assert "ps-0 ended with status 137 (signal 9): nothing is lost, since the chief has ended" in run.output()
 
 
+@pytest.mark.promises("chief-has-ended")
+def test_a_task_that_stays_when_the_chief_has_ended_ends_the_run(launch):
+    make_command(launch.folder, "")
+    supervisor = launch.folder / "runtime" / "launch" / "supervisor.py"
+    text = supervisor.read_text()
+    supervisor.unlink()
+    supervisor.write_text(text.replace("LEAVE_SECS = 60.0", "LEAVE_SECS = 0.5"))
+    run = launch("case $* in *task_index=1*) while :; do sleep 0.05; done;; esac", "--workers=2")
+    assert run.wait(DEADLINE_SECS) == 1
+    assert "error: worker-1 did not end within 0.5 s of the chief; all tasks were ended" in run.output()
+    assert run.output().endswith("\nthe chief had ended with 0: the result is saved\n")
+
+
 def test_who_is_waited_for_when_the_chief_has_ended_is_said(launch):
     run = launch("case $* in *task_index=1*) while ! [ -e done ]; do sleep 0.05; done;; esac", "--workers=2")
     run.wait_for_output("the chief has ended: waiting for worker-1 to end, up to 60 s")
@@ -378,19 +397,20 @@ def test_who_is_waited_for_when_the_chief_has_ended_is_said(launch):
     assert run.wait(DEADLINE_SECS) == 0
 
 
-def test_a_second_ctrl_c_says_what_ends_the_run_at_once(launch):
-    run = launch(
-        "trap 'touch told; while ! [ -e go-on ]; do sleep 0.05; done; exit 143' TERM; echo begins; sleep 99 & wait"
-    )
+@pytest.mark.promises("ctrl-c-again")
+def test_however_often_ctrl_c_is_pressed_a_task_is_told_once_and_what_ends_it_at_once_is_said(launch):
+    run = launch("trap 'echo told' TERM; echo begins; until [ -e go-on ]; do sleep 0.05; done; sleep 0.2; exit 143")
     run.wait_for_output("begins")
     run.send(signal.SIGINT)
-    poll_for((launch.folder / "told").exists, "the task to be told")
+    run.wait_for_output("told")
     run.send(signal.SIGINT)
     run.wait_for_output(r"still stopping every task; Ctrl-\\ ends them at once")
     (launch.folder / "go-on").touch()
     assert run.wait(DEADLINE_SECS) == 130
+    assert launch.log.read_text() == "begins\ntold\n"
 
 
+@pytest.mark.promises("ctrl-backslash", "launcher-status")
 def test_a_chief_that_is_killed_before_it_could_save_is_said_to_be(launch):
     run = launch("echo worker 0: begins; while :; do sleep 0.05; done")
     run.wait_for_output("worker 0: begins")

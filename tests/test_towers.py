@@ -116,6 +116,7 @@ def assert_close(found, expected):
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.promises("in-graph-average")
 def test_in_graph_a_step_averages_a_batch_of_each_worker(local_servers, set_flags):
     set_flags(*FLAGS, "--train_steps=1")
     servers = local_servers(2, 3)
@@ -150,6 +151,7 @@ def make_client_with_devices(num_devices):
     return Client(task, Connection(server.target, config))
 
 
+@pytest.mark.promises("towers")
 @pytest.mark.parametrize(
     ("flags", "num_devices", "num_batches"),
     [
@@ -182,6 +184,7 @@ def test_a_worker_computes_on_all_of_its_gpus_and_an_in_graph_chief_on_all_worke
     assert choose_devices(chief, make_session_config(chief)) == [f"/job:worker/task:{i}" for i in range(3)]
 
 
+@pytest.mark.promises("dispensable-workers")
 def test_in_graph_the_chief_alone_trains_and_needs_all_others():
     def describe(job_name, index, replication):
         task = Task(job_name, index, PS_HOSTS, WORKER_HOSTS, replication)

@@ -179,6 +179,7 @@ def step_together(*workers):
         assert not thread.is_alive(), "nobody has woken a worker"
 
 
+@pytest.mark.promises("asynchronous")
 def test_asynchronous_updates_are_applied_one_by_one(local_servers):
     servers = local_servers(1, 2)
     workers = [Worker(servers, index) for index in range(2)]
@@ -203,6 +204,7 @@ def test_what_is_left_of_a_run_after_the_last_step_applies_nothing(local_servers
     assert worker.read() == [0 - 0.5 * (N + 1), N + 1]
 
 
+@pytest.mark.promises("synchronous")
 def test_synchronous_updates_average_all_gradients(local_servers):
     servers = local_servers(2, 3)
     workers = [Worker(servers, index, replicas=3) for index in range(3)]
@@ -226,6 +228,7 @@ def test_of_state_synchronous_workers_count_together_and_the_last_assignment_sta
         assert workers[step % 3].read() == [0 - 0.5 * (1 + 2 + 3) / 3 * step, step]
 
 
+@pytest.mark.promises("synchronous")
 def test_no_synchronous_update_happens_before_every_gradient_is_there(local_servers):
     servers = local_servers(1, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
@@ -238,6 +241,7 @@ def test_no_synchronous_update_happens_before_every_gradient_is_there(local_serv
     assert workers[1].read() == [0 - 0.5 * (1 + 2) / 2, 1]
 
 
+@pytest.mark.promises("backup-workers")
 def test_the_gradients_of_a_backup_worker_are_dropped(local_servers):
     def make_queue(name):
         with tf.device("/job:worker/task:1"):
@@ -264,6 +268,22 @@ def test_the_gradients_of_a_backup_worker_are_dropped(local_servers):
         session.run(go_on)
         slow.step()
     assert [worker.read() for worker in (fast, slow)] == 2 * [[0 - 0.5 * (1 + 2), 2]]
+
+
+@pytest.mark.promises("synchronous-need-chief")
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_synchronous_workers_wait_for_the_chief_unless_the_others_are_enough(local_servers, replicas):
+    servers = local_servers(1, 2)
+    chief, other = (Worker(servers, index, replicas) for index in range(2))
+    chief.coord.join(stop_grace_period_secs=0.1, ignore_live_threads=True)  # nobody looks who is lost
+    chief.session.close()
+    step = other.start_step()
+    step.join(1 if replicas == 2 else 60)
+    assert step.is_alive() == (replicas == 2)
+    if step.is_alive():
+        Worker(servers, 0, replicas, initialize=False).step()
+        step.join(60)
+    assert other.read() == [0 - 0.5 * (1.5 if replicas == 2 else 2), 1]
 
 
 class ClassicWorker:
@@ -327,6 +347,7 @@ def start_step_without_update(servers, worker):
     return thread
 
 
+@pytest.mark.promises("synchronous")
 def test_a_fast_worker_waits_for_a_slow_one_in_each_update_of_a_run(local_servers):
     def slow(weight):
         return 2 * weight * tf.numpy_function(lambda: np.float32(time.sleep(0.01) is None), [], tf.float32)
@@ -436,6 +457,7 @@ def train_on(threads, workers):
         time.sleep(0.01)
 
 
+@pytest.mark.promises("staleness-bound")
 @pytest.mark.parametrize("num_ps", [1, 2])
 @pytest.mark.parametrize("local_steps", [1, 3])
 @pytest.mark.parametrize("max_staleness", [0, 2])
@@ -455,6 +477,7 @@ def test_no_worker_is_further_ahead_of_the_slowest_than_it_may_be(local_servers,
     assert workers[0].read()[1] == 2 * N * local_steps
 
 
+@pytest.mark.promises("staleness-of-the-lost")
 def test_a_lost_worker_keeps_nobody_waiting_and_begins_where_the_slowest_is(local_servers, away, caplog):
     servers = local_servers(1, 3)
     workers = [Worker(servers, index, max_staleness=1, train_steps=1000) for index in range(3)]
@@ -483,6 +506,7 @@ def test_nobody_waits_for_the_slowest_after_the_last_step(local_servers):
     assert workers[0].read()[1] == N + 2
 
 
+@pytest.mark.promises("nothing-after-the-goal")
 @pytest.mark.parametrize("num_ps", [1, 2])
 @pytest.mark.parametrize("mode", [{}, {"local_steps": 2}, {"max_staleness": 0}, {"replicas": 2}, {"replicas": 1}])
 def test_the_end_is_where_the_model_is_and_stops_who_waits_and_who_comes_later(local_servers, num_ps, mode):
@@ -502,6 +526,7 @@ def test_the_end_is_where_the_model_is_and_stops_who_waits_and_who_comes_later(l
     assert late.read() == at_end, "training is over"
 
 
+@pytest.mark.promises("fewer-gradients")
 @pytest.mark.parametrize("num_ps", [1, 2])
 def test_an_update_averages_the_gradients_of_the_workers_that_answer(local_servers, away, caplog, num_ps):
     servers = local_servers(num_ps, 3)
@@ -524,6 +549,7 @@ def test_an_update_averages_the_gradients_of_the_workers_that_answer(local_serve
     poll_for(lambda: re.search(r"update \d on: the average of 3 of 3 gradients\n", caplog.text), "news of the return")
 
 
+@pytest.mark.promises("back-from-first-step")
 def test_no_update_waits_for_who_came_in_the_place_of_a_worker(local_servers, monkeypatch, caplog):
     """However fast that was, and however long it reads its data."""
     monkeypatch.setattr(lost_workers, "LOOK_SECS", 0.05)
@@ -725,6 +751,7 @@ def test_training_goes_on_after_a_worker_has_died_while_it_made_an_update(
     assert num_updates == int(num_updates) > 0, "each has averaged all"
 
 
+@pytest.mark.promises("begun-is-awaited")
 def test_an_update_waits_for_a_worker_that_computes_however_long_that_takes(local_servers, away, caplog, monkeypatch):
     monkeypatch.setattr(lost_workers, "REMINDER_SECS", 1.0)
     servers = local_servers(1, 2)
@@ -844,6 +871,7 @@ def test_what_wakes_the_workers_serves_the_next_chief(local_servers):
     assert other.read() == [0 - 0.5 * 1.5 * 2, 2]
 
 
+@pytest.mark.promises("local-steps")
 def test_local_steps_are_taken_on_a_copy_and_their_sum_is_added(local_servers):
     servers = local_servers(2, 2)
     first, second = (Worker(servers, index, local_steps=4) for index in range(2))
@@ -854,6 +882,7 @@ def test_local_steps_are_taken_on_a_copy_and_their_sum_is_added(local_servers):
     assert second.read() == [0 - 4 * 0.5 * (1 + 2 + 1) * N, 12 * N]
 
 
+@pytest.mark.promises("local-steps")
 def test_a_pending_exchange_counts_once(local_servers):
     worker = Worker(local_servers(2, 1), 0, local_steps=2, train_steps=10**6, loss=lambda w: 0.01 * (w - 1) ** 2 / 2)
     for _ in range(20):
@@ -863,6 +892,7 @@ def test_a_pending_exchange_counts_once(local_servers):
     assert 1 - value == pytest.approx((1 - 0.5 * 0.01) ** step, rel=1e-5), "as if one step followed the other"
 
 
+@pytest.mark.promises("synchronous-local-steps")
 def test_synchronous_local_steps_are_averaged(local_servers):
     servers = local_servers(2, 2)
     workers = [Worker(servers, index, replicas=2, local_steps=4) for index in range(2)]

@@ -15,6 +15,7 @@ def entries(folder, task):
     return [entry for entry in map(json.loads, lines) if entry["event"] == "evaluated"]
 
 
+@pytest.mark.promises("stop-at-accuracy")
 @pytest.mark.parametrize("mode", [[], ["--sync_replicas", "--local_steps=4"]], ids=["asynchronous", "synchronous"])
 def test_an_evaluation_that_is_good_enough_ends_training(tmp_path, black_and_white_dir, mode):
     flags = [*mode, "--train_steps=100000000", "--eval_every_secs=0.5", "--stop_at_accuracy=0.99"]
@@ -40,6 +41,7 @@ def test_an_evaluation_that_is_good_enough_ends_training(tmp_path, black_and_whi
         assert (tmp_path / "export" / "1").is_dir()
 
 
+@pytest.mark.promises("evaluator")
 @pytest.mark.long
 def test_an_evaluator_evaluates_each_checkpoint_once(tmp_path, black_and_white_dir):
     """It is started before the run, killed in it, and started again; a second one comes after the end."""

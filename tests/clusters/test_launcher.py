@@ -84,6 +84,7 @@ def test_one_command_trains_mnist_and_prints_the_accuracy(launcher, mnist_dir):
     assert "the chief has evaluated: leaving" in launcher.log("ps-0")
 
 
+@pytest.mark.promises("resume")
 def test_a_second_run_resumes_where_the_first_stopped_and_keeps_the_logs(launcher, black_and_white_dir):
     def run(*arguments):
         run = launcher.start(*arguments, f"--data_dir={black_and_white_dir}")
@@ -100,6 +101,7 @@ def test_a_second_run_resumes_where_the_first_stopped_and_keeps_the_logs(launche
     assert launcher.log("worker-0").count("finished at global step") == 3
 
 
+@pytest.mark.promises("launcher-checks-first")
 def test_a_wrong_flag_is_told_once_before_anything_is_made(launcher):
     run = launcher.start("--batch_size=0")
     assert run.wait() == 2
@@ -139,6 +141,7 @@ def kill(launcher, name):
     launcher.log_before_kill = launcher.log(name)
 
 
+@pytest.mark.promises("names-of-tasks")
 def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir):
     run = launcher.start("--train_steps=3000", "--log_every_secs=0.2", f"--data_dir={black_and_white_dir}")
     kill(launcher, "worker-0")
@@ -293,6 +296,7 @@ FAILS_ONCE = """
 """
 
 
+@pytest.mark.promises("status-1")
 def test_an_error_of_a_users_file_after_the_first_step_may_pass(launcher, black_and_white_dir):
     def edit(text):
         decode = re.search(r"def decode.*?(?=\n    return)", text, re.DOTALL)[0]

@@ -224,6 +224,7 @@ NEEDS_NAMES = pytest.mark.skipif(
 )
 
 
+@pytest.mark.promises("another-address")
 @NEEDS_NAMES
 @pytest.mark.parametrize("new_host", [SPARE, PS], ids=["at_another_address", "behind_a_cut_link"])
 def test_a_ps_comes_back_under_its_name(hosts, new_host, tmp_path, black_and_white_dir):
@@ -293,6 +294,7 @@ def wait_for_steps(worker, count):
     poll_for(lambda: num_steps(worker) >= last, f"{count} steps more")
 
 
+@pytest.mark.promises("silent-is-not-dead")
 @pytest.mark.long
 def test_a_link_that_is_cut_for_20_secs_is_survived(hosts, slow_run):
     with slow_run() as cluster:
@@ -357,6 +359,7 @@ def test_100_ms_of_delay_and_1_percent_loss_slow_training_and_break_nothing(
         assert float(secs) >= int(steps) * 2 * 0.2, "a step takes two round trips at least"
 
 
+@pytest.mark.promises("no-saved-step-is-lost")
 @pytest.mark.long
 @NEEDS_PRIVATE_MOUNTS
 @pytest.mark.usefixtures("hosts")

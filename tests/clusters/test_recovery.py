@@ -35,6 +35,7 @@ def start(tmp_path, black_and_white_dir):
     return start
 
 
+@pytest.mark.promises("lost-ps", "two-at-once")
 @pytest.mark.long
 @pytest.mark.parametrize("mode", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
 def test_all_workers_train_again_after_the_restart_of_any_task_and_any_pair(start, mode):
@@ -51,6 +52,7 @@ def test_all_workers_train_again_after_the_restart_of_any_task_and_any_pair(star
         assert "test accuracy 1.0000" in cluster["worker 0"].output()
 
 
+@pytest.mark.promises("asynchronous-train-on")
 @pytest.mark.parametrize(("dead", "other"), [("worker 1", "worker 0"), ("worker 0", "worker 1")])
 def test_an_asynchronous_worker_does_not_wait_for_a_dead_one(start, dead, other):
     with start("--train_steps=1000000") as (cluster, _):
@@ -169,6 +171,7 @@ def test_a_ps_that_cannot_hear_that_it_shall_leave_is_waited_for_and_leaves_once
         assert not dismissal.is_alive()
 
 
+@pytest.mark.promises("startup-timeout")
 def test_a_ps_whose_chief_never_comes_ends_and_names_it(tmp_path):
     with Cluster(tmp_path, 1, 2, "--startup_timeout_secs=1") as cluster:
         assert cluster.start("ps 0").wait() == 1
@@ -208,6 +211,7 @@ CHAOS = [
 ]
 
 
+@pytest.mark.promises("no-saved-step-is-lost")
 @pytest.mark.long
 def test_random_faults_lose_nothing_and_hang_nothing(capsys, mnist_dir):
     """In one mode for each commit: tests/soak.py takes longer, in all of them."""

@@ -9,6 +9,7 @@ from benchmarks.testbed.processes import Cluster
 from tests.clusters.test_training import PROGRESS, assert_all_end, steps_logged
 
 
+@pytest.mark.promises("in-graph-lost")
 def test_in_graph_the_chief_trains_on_all_workers_and_outlives_the_death_of_one(tmp_path, mnist_dir):
     flags = ["--replication=in_graph", f"--data_dir={mnist_dir}", f"--train_dir={tmp_path}", "--log_every_secs=0.1"]
     with Cluster(tmp_path, 1, 2, *flags, "--train_steps=700") as cluster:
@@ -35,6 +36,7 @@ def test_in_graph_the_chief_trains_on_all_workers_and_outlives_the_death_of_one(
     assert result["global_step"] == 700, "no other client takes steps"
 
 
+@pytest.mark.promises("in-graph-gone")
 @pytest.mark.long
 def test_in_graph_a_worker_that_does_not_come_back_ends_the_run_and_a_signal_saves_it(tmp_path, black_and_white_dir):
     flags = ["--replication=in_graph", f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]

@@ -45,6 +45,7 @@ def finished(tmp_path_factory, black_and_white_dir):
     return folder
 
 
+@pytest.mark.promises("what-may-change")
 @pytest.mark.parametrize(("row", "num_ps", "num_workers", "flags", "refusal"), CASES)
 def test_resuming_with_something_else_works_or_says_why_not(
     tmp_path, finished, black_and_white_dir, row, num_ps, num_workers, flags, refusal
@@ -68,6 +69,7 @@ def test_resuming_with_something_else_works_or_says_why_not(
         assert re.search(r"restored \S+/model\.ckpt-2\d, at global step 2\d\n", cluster["worker 0"].output())
 
 
+@pytest.mark.promises("what-may-change")
 def test_the_table_of_the_documents_has_these_rows():
     text = (PROJECT / "docs" / "recovery.md").read_text()
     table = text[text.index("## Resuming with something else") :]

@@ -110,6 +110,7 @@ def assert_pictures_are_classified(folder, export_dir, data_dir):
     assert right.count("jpg") >= 16, process.stdout
 
 
+@pytest.mark.promises("litert")
 @pytest.mark.long
 def test_asynchronous_workers_share_the_steps_and_the_model_can_be_served(tmp_path, mnist_dir):
     train_dir, export_dir = tmp_path / "train", tmp_path / "export"
@@ -131,6 +132,7 @@ def test_asynchronous_workers_share_the_steps_and_the_model_can_be_served(tmp_pa
     assert_pictures_are_classified(tmp_path, export_dir, mnist_dir)
 
 
+@pytest.mark.promises("all-test-examples", "fields-of-result")
 def test_synchronous_training_takes_every_step_with_every_worker(tmp_path, mnist_dir):
     train_dir = tmp_path / "train"
     flags = ["--sync_replicas", "--train_steps=300", f"--train_dir={train_dir}", f"--data_dir={mnist_dir}"]
@@ -276,6 +278,7 @@ def test_without_train_dir_nothing_is_saved_and_a_warning_says_so(tmp_path, blac
     assert sorted(os.listdir(tmp_path)) == ["ps-0.log", "worker-0.log"]
 
 
+@pytest.mark.promises("lost-ps-without-train-dir")
 def test_a_ps_lost_without_any_checkpoint_is_said_to_lose_the_model(tmp_path, black_and_white_dir):
     with Cluster(tmp_path, 1, 1, "--train_steps=1000000", f"--data_dir={black_and_white_dir}") as cluster:
         cluster.start()
@@ -288,6 +291,7 @@ def test_a_ps_lost_without_any_checkpoint_is_said_to_lose_the_model(tmp_path, bl
         cluster["ps 0"].kill()
 
 
+@pytest.mark.promises("stop-in-step")
 def test_a_signal_stops_a_worker_after_its_step_and_the_chief_saves(tmp_path, black_and_white_dir):
     flags = ["--train_steps=1000000", "--save_checkpoint_secs=600", "--log_every_secs=0.1"]
     with Cluster(tmp_path, 1, 2, *flags, f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}") as cluster:
@@ -307,6 +311,7 @@ def test_a_signal_stops_a_worker_after_its_step_and_the_chief_saves(tmp_path, bl
         cluster["ps 0"].kill()
 
 
+@pytest.mark.promises("stop-saves")
 @pytest.mark.parametrize("flags", [[], ["--sync_replicas"]], ids=["asynchronous", "synchronous"])
 def test_sigterm_to_all_tasks_at_once_saves_the_last_step(tmp_path, black_and_white_dir, flags):
     common = ["--log_every_secs=0.1", f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", *flags]
@@ -384,6 +389,7 @@ def test_ctrl_c_ends_a_synchronous_worker_that_waits_for_the_others(tmp_path, bl
         assert "stopping at once" not in cluster["worker 0"].output()
 
 
+@pytest.mark.promises("folder-of-ps")
 @NEEDS_PRIVATE_MOUNTS
 def test_a_train_dir_that_the_ps_does_not_share_ends_all_tasks_before_training_with_the_same_line(
     tmp_path, black_and_white_dir
@@ -407,6 +413,7 @@ def test_a_train_dir_that_the_ps_does_not_share_ends_all_tasks_before_training_w
             assert f"error: worker 0 has ended: {line}" in cluster[name].output()
 
 
+@pytest.mark.promises("checkpoints-by-chief")
 @NEEDS_PRIVATE_MOUNTS
 def test_hosts_that_share_no_folder_save_and_restore_through_the_chief(tmp_path, black_and_white_dir):
     train_dir = tmp_path / "train"
@@ -434,6 +441,7 @@ def test_hosts_that_share_no_folder_save_and_restore_through_the_chief(tmp_path,
         assert saved <= int(restored[1]) <= saved + 8, "steps of the chief's last run may arrive while it saves"
 
 
+@pytest.mark.promises("unwritable-model-stays")
 def test_a_failed_export_costs_neither_result_nor_model_and_a_worker_that_comes_after_the_end_ends_well(
     tmp_path, black_and_white_dir
 ):
@@ -500,6 +508,7 @@ def test_a_worker_that_is_refused_while_synchronous_ones_wait_for_it_ends_all_wi
             assert re.search(refused, task.output())
 
 
+@pytest.mark.promises("same-seed", "exact-place")
 def test_one_synchronous_worker_reads_the_same_batches_whether_or_not_it_stops(tmp_path, mnist_dir):
     losses = []
     for name, stops in (("undisturbed", (40,)), ("resumed", (20, 40))):
@@ -532,6 +541,7 @@ def test_a_loss_that_is_not_a_number_ends_every_worker_and_leaves_the_good_check
     assert not (run / "result.json").exists()
 
 
+@pytest.mark.promises("loss-not-finite")
 @pytest.mark.parametrize(
     ("folder", "flags"),
     [
@@ -565,6 +575,7 @@ def test_a_model_that_diverges_in_its_last_steps_is_neither_saved_nor_exported_n
         assert os.listdir(kept) == []
 
 
+@pytest.mark.promises("stop-timeout")
 def test_a_save_that_takes_long_is_waited_for_and_said_when_the_run_is_stopped(tmp_path, black_and_white_dir):
     """The ps that writes the index of the last checkpoint writes into a pipe, and waits until somebody reads it."""
     index = tmp_path / "train" / "model.ckpt-8.index"
@@ -599,6 +610,7 @@ def test_a_save_that_takes_long_is_waited_for_and_said_when_the_run_is_stopped(t
     assert not list(stopping)
 
 
+@pytest.mark.promises("second-signal")
 def test_a_second_signal_stops_a_blocked_worker_at_once(tmp_path, black_and_white_dir):
     with Cluster(tmp_path, 1, 1, "--train_steps=1000000", f"--data_dir={black_and_white_dir}") as cluster:
         cluster.start()
@@ -621,6 +633,7 @@ def test_a_signal_ends_a_worker_that_waits_for_its_ps(tmp_path, black_and_white_
         assert worker.wait() == 128 + signal.SIGTERM
 
 
+@pytest.mark.promises("startup-timeout")
 def test_a_ps_that_never_comes_is_named(tmp_path, black_and_white_dir):
     with Cluster(tmp_path, 2, 1, f"--data_dir={black_and_white_dir}", "--startup_timeout_secs=1") as cluster:
         worker = cluster.start("worker 0")
