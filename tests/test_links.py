@@ -212,7 +212,7 @@ EXERCISED = {
         for flags in (compare.recommended_flags(), outcomes.CNN_FLAGS)
     },
     "./run_local_cluster.sh --replication=in_graph": ParsedFlags(),
-    "./run_local_cluster.sh --max_staleness=8": RunBy("def test_workers_whose_staleness_is_bounded_"),
+    "./run_local_cluster.sh --max_staleness=8": ParsedFlags(),
     "./run_local_cluster.sh --eval_every_secs=1 --stop_at_accuracy=0.97 --train_steps=1000000": ParsedFlags(),
     "./run_local_cluster.sh --model=cnn --export_dir=exported": ParsedFlags(),
     ".venv/bin/python examples/digits/predict.py --model exported four.png seven.jpg": RunBy(

@@ -151,22 +151,6 @@ def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir):
     assert "test accuracy 1.0000" in run.output()
 
 
-def test_a_task_that_dies_too_often_ends_the_run_with_its_log_and_status(launcher, black_and_white_dir):
-    run = launcher.start(
-        "--train_steps=1000000", "--log_every_secs=0.2", "--max_restarts=1", f"--data_dir={black_and_white_dir}"
-    )
-    kill(launcher, "worker-1")
-    kill(launcher, "worker-1")
-    assert run.wait() == 128 + signal.SIGKILL
-    output = run.output()
-    assert output.count("worker-1 ended with status 137 (signal 9): starting it again") == 1
-    assert (
-        f"error: worker-1 ended with status 137 (signal 9); all tasks were ended. The end of {launcher.train_dir}"
-        in output
-    )
-    assert "worker 1: global step" in output
-
-
 def addresses(run):
     """Return the addresses that a running launcher's tasks listen at."""
     return re.findall(r"localhost:\d+", run.wait_for_output(r"ps at .*\n")[0])
@@ -341,17 +325,6 @@ def test_the_path_of_the_python_may_have_a_space(launcher, tmp_path):
     run = launcher.start("--batch_size=0", env={"PYTHON": str(python)})
     assert run.wait() == 2
     assert "error: flag --batch_size=0: 0 is not a positive integer" in run.output()
-
-
-def test_a_finished_run_that_is_run_again_keeps_its_result(launcher, black_and_white_dir):
-    results = []
-    for _ in range(2):
-        export_dir = launcher.train_dir / "export"
-        run = launcher.start("--train_steps=100", f"--data_dir={black_and_white_dir}", f"--export_dir={export_dir}")
-        assert run.wait() == 0, run.output()
-        results.append((launcher.train_dir / "result.json").read_text())
-    assert results[0] == results[1]
-    assert os.listdir(export_dir) == ["1"]
 
 
 class Disk:

@@ -142,37 +142,6 @@ def slow_run(hosts, tmp_path, black_and_white_dir):
     return start
 
 
-def test_a_cluster_learns_mnist_on_hosts_of_their_own(hosts, tmp_path, mnist_dir):
-    flags = ["--sync_replicas", "--local_steps=64", "--optimizer=momentum", "--learning_rate=0.1", "--train_steps=3000"]
-    with Cluster(tmp_path, 2, 2, *flags, f"--data_dir={mnist_dir}", network=hosts) as cluster:
-        cluster.start()
-        assert set(cluster.wait().values()) == {0}
-        assert float(re.search(r"test accuracy (\S+)", cluster["worker 0"].output())[1]) >= 0.97
-
-
-@pytest.mark.parametrize(("wrong", "num_ps"), [("ps 1", 2), ("worker 0", 1)])
-def test_every_task_names_an_entry_in_which_the_list_of_one_differs(
-    hosts, tmp_path, black_and_white_dir, wrong, num_ps
-):
-    with Cluster(tmp_path, num_ps, 4 - num_ps, f"--data_dir={black_and_white_dir}", network=hosts) as cluster:
-        right = [name for name in cluster.names if name != wrong]
-        cluster.start(*right)
-        awaited = "the chief" if wrong == "worker 0" else f"{wrong} at {cluster.address[wrong]} [^,]*\n"
-        for worker in (name for name in right if name.startswith("worker")):
-            cluster[worker].wait_for_output(f"waiting for {awaited}")  # the others are there
-        correct = cluster.address["ps 0"]
-        mistyped = correct.replace("2222", "2232")
-        flags = [flag.replace(correct, mistyped) for flag in cluster.flags]
-        cluster.start_with(wrong, *cluster.role(wrong), *flags)
-        assert cluster.wait() == dict.fromkeys(cluster.names, 2)
-        differs = (
-            rf"error: (\w+ \d was given {correct} as ps_hosts\[0\], but {wrong} was given {mistyped}|"
-            rf"{wrong} was given {mistyped} as ps_hosts\[0\], but \w+ \d was given {correct}): give all"
-        )
-        for name in cluster.names:
-            assert re.search(differs, cluster[name].output())
-
-
 def test_a_task_on_another_host_than_that_of_its_address_says_so_and_disturbs_nobody(
     hosts, tmp_path, black_and_white_dir
 ):

@@ -107,27 +107,6 @@ def test_tasks_whose_ps_does_not_come_back_end_and_name_it(start):
             assert line.endswith(": start what is missing, or correct --ps_hosts and --worker_hosts")
 
 
-def test_tasks_whose_chief_does_not_come_back_end_and_name_it(start):
-    with start("--train_steps=1000000", "--recovery_timeout_secs=2", "--sync_replicas") as (cluster, _):
-        cluster["worker 0"].kill()
-        for name in ("worker 1", "ps 0", "ps 1"):
-            assert cluster[name].wait() == 1
-            assert re.search(
-                rf"error: {name} waited \d+ s for .*worker 0 at {cluster.address['worker 0']} \(connection refused\)",
-                cluster[name].output(),
-            )
-
-
-def test_a_stopped_ps_is_no_answer_and_ends_its_workers(start):
-    with start("--train_steps=1000000", "--recovery_timeout_secs=2") as (cluster, _):
-        cluster["ps 0"].send(signal.SIGSTOP)
-        for name in ("worker 0", "worker 1"):
-            assert cluster[name].wait() == 1
-            assert f"ps 0 at {cluster.address['ps 0']} (no answer)" in cluster[name].output()
-        cluster["ps 0"].kill()
-        cluster["ps 1"].kill()
-
-
 def test_a_ps_that_is_stopped_while_the_chief_ends_ends_the_chief(start, tmp_path):
     export_dir = tmp_path / "export"
     with start("--train_steps=6000", "--recovery_timeout_secs=7", f"--export_dir={export_dir}") as (cluster, _):

@@ -13,24 +13,26 @@ COMMON = ["--ps_strategy=greedy", "--train_steps=40"]
 PS_TASKS = "more or fewer ps tasks, `--partition_bytes`, `--checkpoints`"
 UPDATES = "`--sync_replicas`, `--replication`, `--exchange_dtype`"
 BATCHES = "`--batch_size`, `--learning_rate`, `--lr_schedule`, `--seed`"
+WORKERS = "more or fewer workers"
+DYNAMIC = "`--sharding=dynamic` after `static`"
 MODEL = "`--hidden_units`, `--model`"
-# A row of the table, the numbers of ps tasks and workers, the flags, and what refuses them.
+# Rows of the table, the numbers of ps tasks and workers, the flags, and what refuses them.
 CASES = [
-    ("more or fewer workers", 2, 3, [], ""),
-    (PS_TASKS, 2, 1, [], ""),
-    (PS_TASKS, 2, 2, ["--partition_bytes=100000"], ""),
-    (PS_TASKS, 2, 2, ["--checkpoints=chief"], ""),
-    (UPDATES, 1, 2, ["--sync_replicas"], ""),
-    (UPDATES, 1, 2, ["--replication=in_graph"], ""),
-    (UPDATES, 1, 2, ["--exchange_dtype=bfloat16"], ""),
-    (BATCHES, 1, 2, ["--batch_size=50", "--learning_rate=0.01", "--lr_schedule=one_cycle", "--seed=7"], ""),
-    ("`--local_steps` above 1", 1, 2, ["--local_steps=4"], ""),
-    ("`--optimizer=sgd`", 1, 2, ["--optimizer=sgd"], ""),
-    ("another optimizer", 1, 2, ["--optimizer=adam"], "has no variable mlp/hidden/weights/Adam"),
-    ("another optimizer", 1, 2, ["--optimizer=momentum"], "has no variable mlp/hidden/weights/Momentum"),
-    ("`--sharding=dynamic` after `static`", 1, 2, ["--sharding=dynamic"], "has no variable sharding/runs_dealt_out"),
-    (MODEL, 1, 2, ["--hidden_units=50"], "has mlp/hidden/weights of shape [784, 100], expected [784, 50]"),
-    (MODEL, 1, 2, ["--model=cnn"], "has no variable cnn/conv1/"),
+    ((WORKERS, PS_TASKS), 2, 3, ["--partition_bytes=100000", "--checkpoints=chief"], ""),
+    ((UPDATES,), 1, 2, ["--sync_replicas", "--exchange_dtype=bfloat16"], ""),
+    ((UPDATES,), 1, 2, ["--replication=in_graph"], ""),
+    (
+        (BATCHES, "`--local_steps` above 1"),
+        1,
+        2,
+        ["--batch_size=50", "--learning_rate=0.01", "--lr_schedule=one_cycle", "--seed=7", "--local_steps=4"],
+        "",
+    ),
+    (("`--optimizer=sgd`",), 1, 2, ["--optimizer=sgd"], ""),
+    (("another optimizer",), 1, 2, ["--optimizer=momentum"], "has no variable mlp/hidden/weights/Momentum"),
+    ((DYNAMIC,), 1, 2, ["--sharding=dynamic"], "has no variable sharding/runs_dealt_out"),
+    ((MODEL,), 1, 2, ["--hidden_units=50"], "has mlp/hidden/weights of shape [784, 100], expected [784, 50]"),
+    ((MODEL,), 1, 2, ["--model=cnn"], "has no variable cnn/conv1/"),
 ]
 
 
@@ -46,18 +48,12 @@ def finished(tmp_path_factory, black_and_white_dir):
 
 
 @pytest.mark.promises("what-may-change")
-@pytest.mark.parametrize(("row", "num_ps", "num_workers", "flags", "refusal"), CASES)
+@pytest.mark.parametrize(("rows", "num_ps", "num_workers", "flags", "refusal"), CASES)
 def test_resuming_with_something_else_works_or_says_why_not(
-    tmp_path, finished, black_and_white_dir, row, num_ps, num_workers, flags, refusal
+    tmp_path, finished, black_and_white_dir, rows, num_ps, num_workers, flags, refusal
 ):
     shutil.copytree(finished, tmp_path / "train")
     folders = [f"--train_dir={tmp_path / 'train'}", f"--data_dir={black_and_white_dir}"]
-    if flags == ["--optimizer=adam"]:  # the default: another one only after --optimizer=sgd
-        with Cluster(
-            tmp_path, num_ps, num_workers, *COMMON, *folders, "--optimizer=sgd", "--train_steps=30"
-        ) as cluster:
-            cluster.start()
-            assert set(cluster.wait().values()) == {0}
     flags = [*COMMON, *flags, *folders]
     with Cluster(tmp_path, num_ps, num_workers, *flags) as cluster:
         if refusal:
@@ -74,7 +70,7 @@ def test_the_table_of_the_documents_has_these_rows():
     text = (PROJECT / "docs" / "recovery.md").read_text()
     table = text[text.index("## Resuming with something else") :]
     verdicts = dict(re.findall(r"^\| ([^|]+?) \| (works|is refused)", table, re.MULTILINE))
-    assert verdicts == {row: "is refused" if refusal else "works" for row, *_, refusal in CASES}
+    assert verdicts == {row: "is refused" if refusal else "works" for rows, *_, refusal in CASES for row in rows}
 
 
 def test_only_a_new_model_needs_the_checkpoint_that_init_from_checkpoint_begins_with(
@@ -102,5 +98,5 @@ def test_only_a_new_model_needs_the_checkpoint_that_init_from_checkpoint_begins_
         weights = [
             tf.train.load_variable(str(folder), "mlp/hidden/weights") for folder in (finished, tmp_path / "train")
         ]
-        np.testing.assert_array_equal(*weights)
+        np.testing.assert_allclose(*weights, rtol=0, atol=1e-9)  # a rate of 0 is refused
         shutil.rmtree(foreign, ignore_errors=True)
