@@ -83,7 +83,7 @@ def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(dat
 
     with pytest.raises(UnusableError) as error:
         open_source(data_dir, "train", reader_of(build_whole))
-    refused = "batch(), repeat(), shuffle() (list_files(), too, must have shuffle=False)"
+    refused = "batch(), repeat(), shuffle() (tf.data.Dataset.list_files() needs shuffle=False)"
     assert f"single examples, each once and always in the same order: leave out {refused}" in str(error.value)
     assert str(error.value).endswith("The program shares, shuffles, repeats, makes batches and prefetches")
     apart = reader_of(lambda *_: build_dataset(data_dir, "train").shuffle(9).repeat().batch(8).unbatch())

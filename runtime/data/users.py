@@ -20,7 +20,7 @@ NUM_SAMPLED = 64  # examples that tell this data set from others, and how much m
 # What a user's pipeline must leave to the program: what the op begins with, and the call that makes it.
 REFUSED = {"Repeat": "repeat()", "Batch": "batch()", "ParallelBatch": "batch()", "PaddedBatch": "padded_batch()"}
 REFUSED |= {"ShuffleAndRepeat": "shuffle_and_repeat()", "MapAndBatch": "map_and_batch()"}
-REFUSED["Shuffle"] = "shuffle() (list_files(), too, must have shuffle=False)"
+REFUSED["Shuffle"] = "shuffle() (tf.data.Dataset.list_files() needs shuffle=False)"
 
 
 class UsersSource(PipelineSource):
