@@ -9,6 +9,8 @@ from runtime.data import pictures
 
 INPUT = tf.TensorSpec([32, 32, 3], tf.uint8, "images")  # [height, width, 1] makes them grey
 
+PREDICTS = "examples/pictures/predict.py PICTURE..."  # the launcher tells how to use the model
+
 find_classes = pictures.find_classes  # their names: the place of one is its label
 list_files = pictures.list_pictures  # paths, and labels
 

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "AVIF", "JPEG2000", "PPM
 ENDINGS = {ending for ending, of in Image.registered_extensions().items() if of in FORMATS}  # of their names
 TEST_PERIOD = 10  # every tenth picture of a class is for tests, from the second on
 OF_PROGRAMS = (".", "__", "@")  # begin the names of folders that no person has made: .git, __MACOSX, @eaDir
+warnings.filterwarnings("ignore", module=r"PIL\.")  # such as of EXIF data that are damaged where nobody needs them
 MAX_TOLD = 20  # classes, or files, that a line names
 
 
@@ -88,7 +90,7 @@ def read_picture(path: str | bytes, shape: Sequence[int]) -> npt.NDArray[np.uint
     Whoever decodes it raises an error of its own for a file that is damaged.
     """
     height, width, *channels = shape
-    picture = open_upright(path, 2 * max(height, width))
+    picture = open_upright(path, 4 * max(height, width))
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
