@@ -12,6 +12,7 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
+import functools
 import os
 import sys
 
@@ -87,9 +88,9 @@ def train(me: Member, cluster: tf.train.ClusterSpec, server: tf.train.Server) ->
     with phases.preparing():
         source = sources.open_source(FLAGS.data_dir, "train", FILES.reader)
         description, source = source.description, me.share_of(source)  # the rest need not stay in memory
-        test_examples = sources.open_source(FLAGS.data_dir, "t10k", FILES.reader).load() if me.task.is_chief else ()
         graph = build_graph(me, cluster, source)
-        training = Training(me, graph, description, test_examples)
+        load_tests = functools.partial(sources.load, FLAGS.data_dir, "t10k", FILES.reader)  # only the chief tests
+        training = Training(me, graph, description, load_tests)
 
     # The session: it waits for the ps tasks and for the model, and is made anew after the loss of a ps.
     with tf.train.MonitoredTrainingSession(

@@ -19,6 +19,7 @@ TRACEBACK = (
         TRACEBACK
         + "=====================\nRESOURCE_EXHAUSTED: From /job:worker/replica:0/task:0:\ndisk full\n\t [[save]]",
         "Graph execution error:\n\ndisk full\n",
+        "Error in user-defined function passed to MapDataset:7 transformation with iterator: Reduce::Map: disk full",
         TRACEBACK + "2 root error(s) found.\n  disk full\n\t [[{{node save/SaveV2}}]]",
     ],
 )

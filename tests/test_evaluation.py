@@ -1,5 +1,6 @@
 """What evaluations leave behind, and when a run is finished."""
 
+import contextlib
 import copy
 import enum
 import errno
@@ -16,6 +17,7 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import DEADLINE_SECS
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
+from runtime.data.reader import compute_checksum
 from runtime.model.variables import TableReader, make_variables
 from runtime.monitoring import evaluation
 from runtime.monitoring.evaluation import (
@@ -23,6 +25,7 @@ from runtime.monitoring.evaluation import (
     EvaluationHook,
     ModelTest,
     build_placeholders,
+    check_as_before,
     record_evaluation,
 )
 from runtime.monitoring.measures import Measures, Target
@@ -46,7 +49,7 @@ MEASURES = Measures(
 class FixedTest:
     """A test of no examples, with these measures."""
 
-    checksum = 0
+    checksum, class_names = 0, ()
 
     def __init__(self, measure=lambda _: MEASURES):
         self._measure = measure
@@ -259,6 +262,35 @@ def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_
         finished_run.follow(evaluator)
 
 
+@pytest.mark.parametrize(
+    ("names", "labels", "message"),
+    [
+        (["a", "b"], [0, 1], ""),
+        ([], [0, 1], ""),  # whoever has the names no more
+        (["a", "c"], [0, 1], "class 1 was 'b', and is 'c' in mnist_input.py: give the --data_dir, or the names, that"),
+        (["b", "a"], [0, 1], "class 0 was 'a', and is 'b' in"),
+        (["a", "b", "c"], [0, 1], "class 2 was none, and is 'c' in"),
+        (["a"], [0, 1], "class 1 was 'b', and is none in"),
+        (["a", "b"], [1, 1], "the test examples are others than before, and may have been trained on: give the --dat"),
+    ],
+)
+def test_a_run_that_goes_on_has_the_classes_and_test_examples_that_it_had(tmp_path, graph, names, labels, message):
+    folder, test = RunFolder(tmp_path), make_evaluate([0, 1])
+    entry = {"unix_secs": 1.0, "event": EXAMPLES, "checksum": test.checksum, "classes": ["a", "b"]}
+    (tmp_path / "events" / "1").mkdir(parents=True)
+    (tmp_path / "events" / "1" / "worker-0.jsonl").write_text(json.dumps(entry))
+    images, _ = test._examples
+    test.class_names, test.checksum = names, compute_checksum([images, np.array(labels)])
+    with pytest.raises(UnusableError, match=message) if message else contextlib.nullcontext():
+        check_as_before(folder, test, lambda: [images, np.array(labels)])
+    if labels != [0, 1]:
+        check_as_before(folder, test, lambda: [images, np.array([1, 0])])  # they are random
+
+
+def test_a_run_of_which_nobody_knows_what_it_had_goes_on(tmp_path, graph):
+    check_as_before(RunFolder(tmp_path), make_evaluate([0, 1]), list)
+
+
 def test_an_accuracy_that_is_no_fraction_is_refused(graph):
     test = make_evaluate([0, 1], lambda logits, labels: {"accuracy": 2 * tf.math.log(2.0)})
     with tf.Session() as session:
@@ -393,7 +425,7 @@ def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(caplog, m
     ]
 
 
-def test_what_show_and_name_return_is_recorded_as_text():
+def test_what_show_returns_and_names_are_recorded_as_text():
     class Examples(NamedTuple):
         images: np.ndarray
         labels: np.ndarray
@@ -401,18 +433,15 @@ def test_what_show_and_name_return_is_recorded_as_text():
         def show(self, index):
             return self.images[index]
 
-        def name(self, label):
-            return np.int64(label)
-
     batches = [guess(np.array([[0.7311, 0.2689]], np.float32))]
     words = [np.array(["seven"], object), np.array([1])]
     assert "seven" in find_mistakes(batches, words[1], words, 2, None)["mistakes"][0]["text"]
     words = [np.array([10000 * b"\xff"], object), np.array([1])]  # as of an encoded picture
     assert len(find_mistakes(batches, words[1], words, 2, None)["mistakes"][0]["text"]) == 200
     examples = Examples(np.array([[7]]), np.array([1]))
-    found = find_mistakes(batches, examples.labels, examples, 2, None)
+    found = find_mistakes(batches, examples.labels, examples, 2, None, names=["no", "yes"])
     assert json.loads(json.dumps(found))["mistakes"] == [
-        {"index": 0, "label": "1", "guess": "0", "probability": 0.7311, "text": "[7]"}
+        {"index": 0, "label": "yes", "guess": "no", "probability": 0.7311, "text": "[7]"}
     ]
 
 

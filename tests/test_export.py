@@ -64,6 +64,23 @@ def test_what_is_exported_classifies_images_and_knows_nothing_of_the_cluster(tmp
     assert found["probabilities"][1, [0, 3]] == pytest.approx([np.e / others, np.exp(10) / others], rel=1e-5)
 
 
+def test_an_exported_model_names_the_class_of_each_example(tmp_path, model, values):
+    """In an output, with the first dimension of a batch, and beside it in an asset."""
+    names = [f"class {number}" for number in range(9)] + [os.fsdecode(b"\xe9t\xe9")]
+    model.class_names = names
+    export(str(tmp_path), model, lambda: values)
+    export(str(tmp_path), model, lambda: values)  # it is the newest already
+    assert [os.fsdecode(line) for line in (tmp_path / "1/assets/class_names.txt").read_bytes().splitlines()] == names
+    with tf.Graph().as_default(), tf.Session() as session:
+        signature = tf.saved_model.load(session, ["serve"], str(tmp_path / "1")).signature_def["serving_default"]
+        images = np.stack([np.full((28, 28), pixel, np.uint8) for pixel in (0, 255)])
+        found = session.run(signature.outputs["names"].name, {signature.inputs["images"].name: images})
+    assert found.tolist() == [b"class 0", b"class 3"]
+    model.class_names = names[::-1]
+    export(str(tmp_path), model, lambda: values)
+    assert sorted(os.listdir(tmp_path)) == ["1", "2"], "other names are another model"
+
+
 def make_model_of_words(build_logits):
     files = Files(
         types.SimpleNamespace(build_logits=build_logits, build_loss=lambda logits, labels: tf.reduce_mean(logits)),

@@ -11,7 +11,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
-from examples.pictures import mnist_input as pictures
 from runtime.cluster.task import Task
 from runtime.data import pipeline
 from runtime.data.sources import open_source
@@ -432,16 +431,6 @@ def test_more_examples_than_can_be_tested_with_are_refused(data_dir, monkeypatch
 def test_what_is_no_dataset_of_examples_is_refused(tmp_path, build, message):
     with pytest.raises(UnusableError, match=message):
         open_source(str(tmp_path), "t10k", reader_of(build)).load()
-
-
-def test_pictures_of_a_class_without_training_are_told(tmp_path):
-    for folder in ("train/a", "train/.git", "test/b"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "test" / "b" / "1.png").touch()
-    with pytest.raises(pictures.DataError, match=r"/test has the class b, but the pictures to train on are of \['a'\]"):
-        pictures.list_files(str(tmp_path), "t10k")
-    with pytest.raises(pictures.DataError, match=r"/train has no pictures: expected CLASS/\*\.png or \*\.jpg in it"):
-        pictures.list_files(str(tmp_path), "train")
 
 
 def test_a_csv_has_strings_and_weights(tmp_path):

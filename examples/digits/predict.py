@@ -23,8 +23,9 @@ from runtime.process import environment  # noqa: F401  # first: it sets what Ten
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from PIL import Image, ImageFilter, ImageOps
+from PIL import Image, ImageFilter
 
+from runtime.data.pictures import open_upright
 from runtime.process.errors import UNUSABLE_STATUS, UnusableError
 from runtime.roles import program
 
@@ -51,8 +52,7 @@ def prepare(path: str) -> npt.NDArray[np.uint8]:
       UnusableError: it cannot be read, or shows nothing.
     """
     try:
-        with Image.open(path) as file:
-            picture = _to_8_bits(ImageOps.exif_transpose(file)).convert("RGBA")
+        picture = open_upright(path).convert("RGBA")
     except Exception as error:  # each format's decoder has errors of its own for a broken file
         raise UnusableError(f"{path} cannot be read as a picture: {error}") from error
     width, height = (max(1, round(side * WORK_SIZE / max(picture.size))) for side in picture.size)
@@ -63,18 +63,6 @@ def prepare(path: str) -> npt.NDArray[np.uint8]:
     if _has_gap(ink) or _has_gap(ink.T):
         raise UnusableError(f"{path} shows several digits: cut it into pictures of one digit each")
     return _center(ink)
-
-
-def _to_8_bits(picture: Image.Image) -> Image.Image:
-    """Return a picture whose pixels have 8 bits: those with more are scaled, so that 0 stays 0 as far as it is there.
-
-    Pillow itself would clip them. Such pictures often use a part of their range only, such as 12 of 16 bits.
-    """
-    if picture.mode not in ("I", "F") and not picture.mode.startswith("I;16"):
-        return picture
-    pixels = np.nan_to_num(np.asarray(picture, np.float64), posinf=0, neginf=0)
-    lowest, highest = min(pixels.min(), 0), max(pixels.max(), 0)
-    return Image.fromarray((255 * (pixels - lowest) / ((highest - lowest) or 1)).astype(np.uint8))
 
 
 def _find_ink(pixels: npt.NDArray[np.float64]) -> Ink:

@@ -6,6 +6,7 @@ from typing import Any
 from runtime.data import download
 from runtime.data.files import find_records
 from runtime.data.memory import MemorySource
+from runtime.data.reader import Columns
 from runtime.data.records import RecordSource, make_parse
 from runtime.data.users import UsersSource
 from runtime.model.users_files import check_columns, check_examples
@@ -14,6 +15,11 @@ from runtime.process.threads import reminding
 
 SHARDINGS = ("static", "dynamic")
 Source = MemorySource | RecordSource | UsersSource
+
+
+def load(data_dir: str, split: str, reader: Any) -> Columns:
+    """Return the examples of one split, such as those to test with, in memory; it raises what `open_source()` does."""
+    return open_source(data_dir, split, reader).load()
 
 
 def open_source(data_dir: str, split: str, reader: Any) -> Source:

@@ -161,7 +161,7 @@ def _to_columns(columns: Sequence[Any], where: str) -> list[npt.NDArray[Any]]:
     Raises:
       UnusableError: they are none.
     """
-    rows = [[os.fspath(row) if isinstance(row, os.PathLike) else row for row in column] for column in columns]
+    rows = [[os.fsencode(row) if isinstance(row, str | os.PathLike) else row for row in column] for column in columns]
     arrays = [tf.make_ndarray(tf.make_tensor_proto(column)) for column in rows]  # integers are int32, as ever
     if not arrays or arrays[0].dtype.kind != "O" or len({len(of) for of in arrays}) > 1:
         found = ", ".join(f"{tf.as_dtype(of.dtype).name} {list(of.shape)}" for of in arrays) or "none"

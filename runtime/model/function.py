@@ -1,6 +1,7 @@
 """The model as a function: from examples and parameters to a loss, gradients and measures."""
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ class Serving(NamedTuple):
 
     inputs: dict[str, tf.Tensor]  # placeholders
     outputs: dict[str, tf.Tensor]
+    class_names: Sequence[str]  # by their labels, if they have any
 
 
 class Own(NamedTuple):
@@ -72,6 +74,7 @@ class Model:
           UnusableError: what the files say cannot be trained.
         """
         self._files, self._stream = files, stream
+        self.class_names: list[str] = []  # by their labels: see `name_classes()`
         self.own = Own(files.build_optimizer if files.has("build_optimizer") else None, self._take_learning_rate())
         self.constants: dict[str, tf.Tensor] = {}  # the values of what is frozen, where they are no parameters
         made = trace(files, signature, is_training=True, seed=seed)
@@ -96,6 +99,15 @@ class Model:
         """What an input is, where a model has one."""
         specs = list(self._files.inputs.values())
         return specs[0] if len(specs) == 1 else None
+
+    def name_classes(self, data_dir: str, examples: Any) -> None:
+        """Take the names of the classes from the user's files, or from test examples, if they have some.
+
+        Raises:
+          UnusableError: the names are not those of its classes.
+        """
+        num_classes = self.test.logits.shape[-1] if self.test.is_of_classes else 0
+        self.class_names = self._files.name_classes(data_dir, examples, num_classes)
 
     def _take_learning_rate(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
         """Take the user's learning rate for a function of the global step."""
@@ -250,7 +262,10 @@ class Model:
         results, _ = computation.build(columns, parameters, "serving")
         for (key, _), copied in zip(of_tables, results[len(names) :], strict=True):
             tf.add_to_collection(key, copied)
-        return Serving(inputs, dict(zip(names, results, strict=False)))
+        served = dict(zip(names, results, strict=False))
+        if self.class_names and made.is_of_classes and not self._files.has("build_predictions"):
+            served["names"] = tf.gather(tf.constant([*map(os.fsencode, self.class_names)]), served["classes"])
+        return Serving(inputs, served, self.class_names)
 
     def build_test_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
         """Build which rows of the tables a test of some examples needs."""

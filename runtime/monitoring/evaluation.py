@@ -1,6 +1,7 @@
 """How good the model is on the test examples: measured at the end, and by the chief while the workers train."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.data.reader import compute_checksum
+from runtime.data.reader import Columns, compute_checksum
 from runtime.model.function import Model
 from runtime.model.trace import build_probabilities
 from runtime.model.variables import Parameters, Rows
@@ -22,11 +23,14 @@ from runtime.process.errors import DIVERGED, UnusableError
 from runtime.process.phases import describe_mistake
 from runtime.process.threads import SessionThread
 from runtime.records import events
+from runtime.records.events import read_run
+from runtime.records.folder import RunFolder
 
 MAX_WARNINGS = 10  # of metrics that are no numbers
 # The remedy for a test loss that is not finite where all parameters are.
 OF_FINITE_MODEL = f"{DIVERGED}, or build_loss(): a mean over no weights, say, is not a number"
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
+OTHERS = "or another --train_dir; to train on with what is there now, copy the checkpoint into one"  # what helps
 
 
 def build_placeholders(examples: Sequence[Any]) -> list[tf.Tensor]:
@@ -62,6 +66,7 @@ class ModelTest:
         self._measured = measured = model.build_measures({**dense, **rows}, columns, samples)
         self._num_classes = model.test.logits.shape[-1] if model.test.is_of_classes else 0
         self._of_classes = [build_probabilities(measured.logits), measured.labels] if self._num_classes else []
+        self.class_names = model.class_names
         self._ids = [of_table.ids for of_table in rows.values() if isinstance(of_table, Rows)]
 
     @functools.cached_property
@@ -116,7 +121,12 @@ class ModelTest:
         mistakes: Callable[[Any], dict[str, Any]] = lambda spec: {}  # noqa: E731
         if self._num_classes:
             mistakes = functools.partial(
-                find_mistakes, guesses, np.concatenate(labels), self._examples, self._num_classes
+                find_mistakes,
+                guesses,
+                np.concatenate(labels),
+                self._examples,
+                self._num_classes,
+                names=self.class_names,
             )
         in_order = {name: float(metrics[name]) for name in measured.names if name in metrics}
         return Measures(float(loss), in_order, int(global_step), values, mistakes)
@@ -136,6 +146,33 @@ def _check_fraction(metrics: Mapping[str, Any]) -> None:
         raise UnusableError(
             f"model.py: build_metrics() must return a fraction, 0 to 1, as accuracy, found {accuracy:g}"
         )
+
+
+def read_tested(folder: RunFolder) -> dict[str, Any]:
+    """Return what the chief tested on when it ran last: the `checksum` of the examples, and the names of `classes`."""
+    return [{}, *(event for event in read_run(folder, EXAMPLES) if event["event"] == EXAMPLES)][-1]
+
+
+def check_as_before(folder: RunFolder, test: ModelTest, load_examples: Callable[[], Columns]) -> None:
+    """Check that a run that goes on has the classes and the test examples that it had.
+
+    Examples that are others whenever they are loaded, as random ones are, cannot be compared.
+
+    Raises:
+      UnusableError: it has others.
+    """
+    if not (before := read_tested(folder)):
+        return
+    now = test.class_names
+    classes = before.get("classes") or now  # which nobody gave, or an earlier version did not record
+    for label, names in enumerate(itertools.zip_longest(classes, now) if now else []):
+        if names[0] != names[1]:
+            was, is_now = (repr(name) if name else "none" for name in names)
+            remedy = f"give the --data_dir, or the names, that {folder.path} was trained with, {OTHERS}"
+            raise UnusableError(f"class {label} was {was}, and is {is_now} in mnist_input.py: {remedy}")
+    if before["checksum"] != test.checksum and compute_checksum(load_examples()) == test.checksum:
+        remedy = f"give the --data_dir and the flags that {folder.path} was trained with, {OTHERS}"
+        raise UnusableError(f"the test examples are others than before, and may have been trained on: {remedy}")
 
 
 def record_evaluation(task: Task, measures: Measures, **more: float) -> None:
@@ -173,7 +210,7 @@ class EvaluationHook(tf.train.SessionRunHook):
         self._task, self._test, self._target, self._end = task, test, target, end
 
     def begin(self) -> None:
-        events.record(EXAMPLES, checksum=self._test.checksum)
+        events.record(EXAMPLES, checksum=self._test.checksum, classes=self._test.class_names)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._test.check(session)

@@ -1,7 +1,6 @@
 """What a model takes for what: the confusion matrix, and its worst mistakes."""
 
 import base64
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -30,12 +29,17 @@ def guess(probabilities: npt.NDArray[np.float32]) -> Guesses:
 
 
 def find_mistakes(
-    batches: Sequence[Guesses], labels: npt.NDArray[Any], examples: Columns, num_classes: int, spec: Any
+    batches: Sequence[Guesses],
+    labels: npt.NDArray[Any],
+    examples: Columns,
+    num_classes: int,
+    spec: Any,
+    names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return what the model takes for what, as JSON can express it, in a size that the report can show.
 
     `confusion`: how many examples of each class (row) were taken for each class (column), and the names of the
-    `classes`: `examples.name(label)`, or numbers. Where these are more than `MAX_CLASSES`, `num_classes` and
+    `classes`, or their numbers. Where these are more than `MAX_CLASSES`, `num_classes` and
     `confused`: the pairs that were most often confused, [name of the label, name of the guess, how many].
 
     `mistakes`: the examples of which the model was most sure and wrong, each with its index, label, guess and the
@@ -48,10 +52,14 @@ def find_mistakes(
       examples: inputs, [n, ...], and what labels were made of.
       num_classes: how many there are.
       spec: says what an input is: see `choose_picture_shape()`.
+      names: of the classes, by their labels, if they have any.
     """
     *inputs, _ = examples
     guesses, probabilities = map(np.concatenate, zip(*batches, strict=True))
-    name = functools.cache(lambda label: str(getattr(examples, "name", int)(label)))
+
+    def name(label: int) -> str:
+        return names[label] if names else str(label)
+
     wrong = np.flatnonzero(guesses != labels)
     found, shape = _count(labels, guesses, num_classes, name), choose_picture_shape(spec)
     found["mistakes"] = []

@@ -10,9 +10,9 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
-from runtime.monitoring.evaluation import EXAMPLES, ModelTest, record_evaluation
+from runtime.monitoring.evaluation import ModelTest, read_tested, record_evaluation
 from runtime.process.errors import UnusableError, reason
-from runtime.records.events import read_lines, read_run
+from runtime.records.events import read_lines
 from runtime.records.folder import RunFolder
 from runtime.saving.checkpoints import check_checkpoint, list_checkpoints
 from runtime.saving.result import Goal, is_finished
@@ -111,8 +111,8 @@ def _find_tested(path: str, names: Collection[str]) -> dict[str, tf.Variable]:
 
 def _check_examples(folder: RunFolder, test: ModelTest) -> None:
     """Check that the chief, which says so before it saves anything, tests on the same examples."""
-    checksums = [event["checksum"] for event in read_run(folder, EXAMPLES) if event["event"] == EXAMPLES]
-    if checksums and checksums[-1] != test.checksum:
+    before = read_tested(folder)
+    if before and before["checksum"] != test.checksum:
         raise UnusableError(
             "the chief of this run tests on other examples: give the evaluator the --data_dir of the run"
         )

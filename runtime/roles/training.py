@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -17,13 +18,13 @@ from runtime.model.users_files import checksums
 from runtime.model.variables import Lookups, Parameters, TableReader
 from runtime.monitoring import summaries
 from runtime.monitoring.classes import ClassesHook
-from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_placeholders, record_test
+from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_placeholders, check_as_before, record_test
 from runtime.monitoring.measures import Measures, check_finite
 from runtime.monitoring.profiling import ProfileHook
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.roles.member import Member
-from runtime.saving.checkpoints import CheckpointHook
+from runtime.saving.checkpoints import CheckpointHook, find_last_step
 from runtime.saving.export import export
 from runtime.saving.result import evaluate_and_save, keep_trying, make_result
 from runtime.session.attendance import AttendanceHook, WaitForWorkersHook
@@ -47,17 +48,18 @@ class TrainingGraph(NamedTuple):
 class Training:
     """What `MonitoredTrainingSession` is given, and what comes after it."""
 
-    def __init__(self, me: Member, graph: TrainingGraph, data: str, test_examples: Columns):
+    def __init__(self, me: Member, graph: TrainingGraph, data: str, load_examples: Callable[[], Columns]):
         """Prepare to train, and add to the graph what that needs.
 
         Args:
           me: this process.
           graph: its own.
           data: tells the examples from others, which another worker may have been given.
-          test_examples: the chief's.
+          load_examples: loads those to test with, which only the chief needs.
 
         Raises:
-          UnusableError: the last checkpoint is not one of this model, or a trace cannot be written.
+          UnusableError: the last checkpoint is not one of this model, or had other test examples; or a trace cannot be
+            written.
         """
         task, flags, updates = me.task, me.flags, graph.updates
         self._me, self._graph = me, graph
@@ -67,8 +69,12 @@ class Training:
         with tf.device(task.device):
             summaries.build_staleness(updates)
             if task.is_chief:  # the others need neither
+                examples = load_examples()
+                graph.model.name_classes(flags.data_dir, examples)
                 with tf.name_scope("evaluation"):
-                    self._test = self._build_test(test_examples)
+                    self._test = self._build_test(examples)
+                if find_last_step(me.folder):
+                    check_as_before(me.folder, self._test, load_examples)
                 with tf.name_scope("summaries"):
                     self._build_summaries()
         placement.log_placement(task)
@@ -153,7 +159,9 @@ class Training:
         measures = evaluate_and_save(session, self._test, self._checkpoints)
         own = {"user_dir": user_dir.find()}
         own |= {"optimizer": "build_optimizer"} if self._graph.model.own.build_optimizer else {}
-        result = make_result(me.task, {**me.agreed_flags, **own}, measures, self._progress)
+        result = make_result(
+            me.task, {**me.agreed_flags, **own}, measures, self._progress, self._graph.model.class_names
+        )
         print(result)
         read_model = functools.cache(lambda: self._read_model(session, measures))
         steps = [

@@ -19,6 +19,7 @@ from runtime.process.errors import UnsavedError, UnusableError, check_folder, re
 from runtime.process.threads import reminding
 
 TEMPORARY = "tmp-"  # begins the name of a folder that is being written
+NAMES = os.path.join("assets", "class_names.txt")  # one in a line
 FILES = ("saved_model.pb", os.path.join("variables", "variables.data-00000-of-00001"))  # of the graph, of the values
 
 
@@ -111,3 +112,7 @@ def _save(folder: str, model: Model, values: Mapping[str, Any]) -> None:
         for name, variable in variables.items():
             variable.load(values[name], session)
         tf.saved_model.simple_save(session, folder, serving.inputs, serving.outputs, tf.tables_initializer())
+        if serving.class_names:
+            os.makedirs(os.path.join(folder, "assets"), exist_ok=True)
+            with open(os.path.join(folder, NAMES), "x", encoding="utf-8", errors="surrogateescape") as file:
+                file.writelines(f"{name}\n" for name in serving.class_names)

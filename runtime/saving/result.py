@@ -109,11 +109,14 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
         raise final[0]
 
 
-def make_result(task: Task, flags: Mapping[str, Any], measures: Measures, progress: ProgressHook) -> Result:
+def make_result(
+    task: Task, flags: Mapping[str, Any], measures: Measures, progress: ProgressHook, class_names: Sequence[str] = ()
+) -> Result:
     """Return the result of a run with these flags, with rounded figures."""
     names = ("optimizer", "sync_replicas", "max_staleness", "local_steps", "replication", "sharding", "batch_size")
     settings = {name: flags[name] for name in ("user_dir", *users_flags(), *names)}
     settings["reached"] = flags["stop_at"] if measures.global_step < flags["train_steps"] else None
+    settings |= {"class_names": class_names} if class_names else {}
     settings |= {"num_ps": len(task.ps_hosts), "num_workers": len(task.worker_hosts)}
     return Result(
         measures.figures,

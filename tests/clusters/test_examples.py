@@ -124,7 +124,14 @@ def test_pictures_of_any_size_are_read_by_class(tmp_path, channels):
     run = launch(tmp_path, user_dir, *flags)
     assert run.wait() == 0, run.output()
     assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.4, "10 classes, of which one has a third"
-    assert (tmp_path / "exported" / "1" / "saved_model.pb").exists()
+    names = (tmp_path / "exported" / "1" / "assets" / "class_names.txt").read_text().splitlines()
+    assert names == read_result(tmp_path / "train")["class_names"] == sorted(path.name for path in ICONS.iterdir())
+    picture = next((ICONS / "mimetypes").iterdir())
+    command = [sys.executable, PICTURES / "predict.py", "--model=exported", picture, "no.png"]
+    predicted = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert re.fullmatch(rf"{re.escape(str(picture))}: ({'|'.join(names)}) \(\d+\.\d%\)\n", predicted.stdout)
+    assert (predicted.returncode, "error: no.png cannot be read as a picture: " in predicted.stderr) == (2, True)
+    assert ">actions<" in (tmp_path / "train" / "report.html").read_text(), "in the confusion matrix"
     assert set(ICONS.rglob("*")) == before
 
 

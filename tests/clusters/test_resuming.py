@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import PROJECT, Cluster
+from tests import idx_files
 
 COMMON = ["--ps_strategy=greedy", "--train_steps=40"]
 PS_TASKS = "more or fewer ps tasks, `--partition_bytes`, `--checkpoints`"
@@ -63,6 +64,17 @@ def test_resuming_with_something_else_works_or_says_why_not(
         cluster.start()
         assert set(cluster.wait().values()) == {0}
         assert re.search(r"restored \S+/model\.ckpt-2\d, at global step 2\d\n", cluster["worker 0"].output())
+
+
+def test_other_test_examples_are_refused(tmp_path, finished):
+    shutil.copytree(finished, tmp_path / "train")
+    for split in ("train", "t10k"):
+        images, labels = np.zeros([200, 28, 28], np.uint8), np.arange(200, dtype=np.uint8) % 2
+        idx_files.write(tmp_path, split, images, labels)
+    with Cluster(tmp_path, 1, 2, *COMMON, f"--train_dir={tmp_path / 'train'}", f"--data_dir={tmp_path}") as cluster:
+        assert cluster.start("worker 0").wait() == 2
+        told = "error: the test examples are others than before, and may have been trained on: give the --data_dir"
+        assert told in cluster["worker 0"].output()
 
 
 @pytest.mark.promises("what-may-change")
