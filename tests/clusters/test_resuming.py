@@ -66,6 +66,7 @@ def test_resuming_with_something_else_works_or_says_why_not(
         assert re.search(r"restored \S+/model\.ckpt-2\d, at global step 2\d\n", cluster["worker 0"].output())
 
 
+@pytest.mark.promises("same-tests")
 def test_other_test_examples_are_refused(tmp_path, finished):
     shutil.copytree(finished, tmp_path / "train")
     for split in ("train", "t10k"):
