@@ -8,7 +8,7 @@ from runtime.data.files import find_records
 from runtime.data.memory import MemorySource
 from runtime.data.records import RecordSource, make_parse
 from runtime.data.users import UsersSource
-from runtime.model.users_files import check_columns, check_examples
+from runtime.model.users_files import call, check_columns, check_examples
 from runtime.process.errors import UnusableError, check_folder
 from runtime.process.threads import reminding
 
@@ -24,7 +24,7 @@ def open_source(data_dir: str, split: str, reader: Any) -> Source:
     """
     check_folder("data_dir", data_dir, is_pattern=False)
     if hasattr(reader, "fetch") and download.may_fetch(data_dir):
-        reader.fetch(data_dir)
+        call(reader, "fetch", data_dir)
     where = f"the examples {split!r} of --data_dir {data_dir}"
     if hasattr(reader, "build_dataset"):
         return UsersSource(reader, data_dir, split, where)
@@ -35,7 +35,7 @@ def open_source(data_dir: str, split: str, reader: Any) -> Source:
         if not hasattr(reader, "load"):
             missing = "it has no TFRecord files" if os.path.isdir(data_dir) else "there is no such folder"
             raise UnusableError(f"{where} cannot be found: {missing}, and mnist_input.py has no load()")
-        examples = reader.load(data_dir, split)
+        examples = call(reader, "load", data_dir, split)
     check_examples(examples, where)
     source = MemorySource(examples)
     check_columns(source.signature, reader.INPUT, where, examples._fields)
