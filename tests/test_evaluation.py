@@ -273,9 +273,30 @@ def test_a_metric_that_needs_all_examples_is_tried_before_training(graph):
     test = make_evaluate([0, 1], build_metrics)
     with (
         tf.Session() as session,
-        pytest.raises(tf.errors.InvalidArgumentError, match=r"predictions must be in \[0, 1\]"),
+        pytest.raises(UnusableError, match=r"^auc of the test examples 0 to 1 .*predictions must be in \[0, 1\]"),
     ):
         test.check(session)
+
+
+def test_a_metric_that_fails_later_is_told_with_the_examples_that_it_fails_for():
+    def build_metrics(logits, labels):
+        value, update = tf.metrics.mean(labels)
+        return {
+            "fine": tf.reduce_mean(logits),
+            "checked": tf.reduce_mean(tf.check_numerics(1 / tf.cast(labels, tf.float32), "scores")),
+            "total": (tf.check_numerics(1 / (value - 2), "totals"), update),
+        }
+
+    for labels, told in (
+        ([1, 1, 1, 0, 1], r"checked of the test examples 2 to 3 cannot be computed: tests/\S+, line \d+: .*: scores"),
+        ([3, 1, 3, 3, 1, 1], r"total of the test examples 0 to 5 cannot be computed: tests/\S+, line \d+: .*: totals"),
+    ):
+        with tf.Graph().as_default(), tf.Session() as session:
+            test = make_evaluate(labels, build_metrics, num_logits=4, batch_size=2)
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            test.check(session)
+            with pytest.raises(UnusableError, match=rf"^{told} .*; correct model\.py, or these examples$"):
+                test(session)
 
 
 def test_a_small_figure_keeps_its_digits():
