@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT
 from runtime.launch.ports import choose_ports
 from runtime.process import phases
-from runtime.process.errors import FinishedError, UnusableError
+from runtime.process.errors import DataLostError, FinishedError, UnusableError
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from tests.models import make_model
@@ -204,6 +204,16 @@ def test_an_error_in_a_branch_is_told_with_its_line_and_is_final_the_second_time
     events.record("ended", status=status, message=told)
     assert not events.wait_until_written(DEADLINE_SECS)
     assert phases.describe_failure(error) == (2, f"{line}correct model.py, or the examples that it gets")
+
+
+def test_a_record_that_is_lost_is_final_the_second_time(tmp_path, start_recording):
+    start_recording("worker 0", RunFolder(tmp_path))
+    error = DataLostError("a: record 7 is corrupt; copy the file again")
+    line = f"DataLostError: {error}"
+    assert phases.describe_failure(error) == (1, f"{line}; start this task again")
+    events.record("ended", status=1, message=f"{line}; start this task again")
+    assert not events.wait_until_written(DEADLINE_SECS)
+    assert phases.describe_failure(error) == (2, line)
 
 
 def test_an_error_in_a_function_of_python_is_told_with_the_place_of_its_op(graph):

@@ -14,7 +14,7 @@ from absl import logging
 from runtime.data.files import CPU
 from runtime.data.order import build_numbers, build_seed, shuffle
 from runtime.data.reader import Batches, Columns, make_counter, make_iterator
-from runtime.process.errors import UnusableError, reason
+from runtime.process.errors import DataLostError, UnusableError, reason
 from runtime.process.phases import PYTHON
 from runtime.process.threads import PASSING, reminding
 
@@ -27,10 +27,6 @@ untouched = tf.autograph.experimental.do_not_convert  # no control flow is to co
 
 # From numbers, int64 [n], of files or of parts of files, to a `tf.data.Dataset` of what is in them.
 Open = Callable[[Any], Any]
-
-
-class DataLostError(Exception):
-    """What could be read when the run began cannot be read any more."""
 
 
 class PipelineSource:

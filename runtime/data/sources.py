@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from runtime.data import download
-from runtime.data.files import find_records
+from runtime.data.files import find_records, name_of
 from runtime.data.memory import MemorySource
 from runtime.data.records import RecordSource, make_parse
 from runtime.data.users import UsersSource
@@ -33,7 +33,10 @@ def open_source(data_dir: str, split: str, reader: Any) -> Source:
         if parse and (paths := find_records(data_dir, split)):
             return RecordSource(paths, parse, reader.INPUT, where)
         if not hasattr(reader, "load"):
-            missing = "it has no TFRecord files" if os.path.isdir(data_dir) else "there is no such folder"
+            missing = "there is no such folder"
+            if os.path.isdir(data_dir):
+                names = ", ".join(sorted(os.listdir(data_dir))[:5]) or "nothing"
+                missing = f"it has {names}, and no TFRecord files, such as {name_of(split, 0, 4)}"
             raise UnusableError(f"{where} cannot be found: {missing}, and mnist_input.py has no load()")
         examples = call(reader, "load", data_dir, split)
     check_examples(examples, where)

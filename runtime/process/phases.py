@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import runtime
-from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, FinishedError, UnusableError, reason
+from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, DataLostError, FinishedError, UnusableError, reason
 from runtime.process.threads import PASSING
 from runtime.records import events
 
@@ -103,9 +103,10 @@ def describe_failure(error: BaseException) -> tuple[int, str]:
     """Return the status and the line of an unexpected error outside of `preparing()`."""
     line, is_of_model = explain(error)
     message = f"{line}; start this task again"
-    if is_of_model and (not _has_stepped or events.has_recorded("ended", message=message)):
+    is_known = events.has_recorded("ended", message=message)
+    if is_of_model and (not _has_stepped or is_known):
         return UNUSABLE_STATUS, f"{line}; correct model.py, or the examples that it gets"
-    return 1, message
+    return (UNUSABLE_STATUS, line) if is_known and isinstance(error, DataLostError) else (1, message)
 
 
 def explain(error: BaseException) -> tuple[str, bool]:
