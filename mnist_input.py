@@ -46,6 +46,10 @@ class Examples(NamedTuple):
     images: Any  # uint8 [n, 784], 0 is paper and 255 is ink
     labels: Any  # integers [n], from 0 on
 
+    def name(self, label: int) -> str:
+        """Return a label as the files have it, for the report."""
+        return str(label + int(flags.FLAGS["first_label"].value or 0))
+
 
 def fetch(data_dir: str) -> None:
     """Put those of MNIST's four files that are missing into a folder that is empty, or has some of them."""

@@ -83,6 +83,10 @@ class ModelTest:
         first = 0
         for batch in self._batches() if ids or is_doubtful else []:  # tables may lack a row, too
             _, labels = session.run([ids, measured.labels if is_doubtful else []], self._feed(batch))
+            if raw.dtype.kind in "iu" and np.shape(labels) == batch[-1].shape:
+                labels = np.where(
+                    batch[-1].astype(labels.dtype) == labels, batch[-1], labels
+                )  # before a cast to fewer bits
             for index in np.flatnonzero((np.array(labels) < 0) | (np.array(labels) >= num_classes))[:1]:
                 label = f"label {first + index} is {labels[index]}, expected 0 to {num_classes - 1}"
                 raise UnusableError(f"the test examples under --data_dir cannot be used: {label}")
