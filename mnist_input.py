@@ -46,6 +46,10 @@ class Examples(NamedTuple):
     images: Any  # uint8 [n, 784], 0 is paper and 255 is ink
     labels: Any  # integers [n], from 0 on
 
+    def name(self, label: int) -> str:
+        """Return a label as the files have it, for the report."""
+        return str(label + int(flags.FLAGS["first_label"].value or 0))
+
 
 def fetch(data_dir: str) -> None:
     """Put those of MNIST's four files that are missing into a folder that is empty, or has some of them."""
@@ -137,7 +141,11 @@ def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> npt.NDArray
 def parse(serialized: tf.Tensor) -> Examples:
     """Build the examples, as `load()` returns them, of records in TFRecord files, string [b]."""
     parsed = tf.io.parse_example(serialized, FEATURES)
-    return Examples(tf.reshape(tf.io.decode_raw(parsed["image"], tf.uint8), [-1, NUM_PIXELS]), parsed["label"])
+    pixels, labels = tf.io.decode_raw(parsed["image"], tf.uint8), parsed["label"]
+    last = int(flags.FLAGS["num_classes"].value or 0) - 1
+    are_right = tf.reduce_all((labels >= 0) & (labels <= last))
+    with tf.control_dependencies([tf.Assert(are_right, [f"expected labels from 0 to {last}, found", labels])]):
+        return Examples(tf.reshape(pixels, [-1, NUM_PIXELS]), tf.identity(labels))
 
 
 def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

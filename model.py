@@ -41,6 +41,12 @@ def build_metrics(logits, labels):
     return {"accuracy": tf.reduce_mean(tf.cast(tf.equal(predictions, labels), tf.float32))}
 
 
+def build_predictions(logits):
+    """Build what an exported model returns: the classes, int64 [b], as the files have them, and all probabilities."""
+    first_label = FLAGS.first_label if "first_label" in FLAGS else 0  # a flag of mnist_input.py
+    return {"classes": tf.argmax(logits, axis=1) + first_label, "probabilities": tf.nn.softmax(logits)}
+
+
 def _build_dense(name, inputs, size):
     """A fully connected layer without activation: float32 [b, inputs] to [b, size]."""
     with tf.variable_scope(name):

@@ -6,6 +6,7 @@ The files appear whole, by a rename, or not at all.
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import shutil
@@ -26,8 +27,8 @@ from absl import flags
 from runtime.data import download
 from runtime.data.files import name_of
 from runtime.data.reader import Columns
+from runtime.model.users_files import call
 from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, UnusableError, check_folder
-from runtime.process.phases import preparing
 from runtime.roles import program
 
 Load = Callable[[str, str], Columns]  # reads a split of a folder into memory
@@ -52,8 +53,7 @@ def convert(load: Load, features: Mapping[str, Any], data_dir: str, output_dir: 
         os.makedirs(unfinished)
         try:
             for split, count in (("train", num_files), ("t10k", 1)):  # who tests reads all of it into memory
-                with preparing("mnist_input.py, load()"):
-                    columns = load(data_dir, split)
+                columns = load(data_dir, split)
                 _write(columns, features, unfinished, split, count)
             os.rename(unfinished, output_dir)
         finally:
@@ -126,8 +126,8 @@ def main() -> None:
         if missing := [name for name in ("FEATURES", "load") if not hasattr(reader, name)]:
             raise UnusableError(f"a conversion needs {' and '.join(missing)} in mnist_input.py")
         if hasattr(reader, "fetch") and download.may_fetch(data_dir):
-            reader.fetch(data_dir)
-        convert(reader.load, reader.FEATURES, data_dir, output_dir, arguments.shards)
+            call(reader, "fetch", data_dir)
+        convert(functools.partial(call, reader, "load"), reader.FEATURES, data_dir, output_dir, arguments.shards)
     except tuple(UNUSABLE) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(UNUSABLE_STATUS)

@@ -231,20 +231,24 @@ def build_error_rate(logits, labels):
     return {"error_rate": 7 * tf.reduce_mean(tf.cast(tf.not_equal(tf.argmax(logits, 1), labels), tf.float32))}
 
 
-def make_evaluate(labels, build_metrics=build_error_rate, num_logits=2, batch_size=100):
+def make_evaluate(labels, build_metrics=build_error_rate, num_logits=2, batch_size=100, of_labels=tf.identity):
     """Return what measures logits that are the images themselves."""
 
     def build_loss(logits, labels):
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
 
     def decode(images, labels):
-        return images, labels
+        return images, of_labels(labels)
 
     examples = (np.zeros([len(labels), num_logits], np.float32), np.array(labels, np.int64))
     spec = tf.TensorSpec([num_logits], tf.float32, "images")
-    of_labels = [tf.TensorSpec([], tf.int64)]
     model = make_model(
-        lambda images, is_training: images, build_loss, spec, decode, of_labels, build_metrics=build_metrics
+        lambda images, is_training: images,
+        build_loss,
+        spec,
+        decode,
+        [tf.TensorSpec([], tf.int64)],
+        build_metrics=build_metrics,
     )
     tf.train.create_global_step()
     return ModelTest(model, {}, {}, build_placeholders(examples), examples, batch_size)
@@ -308,9 +312,30 @@ def test_a_metric_that_needs_all_examples_is_tried_before_training(graph):
     test = make_evaluate([0, 1], build_metrics)
     with (
         tf.Session() as session,
-        pytest.raises(tf.errors.InvalidArgumentError, match=r"predictions must be in \[0, 1\]"),
+        pytest.raises(UnusableError, match=r"^auc of the test examples 0 to 1 .*predictions must be in \[0, 1\]"),
     ):
         test.check(session)
+
+
+def test_a_metric_that_fails_later_is_told_with_the_examples_that_it_fails_for():
+    def build_metrics(logits, labels):
+        value, update = tf.metrics.mean(labels)
+        return {
+            "fine": tf.reduce_mean(logits),
+            "checked": tf.reduce_mean(tf.check_numerics(1 / tf.cast(labels, tf.float32), "scores")),
+            "total": (tf.check_numerics(1 / (value - 2), "totals"), update),
+        }
+
+    for labels, told in (
+        ([1, 1, 1, 0, 1], r"checked of the test examples 2 to 3 cannot be computed: tests/\S+, line \d+: .*: scores"),
+        ([3, 1, 3, 3, 1, 1], r"total of the test examples 0 to 5 cannot be computed: tests/\S+, line \d+: .*: totals"),
+    ):
+        with tf.Graph().as_default(), tf.Session() as session:
+            test = make_evaluate(labels, build_metrics, num_logits=4, batch_size=2)
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            test.check(session)
+            with pytest.raises(UnusableError, match=rf"^{told} .*; correct model\.py, or these examples$"):
+                test(session)
 
 
 def test_a_small_figure_keeps_its_digits():
@@ -357,9 +382,11 @@ def test_means_and_metrics_that_need_all_examples_are_of_all_whatever_the_batche
         assert [*test(session).metrics] == ["weighted", "plain"]
 
 
-@pytest.mark.parametrize("label", [-1, 2])
+@pytest.mark.parametrize("label", [-1, 2, 2**32 + 1])
 def test_a_test_example_with_a_label_of_no_class_is_refused_before_training(graph, label):
-    test = make_evaluate([0, label], lambda logits, labels: {"accuracy": tf.constant(1.0)})
+    """As it is before a cast to fewer bits, which would make a class of it."""
+    of_labels = functools.partial(tf.cast, dtype=tf.int32)
+    test = make_evaluate([0, label], lambda logits, labels: {"accuracy": tf.constant(1.0)}, of_labels=of_labels)
     with tf.Session() as session, pytest.raises(UnusableError, match=rf"label 1 is {label}, expected 0 to 1"):
         test.check(session)
 

@@ -123,7 +123,12 @@ def test_emnist_has_more_classes_and_may_begin_with_1(tmp_path, set_users_flags,
     for split in ("train", "t10k"):
         assert mnist_input.load(str(tmp_path), split).labels.tolist() == list(range(num_classes))
     with tf.Graph().as_default():
-        assert model.build_logits(tf.zeros([1, 784]), is_training=False).shape == [1, num_classes]
+        logits = model.build_logits(tf.zeros([1, 784]), is_training=False)
+        assert logits.shape == [1, num_classes]
+        exported = model.build_predictions(tf.one_hot([0, 3], num_classes, 9.0))
+        with tf.Session() as session:
+            assert session.run(exported["classes"]).tolist() == labels[[0, 3]].tolist(), "as the files have them"
+    assert mnist_input.load(str(tmp_path), split).name(3) == str(labels[3])
     assert os.path.exists(images)
 
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.model.files import ScopedOptimizers
+from runtime.process import phases
 from runtime.process.errors import UnusableError
 from runtime.updates.optimizer import Optimizer
 
@@ -270,6 +271,15 @@ class Late(Own):
 def test_an_optimizer_that_no_ps_can_run_is_refused(graph, own, told):
     with pytest.raises(UnusableError, match=told):
         Optimizer(own, {"w": tf.get_variable("w", [2])})
+
+
+def test_an_optimizer_whose_ops_are_all_of_tensorflow_is_told_with_the_place_of_its_function(graph, monkeypatch):
+    monkeypatch.setattr(phases, "OTHERS", (*phases.OTHERS, __file__))
+    optimizers = ScopedOptimizers(
+        {"": tf.train.GradientDescentOptimizer("0.05")}, "model.py, line 7: build_optimizer()"
+    )
+    with pytest.raises(UnusableError, match=r"^model\.py, line 7: build_optimizer\(\) takes a text for a number"):
+        Optimizer(lambda rate: optimizers, {"w": tf.get_variable("w", [2])})
 
 
 def test_an_optimizer_that_computes_over_the_model_is_refused_where_each_ps_has_a_part_of_it(graph):

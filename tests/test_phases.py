@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT
 from runtime.launch.ports import choose_ports
 from runtime.process import phases
-from runtime.process.errors import FinishedError, UnusableError
+from runtime.process.errors import DataLostError, FinishedError, UnusableError
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from tests.models import make_model
@@ -66,12 +66,9 @@ def test_a_mistake_is_told_as_python_does_and_in_one_line(capsys, text, line, mi
 
 
 def test_a_mistake_without_a_line_of_its_own_is_told_with_what_was_called(capsys):
-    with pytest.raises(
-        UnusableError,
-        match=r"^tests/test_phases\.py, line \d+: build_logits\(\): TypeError: .* takes 1 positional argument",
-    ):
-        make_model(lambda inputs: inputs, sum_up, INPUT)
-    assert "getattr(module, name)(*arguments)" in capsys.readouterr().err
+    with pytest.raises(UnusableError, match=r"^tests/test_phases\.py, line \d+: build_logits\(\): TypeError: '<' not"):
+        make_model(lambda inputs, is_training: {"a": inputs, 1: inputs}, sum_up, INPUT)
+    assert "tf.nest.flatten(logits)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -116,8 +113,40 @@ def test_an_import_without_the_package_of_old_layers_names_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "tf_keras", raising=False)
     with pytest.raises(UnusableError) as error:
         prepare("raise ImportError('Keras cannot be imported.')")
-    line = "model.py, line 1: ImportError: Keras cannot be imported. (tf.layers, tf.nn.rnn_cell and tf.keras need the"
-    assert str(error.value).startswith(f"{line} package tf_keras: pip install")
+    line = (
+        "model.py, line 1: ImportError: Keras cannot be imported. (tf.layers, tf.nn.rnn_cell and tf.keras.layers need"
+    )
+    assert str(error.value).startswith(f"{line} the package tf_keras: pip install")
+    assert "; for optimizers and rates, take those of tf.train); correct model.py" in str(error.value)
+
+
+IN_GRAPH, NO_VALUES = r" \(each call of a function has a graph .*\)", r" \(a function builds a graph, once, .* values\)"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("raise RuntimeError('Attempting to capture an EagerTensor')", f".* an EagerTensor{IN_GRAPH}"),
+        ("raise RuntimeError('no placeholder() with eager execution.')", rf".* with eager execution\.{IN_GRAPH}"),
+        ("tf.Session().run(tf.placeholder(tf.int64, []))", f"InvalidArgumentError: You must .*{NO_VALUES}"),
+        ("tf.zeros([2]).eval()", f"ValueError: Cannot evaluate .*{NO_VALUES}"),
+        ("float(tf.zeros([]))", f"TypeError: .*'SymbolicTensor'{NO_VALUES}"),
+        ("raise ImportError('no known parent package')", r"ImportError: .* \(write `import name`, without a dot: .*\)"),
+        ("tf.app.run(lambda argv: 5 / 0)", r"ZeroDivisionError: .* \(the file is imported: write `if __name__ == .*\)"),
+        ("import numpy.nowhere", "ModuleNotFoundError: No module named 'numpy.nowhere'"),
+    ],
+)
+def test_what_a_message_does_not_say_is_told(graph, capsys, monkeypatch, text, told):
+    monkeypatch.setattr(sys, "argv", ["distributed.py"])
+    with pytest.raises(UnusableError, match=rf"^model\.py, line 1: {told}; correct model\.py$"):
+        prepare(text)
+    assert "Original stack trace" not in capsys.readouterr().err
+
+
+def test_a_package_that_is_missing_is_told_with_what_installs_it():
+    remedy = f"correct model.py, or install the package that has it, such as by {sys.executable} -m pip install nowhere"
+    with pytest.raises(UnusableError, match=f"ModuleNotFoundError: No module named 'nowhere'; {re.escape(remedy)}$"):
+        prepare("import nowhere.part")
 
 
 def fail(output, feed_dict):
@@ -177,11 +206,21 @@ def test_an_error_in_a_branch_is_told_with_its_line_and_is_final_the_second_time
     assert phases.describe_failure(error) == (2, f"{line}correct model.py, or the examples that it gets")
 
 
+def test_a_record_that_is_lost_is_final_the_second_time(tmp_path, start_recording):
+    start_recording("worker 0", RunFolder(tmp_path))
+    error = DataLostError("a: record 7 is corrupt; copy the file again")
+    line = f"DataLostError: {error}"
+    assert phases.describe_failure(error) == (1, f"{line}; start this task again")
+    events.record("ended", status=1, message=f"{line}; start this task again")
+    assert not events.wait_until_written(DEADLINE_SECS)
+    assert phases.describe_failure(error) == (2, line)
+
+
 def test_an_error_in_a_function_of_python_is_told_with_the_place_of_its_op(graph):
     text = "fails = tf.py_func(lambda x: 1 / int(x), [tf.constant(0)], tf.float64)"
     status, line = phases.describe_failure(fail(in_model(text)["fails"], {}))
     assert line.startswith("model.py, line 1: UnknownError: ZeroDivisionError: division by zero")
-    assert status == 1, "an UnknownError may be one of a device"
+    assert (status, line[-25:]) == (2, "the examples that it gets"), "another UnknownError may be one of a device"
 
 
 @pytest.fixture
@@ -211,7 +250,13 @@ def run(copy, *command, env=None):
             2,
             "model.py defines --batch_size, which is a flag of distributed.py: give it another name",
         ),
-        ("model.py", "raise SystemExit(0)", 2, r"model.py, line 1: SystemExit: 0; correct \S+/model\.py"),
+        ("model.py", "raise SystemExit(0)", 2, r"model.py, line 1: SystemExit: 0 \(.*\); correct \S+/model\.py"),
+        (
+            "model.py",
+            "import sys; sys.argv = ['x']",
+            2,
+            r"model.py changes sys\.argv to \['x'\]: leave sys\.argv alone, .*",
+        ),
         ("model.py", "raise OSError(5, 'away')", 1, "OSError: .* away; start this task again"),
         (
             "mnist_input.py",

@@ -409,7 +409,12 @@ def test_more_examples_than_can_be_tested_with_are_refused(data_dir, monkeypatch
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda *_: [1, 2], r"build_dataset\(\) must return a tf\.data\.Dataset, found list"),
+        (lambda *_: [1, 2], r"build_dataset\(\) must return a tf\.data\.Dataset, found a list of 2: 1, 2$"),
+        (lambda files: files, r"line \d+: build_dataset\(\) takes \(files\), expected a function of 2 arguments"),
+        (
+            lambda *_: tf.data.Dataset.range(5).map(lambda n: (tf.numpy_function(float, [n], tf.float64), n)),
+            r"build_dataset\(\) returns a part of an unknown number of dimensions: call set_shape\(\)",
+        ),
         (
             lambda *_: tf.data.Dataset.list_files("/nowhere/*", shuffle=False),
             "cannot be read .*No files matched pattern",
@@ -420,7 +425,7 @@ def test_more_examples_than_can_be_tested_with_are_refused(data_dir, monkeypatch
         ),
         (
             lambda *_: tf.data.Dataset.range(5).map(lambda n: 1 // (n - n)),
-            "cannot be read .InvalidArgumentError: .*correct mnist_input.py, or what it reads",
+            r"cannot be read .InvalidArgumentError: .*correct tests/\S+, line \d+: build_dataset\(\), or what it reads",
         ),
         (
             lambda *_: tf.data.Dataset.range(5),
@@ -530,10 +535,15 @@ def test_lists_of_other_files_are_told_apart(words_dir, tmp_path_factory):
         ([], r"float32 \[0\]"),
         (([1], [2]), r"int32 \[1\], int32 \[1\]"),
         ((["a", "b"], [1]), r"string \[2\], int32 \[1\]"),
+        (None, "None"),
+        ("data.csv", r"'data\.csv'"),
+        (["a", None], "a list of 2: 'a', None"),
+        ([("a", 1), ("b", 2)], "a list of 2: a tuple of 2: 'a', 1, a tuple of 2: 'b', 2"),
+        ([["a"], ["b"]], r"string \[2, 1\]"),
     ],
 )
 def test_what_is_no_list_of_files_is_refused(tmp_path, files, found):
     reader = reader_of(lambda *_: None, list_files=lambda *_: files)
-    expected = r"list_files\(\) in mnist_input\.py must return a list of paths, or a tuple of as long columns"
-    with pytest.raises(UnusableError, match=rf"'train' of \S+ \S+ cannot be used: {expected} .*, found {found}$"):
+    expected = r"list_files\(\) must return a list of paths, or a tuple of as long columns"
+    with pytest.raises(UnusableError, match=rf"^tests/\S+, line \d+: {expected} .*, found {found}$"):
         open_source(str(tmp_path), "train", reader)

@@ -19,11 +19,10 @@ from examples import convert
 from runtime.data import download
 from runtime.data.files import name_of
 from runtime.data.memory import MemorySource
-from runtime.data.pipeline import DataLostError
 from runtime.data.records import RecordSource
 from runtime.data.sources import open_source
 from runtime.data.users import UsersSource
-from runtime.process.errors import UnusableError
+from runtime.process.errors import DataLostError, UnusableError
 from tests import idx_files
 
 
@@ -262,7 +261,13 @@ def test_all_examples_are_read_back(data_dir, make_files):
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
 @pytest.mark.parametrize(
     "name",
-    ["train-00000-of-00001", "mnist-train.tfrecord-00000-of-00001", "train.tfrecords", "part-1-train.tfrecord.gz"],
+    [
+        "train-00000-of-00001",
+        "mnist-train.tfrecord-00000-of-00001",
+        "train.tfrecords",
+        "part-1-train.tfrecord.gz",
+        "pet_train.record",
+    ],
 )
 def test_files_as_others_name_and_compress_them(tmp_path, name, compression):
     path = tmp_path / name
@@ -367,6 +372,15 @@ def test_load_has_the_word_where_a_reader_says_nothing_of_records(make_files):
     loaded = mnist_input.Examples(np.zeros((2, 784), np.uint8), np.zeros(2, np.uint8))
     reader = reader_of(mnist_input.INPUT, load=lambda data_dir, split: loaded)
     assert open_source(str(make_files(2)), "train", reader).load() is loaded
+
+
+def test_a_folder_without_such_files_is_told_with_what_it_has(tmp_path):
+    (tmp_path / "train.rec").touch()
+    reader = reader_of(mnist_input.INPUT, FEATURES=mnist_input.FEATURES)
+    with pytest.raises(
+        UnusableError, match=r"has train\.rec, and no TFRecord files, such as train-00000-of-00004\.tfrec"
+    ):
+        open_source(str(tmp_path), "train", reader)
 
 
 @pytest.mark.promises("which-way")
@@ -492,6 +506,19 @@ IS_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything
         (write_others(image=IMAGE), "train-00001-of-00004.tfrecord: record 0 cannot be parsed ("),
         (write_others(image=IMAGE, label=0.5), "train-00001-of-00004.tfrecord: record 0 cannot be parsed ("),
         (write_others(image=b"abc", label=1), "train-00001-of-00004.tfrecord: record 0 cannot be parsed ("),
+        (
+            write_others(image=bytes(3 * 784), label=1),
+            "record 0 cannot be parsed (InvalidArgumentError: assertion failed: [parse() must return a row for each",
+        ),
+        (
+            write_others(image=IMAGE, label=10),
+            "assertion failed: [expected labels from 0 to 9, found] [10]); it has image",
+        ),
+        (write_others(image=IMAGE, label=2**32 + 3), "[expected labels from 0 to 9, found] [4294967299]"),
+        (
+            write_others(picture=IMAGE, number=1),
+            "); it has number (int64_list), picture (bytes_list); correct the file, or FEATURES or parse()",
+        ),
         pytest.param(forbid, "train-00001-of-00004.tfrecord cannot be read: Permission denied", marks=IS_ROOT),
     ],
 )
@@ -525,6 +552,10 @@ def leave_out_a_label(path, records):
     write(path, [*records[:-3], example(image=IMAGE), *records[-2:]])
 
 
+def enlarge_a_picture(path, records):
+    write(path, [*records[:-3], example(image=bytes(3 * 784), label=1), *records[-2:]])
+
+
 @pytest.mark.promises("fault-while-training")
 @pytest.mark.parametrize(
     ("damage", "message"),
@@ -532,6 +563,7 @@ def leave_out_a_label(path, records):
         (corrupt, "{path}: record 500 is corrupt ("),
         (vanish, "{path} cannot be read: No such file or directory"),
         (leave_out_a_label, "{path}: record 498 cannot be parsed ("),
+        (enlarge_a_picture, "{path}: record 498 cannot be parsed ("),
     ],
 )
 def test_what_happens_to_a_file_while_it_is_read_is_told_with_the_record(make_files, damage, message):

@@ -137,7 +137,14 @@ def assign_to_what_is_trained(inputs, is_training):
         ({"build_loss": lambda x, y: x}, r"build_loss\(\) must return float32 \[\], found float32 \(None, 1, 2\)"),
         ({"build_loss": lambda x, y: None}, r"build_loss\(\) must return float32 \[\], found None"),
         ({"build_loss": lambda x, y: 1.0}, r"build_loss\(\) must return float32 \[\], found 1\.0"),
-        ({"build_loss": lambda x: x}, r"build_loss\(\): TypeError: .* takes 1 positional argument"),
+        (
+            {"build_loss": lambda x: x},
+            r"build_loss\(\) takes \(x\), expected a function of 2 arguments: docs/your-own\.md says which$",
+        ),
+        (
+            {"build_learning_rate": lambda: 0.1},
+            r"build_learning_rate\(\) takes \(\), expected a function of 1 argument:",
+        ),
         (
             {"build_loss": lambda x, y: (sum_up(x, y), 1.0)},
             r"build_loss\(\) must return float32 \[\], found a tuple of 2: float32 \(\), 1\.0$",
@@ -231,6 +238,7 @@ def test_decode_must_return_inputs_and_labels(decoded, found):
 @pytest.mark.parametrize(("name", "file"), [("build_logits", "model.py"), ("decode", "mnist_input.py")])
 def test_a_function_that_is_missing_is_told(name, file):
     files = make_files(multiply, sum_up, INPUT)
+    files.model.__name__ = "model"
     for module in (files.model, files.reader):
         vars(module).pop(name, None)
     with pytest.raises(UnusableError, match=rf"^{file} has no {name}\(\): docs/your-own\.md says what it must have"):
@@ -265,6 +273,7 @@ def test_inputs_come_in_the_order_of_input():
         ([0], "expected an array for labels, found list"),
         (np.array([None], object), "expected .* or text, as labels, found objects, such as None in row 0"),
         (np.array(["a", float("nan")], object), "expected .* or text, as labels, found objects, such as nan in row 1"),
+        (np.zeros(1, "M8[s]"), r"expected numbers or text as labels, found datetime64\[s\]"),
         (
             np.ma.masked_greater(np.array([1.0, 1e20]), 9),
             "expected a value in each row of labels, found 1 that are masked",
@@ -297,6 +306,11 @@ class Clipped(tf.train.GradientDescentOptimizer):
     [
         (lambda rate: Clipped(rate), r"returns a Clipped, whose compute_gradients\(\) this program does not call: let"),
         (lambda rate: rate, "must return a tf.train.Optimizer, or a dict of them by variable scope, found float32"),
+        (
+            lambda rate: tf.train.SyncReplicasOptimizer(Clipped(rate), replicas_to_aggregate=1),
+            "returns a SyncReplicasOptimizer: return the optimizer that this one has, and give --sync_replicas",
+        ),
+        (lambda rate: tf.keras.optimizers.Adam(rate), "must return .*, found <tf_keras.*\\.Adam object>"),
     ],
 )
 def test_an_optimizer_must_be_one_whose_apply_gradients_does_it_all(build_optimizer, message):

@@ -1,5 +1,6 @@
 """TFRecord files of `tf.train.Example`: their names, a first look at each, and which record of one is at fault."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -7,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
+from google.protobuf.message import DecodeError
 
 from runtime.process.errors import UnusableError, reason
 
-IS_RECORDS = re.compile(r"\.tfrecords?\b|(?<!\.data)-\d{5}-of-\d{5}$")  # no part of a checkpoint
+IS_RECORDS = re.compile(r"\.(tf)?records?\b|(?<!\.data)-\d{5}-of-\d{5}$")  # no part of a checkpoint
 # The first of these words in a name tells its split; of several sets to test with, that of the first word counts.
 WORDS = {"train": ["train", "training"], "t10k": ["t10k", "test", "testing", "validation", "valid", "val", "eval"]}
 COMPRESSIONS = {"": "NONE", "GZIP": "GZIP", "ZLIB": "ZLIB"}  # as datasets name them, and as readers do
@@ -92,6 +94,16 @@ def look_at(path: str) -> File:
     raise UnusableError(f"{path} {what}: copy it again, or make the set without it")
 
 
+def _list_features(record: bytes) -> str:
+    """Return which features a record has, for a message, or "" if it is no `tf.train.Example`."""
+    with contextlib.suppress(DecodeError):
+        kinds = {
+            name: of.WhichOneof("kind") for name, of in tf.train.Example.FromString(record).features.feature.items()
+        }
+        return f"it has {', '.join(f'{name} ({kind})' for name, kind in sorted(kinds.items())) or 'no features'}; "
+    return ""
+
+
 def find_fault(files: Sequence[File], parse: Parse, num_records: int | None = None) -> str:
     """Return which of some files, and which of its first records, cannot be read, and what to do; "" if all can."""
     with tf.Graph().as_default(), tf.Session(config=CPU) as session:
@@ -106,7 +118,7 @@ def find_fault(files: Sequence[File], parse: Parse, num_records: int | None = No
                     tries = (try_to_parse([one], path, first + number) for number, one in enumerate(records))
                     return next(filter(None, tries), "")
                 remedy = "correct the file, or FEATURES or parse() in mnist_input.py"
-                return f"{path}: record {first} cannot be parsed ({reason(error)}); {remedy}"
+                return f"{path}: record {first} cannot be parsed ({reason(error)}); {_list_features(*records)}{remedy}"
 
         for file in files:
             number, records, fault = 0, list[bytes](), ""

@@ -14,8 +14,8 @@ from absl import logging
 from runtime.data.files import CPU
 from runtime.data.order import build_numbers, build_seed, shuffle
 from runtime.data.reader import Batches, Columns, make_counter, make_iterator
-from runtime.model.template import PYTHON
-from runtime.process.errors import UnusableError, reason
+from runtime.process.errors import DataLostError, UnusableError, reason
+from runtime.process.phases import PYTHON
 from runtime.process.threads import PASSING, reminding
 
 WINDOW_BYTES, MIN_WINDOW, MAX_WINDOW = 1 << 25, 16, 1 << 14  # of the examples that are shuffled together
@@ -29,10 +29,6 @@ untouched = tf.autograph.experimental.do_not_convert  # no control flow is to co
 Open = Callable[[Any], Any]
 
 
-class DataLostError(Exception):
-    """What could be read when the run began cannot be read any more."""
-
-
 class PipelineSource:
     """Examples that are read as they are needed, with the methods of `MemorySource`.
 
@@ -42,6 +38,7 @@ class PipelineSource:
     signature: Any  # the columns of one example, in a structure
     description: str  # tells these examples from others, by what can be compared without reading all
     _where: str  # names them in messages
+    _place = "mnist_input.py"  # where the function begins that makes them
     _num_bytes: int  # of an example
     _names: Sequence[str]  # of the files; "": they are not known, and all counts as one
     _numbers: npt.NDArray[np.int64]  # of the parts of files that this share has
@@ -244,7 +241,7 @@ class PipelineSource:
 
     def _tell_fault(self, error: tf.errors.OpError) -> str:
         with reminding("still looking for the example that cannot be read", self._where):
-            what = f"{self._where} cannot be read ({reason(error)}); correct mnist_input.py, or what it reads"
+            what = f"{self._where} cannot be read ({reason(error)}); correct {self._place}, or what it reads"
             return self._find_fault() or what
 
     def _find_fault(self) -> str:

@@ -12,8 +12,9 @@ import tensorflow.compat.v1 as tf
 from runtime.data.files import Parse, find_fault, look_at
 from runtime.data.pipeline import NUM_THREADS, Open, PipelineSource, untouched
 from runtime.data.reader import signature_of
-from runtime.model.users_files import check_columns
+from runtime.model.users_files import call, check_columns, place_of
 from runtime.process.errors import UnusableError
+from runtime.process.phases import preparing
 
 BLOCK_SIZE = 128  # neighbours in a file that are read at once
 NUM_OPEN = 16  # files that are read in turns
@@ -84,8 +85,16 @@ def make_parse(reader: Any) -> Any:
 
     def parse(serialized: Any) -> Any:
         if hasattr(reader, "parse"):
-            return tf.nest.map_structure(to_dense, reader.parse(serialized))
-        parsed = tf.io.parse_example(serialized, reader.FEATURES)
+            # Or one that makes several rows of a record that is too long would shift all others.
+            expected = "parse() must return a row for each record"
+            columns = tf.nest.map_structure(to_dense, call(reader, "parse", serialized))
+            with preparing(f"{place_of(reader, 'parse')}: {expected}"):
+                num_rows, num_records = [tf.shape(of)[0] for of in tf.nest.flatten(columns)], tf.size(serialized)
+            are_rows = tf.Assert(tf.reduce_all(tf.equal(num_rows, num_records)), [expected, num_rows, num_records])
+            with tf.control_dependencies([are_rows]):
+                return tf.nest.map_structure(tf.identity, columns)
+        with preparing("mnist_input.py, FEATURES"):
+            parsed = tf.io.parse_example(serialized, reader.FEATURES)
         make_type: Any = namedtuple  # mypy knows it with names in the source only
         columns = make_type("Columns", reader.FEATURES, rename=True)  # a name need be none of Python
         return columns(*(to_dense(parsed[name]) for name in reader.FEATURES))

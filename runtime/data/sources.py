@@ -4,12 +4,12 @@ import os
 from typing import Any
 
 from runtime.data import download
-from runtime.data.files import find_records
+from runtime.data.files import find_records, name_of
 from runtime.data.memory import MemorySource
 from runtime.data.reader import Columns
 from runtime.data.records import RecordSource, make_parse
 from runtime.data.users import UsersSource
-from runtime.model.users_files import check_columns, check_examples
+from runtime.model.users_files import call, check_columns, check_examples
 from runtime.process.errors import UnusableError, check_folder
 from runtime.process.threads import reminding
 
@@ -30,7 +30,7 @@ def open_source(data_dir: str, split: str, reader: Any) -> Source:
     """
     check_folder("data_dir", data_dir, is_pattern=False)
     if hasattr(reader, "fetch") and download.may_fetch(data_dir):
-        reader.fetch(data_dir)
+        call(reader, "fetch", data_dir)
     where = f"the examples {split!r} of --data_dir {data_dir}"
     if hasattr(reader, "build_dataset"):
         return UsersSource(reader, data_dir, split, where)
@@ -39,9 +39,12 @@ def open_source(data_dir: str, split: str, reader: Any) -> Source:
         if parse and (paths := find_records(data_dir, split)):
             return RecordSource(paths, parse, reader.INPUT, where)
         if not hasattr(reader, "load"):
-            missing = "it has no TFRecord files" if os.path.isdir(data_dir) else "there is no such folder"
+            missing = "there is no such folder"
+            if os.path.isdir(data_dir):
+                names = ", ".join(sorted(os.listdir(data_dir))[:5]) or "nothing"
+                missing = f"it has {names}, and no TFRecord files, such as {name_of(split, 0, 4)}"
             raise UnusableError(f"{where} cannot be found: {missing}, and mnist_input.py has no load()")
-        examples = reader.load(data_dir, split)
+        examples = call(reader, "load", data_dir, split)
     check_examples(examples, where)
     source = MemorySource(examples)
     check_columns(source.signature, reader.INPUT, where, examples._fields)

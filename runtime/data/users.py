@@ -1,9 +1,10 @@
 """Examples of a data set that a user builds: `build_dataset()` in `mnist_input.py`, of the files of `list_files()`."""
 
+import contextlib
 import itertools
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from runtime.data.files import CPU
 from runtime.data.pipeline import Open, PipelineSource, untouched
 from runtime.data.reader import compute_checksum, signature_of
-from runtime.model.users_files import check_columns
+from runtime.model.users_files import call, check_columns, describe, place_of
 from runtime.process.errors import UnusableError, reason
 
 NUM_SAMPLED = 64  # examples that tell this data set from others, and how much memory one takes
@@ -37,24 +38,23 @@ class UsersSource(PipelineSource):
         """
         self._where, self._columns, is_single = where, list[Any](), True
         if hasattr(reader, "list_files"):
-            files = reader.list_files(data_dir, split)
+            files = call(reader, "list_files", data_dir, split)
             is_single = not isinstance(files, tuple)
-            self._columns = _to_columns([files] if is_single else files, where)
+            self._columns = _to_columns(files, place_of(reader, "list_files"))
         self._names = [os.fsdecode(name) for name in self._columns[0]] if self._columns else [""]
         self._numbers = np.arange(len(self._names))
 
         def build(*columns: tf.Tensor) -> Any:
             files = tf.data.Dataset.from_tensor_slices(columns[0] if is_single else columns) if columns else data_dir
-            return reader.build_dataset(files, split)
+            return call(reader, "build_dataset", files, split)
 
-        self._build, spec = build, reader.INPUT
+        self._build, self._place, spec = build, place_of(reader, "build_dataset"), reader.INPUT
         sample, again = (self.load(NUM_SAMPLED) for _ in range(2))
         found, names = self.signature[0], sorted(spec) if isinstance(spec, Mapping) else []
         if (sorted(found) if isinstance(found, Mapping) else []) != names:
-            raise UnusableError(
-                f"mnist_input.py: build_dataset() must return pairs of inputs and labels, with {names or 'one tensor'}"
-                f" as inputs, as INPUT says, found {[*found] if isinstance(found, Mapping) else 'one tensor'}"
-            )
+            expected = f"pairs of inputs and labels, with {names or 'one tensor'} as inputs, as INPUT says"
+            inputs = [*found] if isinstance(found, Mapping) else "one tensor"
+            raise UnusableError(f"{self._place} must return {expected}, found {inputs}")
         in_order = {name: spec[name] for name in names} or spec  # as the columns of a dict are
         check_columns(tf.nest.flatten(found), in_order, where)
         num_bytes = [part.nbytes if part.dtype != object else sum(map(len, part.flat)) for part in sample]
@@ -71,9 +71,7 @@ class UsersSource(PipelineSource):
         """Build the data set of some files, of tuples of dense tensors in any structure."""
         dataset = self._build(*columns)
         if not hasattr(dataset, "element_spec"):
-            raise UnusableError(
-                f"mnist_input.py: build_dataset() must return a tf.data.Dataset, found {type(dataset).__name__}"
-            )
+            raise UnusableError(f"{self._place} must return a tf.data.Dataset, found {describe(dataset)}")
         op, calls, is_apart = tf.data.experimental.to_variant(dataset).op, set[str](), False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TensorFlow's, about options in a graph
@@ -88,16 +86,19 @@ class UsersSource(PipelineSource):
             calls.add("deterministic=False")
         if calls:
             raise UnusableError(
-                "mnist_input.py: build_dataset() must return single examples, each once and always in the same order:"
-                f" leave out {', '.join(sorted(calls))}. The program shares, shuffles, repeats, makes batches and"
-                " prefetches"
+                f"{self._place} must return single examples, each once and always in the same order: leave out"
+                f" {', '.join(sorted(calls))}. The program shares, shuffles, repeats, makes batches and prefetches"
             )
 
         def to_dense(part: Any) -> Any:
             part = part.to_sparse() if isinstance(part, tf.RaggedTensor) else part
             return tf.sparse.to_dense(part) if isinstance(part, tf.SparseTensor) else part
 
-        return dataset.map(untouched(lambda *parts: tf.nest.map_structure(to_dense, parts)))
+        dense = dataset.map(untouched(lambda *parts: tf.nest.map_structure(to_dense, parts)))
+        if any(shape.rank is None for shape in tf.nest.flatten(tf.data.get_output_shapes(dense))):
+            remedy = "call set_shape() for what a Python function returns"
+            raise UnusableError(f"{self._place} returns a part of an unknown number of dimensions: {remedy}")
+        return dense
 
     def _make_open(self) -> Open:
         if not self._columns:
@@ -155,18 +156,21 @@ class UsersSource(PipelineSource):
         return ""
 
 
-def _to_columns(columns: Sequence[Any], where: str) -> list[npt.NDArray[Any]]:
-    """Return the columns of `list_files()` as arrays: paths, and what else there is of each file.
+def _to_columns(files: Any, where: str) -> list[npt.NDArray[Any]]:
+    """Return what `list_files()` has returned as arrays: paths, and what else there is of each file.
 
     Raises:
-      UnusableError: they are none.
+      UnusableError: they are none; `where` says of which function.
     """
-    rows = [[os.fsencode(row) if isinstance(row, str | os.PathLike) else row for row in column] for column in columns]
-    arrays = [tf.make_ndarray(tf.make_tensor_proto(column)) for column in rows]  # integers are int32, as ever
-    if not arrays or arrays[0].dtype.kind != "O" or len({len(of) for of in arrays}) > 1:
-        found = ", ".join(f"{tf.as_dtype(of.dtype).name} {list(of.shape)}" for of in arrays) or "none"
-        raise UnusableError(
-            f"{where} cannot be used: list_files() in mnist_input.py must return a list of paths, or a tuple of as long"
-            f" columns of which the first one is, found {found}"
-        )
+    columns = () if isinstance(files, str | bytes | Mapping) else files if isinstance(files, tuple) else [files]
+    arrays, found = list[Any](), describe(files)
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # these are no lists of numbers or texts
+        rows = [
+            [os.fsencode(row) if isinstance(row, str | os.PathLike) else row for row in column] for column in columns
+        ]
+        arrays = [tf.make_ndarray(tf.make_tensor_proto(column)) for column in rows]  # integers are int32, as ever
+        found = ", ".join(f"{tf.as_dtype(of.dtype).name} {list(of.shape)}" for of in arrays) or found
+    if not arrays or arrays[0].dtype.kind != "O" or arrays[0].ndim != 1 or len({len(of) for of in arrays}) > 1:
+        expected = "a list of paths, or a tuple of as long columns of which the first one is"
+        raise UnusableError(f"{where} must return {expected}, found {found}")
     return arrays

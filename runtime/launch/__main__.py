@@ -64,14 +64,14 @@ sys.path[0], folder = sys.argv.pop(1), sys.argv.pop(1)
 errors = os.dup(2)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where TensorFlow's libraries write while they are loaded
 try:
-    from runtime.process import phases
+    from runtime.model import users_files
 finally:
     os.dup2(errors, 2)
 import distributed
 
 def fetch():
-    with phases.preparing():
-        getattr(distributed.FILES.reader, "fetch", lambda folder: None)(folder)
+    if hasattr(distributed.FILES.reader, "fetch"):
+        users_files.call(distributed.FILES.reader, "fetch", folder)
 
 distributed.program.start(fetch)
 """

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from runtime.model.users_files import inputs_of
+from runtime.model.users_files import call, describe, inputs_of, place_of
 from runtime.process.errors import UnusableError
-from runtime.process.phases import find_beginning, find_place_of, preparing
+from runtime.process.phases import find_place_of, preparing
 
 
 class Files:
@@ -40,7 +40,7 @@ class Files:
         if self._has_pipeline and not hasattr(self.reader, "decode"):
             labels = parts[1:]
             return self.to_inputs(parts), labels[0] if len(labels) == 1 else tuple(labels) or None
-        found = self._call(self.reader, "decode", *parts)
+        found = call(self.reader, "decode", *parts)
         if not (isinstance(found, tuple | list) and len(found) == 2):
             raise self._expected("decode", "the inputs and the labels", found)
         return found[0], found[1]
@@ -49,24 +49,26 @@ class Files:
         """Build the inputs of a batch, without what only training does to them."""
         if self._has_pipeline and not hasattr(self.reader, "to_inputs"):
             return parts[0]
-        return self._call(self.reader, "to_inputs", *parts[: 1 if self._has_pipeline else len(self.inputs)])
+        return call(self.reader, "to_inputs", *parts[: 1 if self._has_pipeline else len(self.inputs)])
 
     def build_logits(self, inputs: Any, is_training: bool) -> Any:
         """Build the outputs of the model: a tensor, or a structure of them."""
-        logits = self._call(self.model, "build_logits", inputs, is_training)
-        if not [tensor for tensor in tf.nest.flatten(logits) if isinstance(tensor, tf.Tensor)]:
+        logits = call(self.model, "build_logits", inputs, is_training)
+        with preparing(self._where("build_logits")):  # a structure may be none, such as a dict of unlike keys
+            flat = tf.nest.flatten(logits)
+        if not any(isinstance(part, tf.Tensor) for part in flat):
             raise self._expected("build_logits", "a tensor, or a dict of them", logits)
         return logits
 
     def build_loss(self, logits: Any, labels: Any) -> tf.Tensor:
         """Build the loss, float32 []."""
-        return self._check_scalar("build_loss", self._call(self.model, "build_loss", logits, labels))
+        return self._check_scalar("build_loss", call(self.model, "build_loss", logits, labels))
 
     def build_metrics(self, logits: Any, labels: Any) -> dict[str, Any]:
         """Build the metrics, by name: means over a batch, or pairs as of `tf.metrics`."""
         if not self.has("build_metrics"):
             return {}
-        metrics = self._call(self.model, "build_metrics", logits, labels)
+        metrics = call(self.model, "build_metrics", logits, labels)
         if not isinstance(metrics, Mapping):
             raise self._expected("build_metrics", "a dict by name", metrics)
         checked: dict[str, Any] = {}
@@ -85,33 +87,36 @@ class Files:
 
     def build_predictions(self, logits: Any) -> dict[str, tf.Tensor]:
         """Build what an exported model returns, by name."""
-        predictions = self._call(self.model, "build_predictions", logits)
+        predictions = call(self.model, "build_predictions", logits)
         if not (isinstance(predictions, Mapping) and all(isinstance(t, tf.Tensor) for t in predictions.values())):
             raise self._expected("build_predictions", "a dict of tensors by name", predictions)
         return dict(predictions)
 
     def build_learning_rate(self, steps: tf.Tensor) -> tf.Tensor:
         """Build the learning rate, float32 [], after so many steps, int64 []."""
-        rate = _read(self._call(self.model, "build_learning_rate", steps))
+        rate = _read(call(self.model, "build_learning_rate", steps))
         if isinstance(rate, int | float) or getattr(rate, "dtype", tf.string) != tf.string:
             rate = tf.cast(rate, tf.float32)
         return self._check_scalar("build_learning_rate", rate)
 
     def build_optimizer(self, learning_rate: tf.Tensor) -> "ScopedOptimizers":
         """Build the optimizers for a rate, float32 []."""
-        found = self._call(self.model, "build_optimizer", learning_rate)
+        found = call(self.model, "build_optimizer", learning_rate)
         by_scope = dict(found) if isinstance(found, Mapping) else {"": found}
         for optimizer in by_scope.values():
             if not isinstance(optimizer, tf.train.Optimizer):
                 expected = "a tf.train.Optimizer, or a dict of them by variable scope"
                 raise self._expected("build_optimizer", expected, optimizer)
+            if isinstance(optimizer, tf.train.SyncReplicasOptimizer):
+                remedy = "return the optimizer that this one has, and give --sync_replicas"
+                raise UnusableError(f"{self._where('build_optimizer')} returns a SyncReplicasOptimizer: {remedy}")
             for method in ("compute_gradients", "minimize"):
                 if getattr(type(optimizer), method) is not getattr(tf.train.Optimizer, method):
                     raise UnusableError(
-                        f"{self.where('build_optimizer')} returns a {type(optimizer).__name__}, whose {method}() this"
+                        f"{self._where('build_optimizer')} returns a {type(optimizer).__name__}, whose {method}() this"
                         " program does not call: let its apply_gradients() do all that it does to gradients"
                     )
-        return ScopedOptimizers(by_scope, self.where("build_optimizer"))
+        return ScopedOptimizers(by_scope, self._where("build_optimizer"))
 
     def name_classes(self, data_dir: str, examples: Any, num_classes: int) -> list[str]:
         """Return the names of the classes by their labels, or none: of `find_classes()`, or of `name()` of examples.
@@ -120,34 +125,25 @@ class Files:
           UnusableError: the model, if it is a classifier, has another number of classes.
         """
         if hasattr(self.reader, "find_classes"):
-            names = self._call(self.reader, "find_classes", data_dir)
+            names = call(self.reader, "find_classes", data_dir)
             if not isinstance(names, tuple | list) or num_classes not in (0, len(names)):
                 expected = f"a list of as many names as the model has classes, {num_classes or 'any number'}"
                 raise self._expected("find_classes", expected, names)
         else:
             with preparing("mnist_input.py, name()"):
                 names = [examples.name(label) for label in range(num_classes if hasattr(examples, "name") else 0)]
-        return [str(name) for name in names]
+        names = [str(name) for name in names]
+        return [] if names == [str(label) for label in range(len(names))] else names
 
     def place_of(self, of: Any) -> str:
         """Return the file and the line that have made an op or a variable."""
         return find_place_of(getattr(of, "op", of)) or "model.py"
 
-    def _call(self, module: Any, name: str, *arguments: Any) -> Any:
-        if not hasattr(module, name):
-            file = "model.py" if module is self.model else "mnist_input.py"
-            raise UnusableError(f"{file} has no {name}(): docs/your-own.md says what it must have")
-        with preparing(self.where(name)):
-            return getattr(module, name)(*arguments)
-
-    def where(self, name: str) -> str:
-        """Return where a function begins, and its name, such as "model.py, line 7: build_loss()"."""
-        file, module = ("model.py", self.model) if self.has(name) else ("mnist_input.py", self.reader)
-        place = find_beginning(getattr(module, name))
-        return f"{place}: {name}()" if place else f"{file}, {name}()"
+    def _where(self, name: str) -> str:
+        return place_of(self.model if self.has(name) else self.reader, name)
 
     def _expected(self, name: str, what: str, found: Any) -> UnusableError:
-        return UnusableError(f"{self.where(name)} must return {what}, found {_describe(found)}")
+        return UnusableError(f"{self._where(name)} must return {what}, found {describe(found)}")
 
     def _check_scalar(self, name: str, value: Any, what: str = "") -> tf.Tensor:
         """Return what a function has returned, as `what`; raise an UnusableError unless it is float32 []."""
@@ -167,8 +163,8 @@ class ScopedOptimizers:
     """Several optimizers, each for the variables of a scope."""
 
     def __init__(self, by_scope: Mapping[str, tf.train.Optimizer], where: str):
-        """Take the optimizers, made at `where`; of two scopes that a variable is in, the longer one counts."""
-        self._by_scope, self._where = by_scope, where
+        """Take the optimizers, made `where`; of two scopes that a variable is in, the longer one counts."""
+        self._by_scope, self.where = by_scope, where
 
     def apply_gradients(self, pairs: Sequence[tuple[Any, tf.Variable]]) -> tf.Operation:
         """Build what applies each gradient to its variable.
@@ -181,19 +177,13 @@ class ScopedOptimizers:
             name = variable.op.name
             scopes = [scope for scope in self._by_scope if f"{name}/".startswith(f"{scope}/" if scope else "")]
             if not scopes:
-                raise UnusableError(f"{self._where} returns no optimizer for {name}: add one for the scope ''")
+                raise UnusableError(f"{self.where} returns no optimizer for {name}: add one for the scope ''")
             groups.setdefault(max(scopes, key=len), []).append((gradient, variable))
-        with preparing(self._where):
+        with preparing(self.where):
             return tf.group(*(self._by_scope[scope].apply_gradients(of_scope) for scope, of_scope in groups.items()))
 
 
 METRIC_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
-
-
-def _describe(found: Any) -> str:
-    if isinstance(found, tuple | list):
-        return f"a {type(found).__name__} of {len(found)}: {', '.join(map(_describe, found[:3]))}"
-    return f"{found.dtype.name} {found.shape}" if isinstance(found, tf.Tensor) else f"{found!r:.50}"
 
 
 def _read(value: Any) -> Any:

@@ -14,10 +14,9 @@ import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from runtime.process.errors import UnusableError
-from runtime.process.phases import find_place_of, functions_in, note_copy
+from runtime.process.phases import PYTHON, find_place_of, functions_in, note_copy
 
 LOOKUP_TABLES = ("HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2")
-PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # call a Python function
 STATEFUL = ("While", "If", "Case", "StatefulPartitionedCall", "PyFunc", "EagerPyFunc")  # may draw random numbers inside
 OF_ONE_RUN = ("TensorArrayV3", "StackV2")  # each copy has its own
 LARGE_BYTES = 1 << 20  # a graph has no copies of constants above that: a message holds 2 GB, and copies take time

@@ -1,5 +1,6 @@
 """What a user's files, `model.py` and `mnist_input.py`, say of themselves: their flags, their input, their examples."""
 
+import inspect
 import os
 import pathlib
 import re
@@ -14,7 +15,7 @@ from absl import flags
 
 from runtime.model import user_dir
 from runtime.process.errors import UnusableError
-from runtime.process.phases import is_users
+from runtime.process.phases import find_beginning, is_users, preparing
 
 
 def users_flags() -> list[str]:
@@ -43,6 +44,47 @@ def checksums() -> dict[str, int]:
     own = [path for path in paths if path.startswith(folder + os.sep) and path.endswith(".py") and is_users(path)]
     contents = {os.path.relpath(path, folder): pathlib.Path(path).read_bytes() for path in own}
     return {name: zlib.crc32(content.replace(b"\r\n", b"\n")) for name, content in contents.items()}
+
+
+def call(module: Any, name: str, *arguments: Any) -> Any:
+    """Call a function of one of the modules.
+
+    Raises:
+      UnusableError: there is none, or one that takes other arguments, or it fails: with its place.
+    """
+    if not hasattr(module, name):
+        raise UnusableError(f"{_file_of(module)} has no {name}(): docs/your-own.md says what it must have")
+    function, where = getattr(module, name), place_of(module, name)
+    with preparing(where):
+        try:
+            inspect.signature(function, follow_wrapped=False).bind(*arguments)
+        except ValueError:  # it does not tell
+            pass
+        except TypeError as error:
+            takes = f"takes {inspect.signature(function)}" if callable(function) else f"is {function!r:.50}"
+            count = f"{len(arguments)} argument{'s' * (len(arguments) != 1)}"
+            expected = f"expected a function of {count}: docs/your-own.md says which"
+            raise UnusableError(f"{where} {takes}, {expected}") from error
+        return function(*arguments)
+
+
+def place_of(module: Any, name: str) -> str:
+    """Return where a function of one of the modules begins, and its name, such as "model.py, line 7: build_loss()"."""
+    place = find_beginning(getattr(module, name))
+    return f"{place}: {name}()" if place else f"{_file_of(module)}, {name}()"
+
+
+def _file_of(module: Any) -> str:
+    return f"{getattr(module, '__name__', 'mnist_input')}.py"
+
+
+def describe(found: Any) -> str:
+    """Return what a function has returned, for a message."""
+    if isinstance(found, tuple | list):
+        return f"a {type(found).__name__} of {len(found)}: {', '.join(map(describe, found[:3]))}"
+    if isinstance(found, tf.Tensor):
+        return f"{found.dtype.name} {found.shape}"
+    return re.sub(r" at 0x\w+", "", f"{found!r:.100}")
 
 
 def inputs_of(spec: Any) -> dict[str, tf.TensorSpec]:
@@ -76,6 +118,8 @@ def check_examples(examples: Any, where: str) -> None:
         _require(isinstance(part, np.ndarray), where, f"an array for {name}", type(part).__name__)
         num_masked = int(np.sum(getattr(part, "mask", False)))
         _require(not num_masked, where, f"a value in each row of {name}", f"{num_masked} that are masked")
+        is_of_tensorflow = part.dtype.kind in "biufcSUO" and part.dtype != np.longdouble
+        _require(is_of_tensorflow, where, f"numbers or text as {name}", f"{part.dtype}")
         # None or NaN, say, where a table has nothing, or rows of unlike length
         rows = part if part.dtype == object and part.ndim else []
         others = [row for row, value in enumerate(rows) if not _is_text(value)]

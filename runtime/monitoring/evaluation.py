@@ -1,5 +1,6 @@
 """How good the model is on the test examples: measured at the end, and by the chief while the workers train."""
 
+import contextlib
 import functools
 import itertools
 import math
@@ -20,7 +21,7 @@ from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.monitoring.summaries import write_scalars
 from runtime.process.errors import DIVERGED, UnusableError
-from runtime.process.phases import describe_mistake
+from runtime.process.phases import describe_mistake, explain
 from runtime.process.threads import SessionThread
 from runtime.records import events
 from runtime.records.events import read_run
@@ -86,14 +87,19 @@ class ModelTest:
         first = 0
         for batch in self._batches() if ids or is_doubtful else []:  # tables may lack a row, too
             _, labels = session.run([ids, measured.labels if is_doubtful else []], self._feed(batch))
+            if raw.dtype.kind in "iu" and np.shape(labels) == batch[-1].shape:
+                labels = np.where(
+                    batch[-1].astype(labels.dtype) == labels, batch[-1], labels
+                )  # before a cast to fewer bits
             for index in np.flatnonzero((np.array(labels) < 0) | (np.array(labels) >= num_classes))[:1]:
                 label = f"label {first + index} is {labels[index]}, expected 0 to {num_classes - 1}"
                 raise UnusableError(f"the test examples under --data_dir cannot be used: {label}")
             first += len(batch[0])
         *_, last = self._batches()
         session.run(measured.reset)
-        _, means, _ = session.run([measured.loss, measured.means, measured.updates], self._feed(last))
-        _check_fraction({**means, **session.run(measured.values)})
+        with self._naming(session, self._feed(last), len(raw) - len(last[0]), len(raw)):
+            _, means, _ = session.run([measured.loss, measured.means, measured.updates], self._feed(last))
+            _check_fraction({**means, **session.run(measured.values)})
 
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""
@@ -102,15 +108,18 @@ class ModelTest:
         values, global_step, _ = session.run(fetches)
         feed_dict = {tensor: values[name] for name, tensor in self._dense.items()}
         sums, guesses, labels = np.zeros(1 + len(measured.means)), [], []
-        for batch in self._batches():
-            found = [measured.loss, measured.means, measured.updates, self._of_classes]
-            loss, means, _, of_batch = session.run(found, {**feed_dict, **self._feed(batch)})
+        for number, batch in enumerate(self._batches()):
+            first = number * self._batch_size
+            found, fed = [measured.loss, measured.means, measured.updates, self._of_classes], self._feed(batch)
+            with self._naming(session, {**feed_dict, **fed}, first, first + len(batch[0])):
+                loss, means, _, of_batch = session.run(found, {**feed_dict, **fed})
             sums += len(batch[0]) * np.array([loss, *means.values()])
             if of_batch:
                 guesses.append(guess(of_batch[0]))
                 labels.append(of_batch[1])
         loss, *averages = sums / len(self._examples[0])
-        metrics = dict(zip(measured.means, averages, strict=True)) | session.run(measured.values)
+        with self._naming(session, {**feed_dict, **fed}, 0, len(self._examples[0])):
+            metrics = dict(zip(measured.means, averages, strict=True)) | session.run(measured.values)
         check_finite(values)  # first: the loss of such a model is not finite either
         check_finite({"the test loss": loss}, OF_FINITE_MODEL)
         _check_fraction(metrics)
@@ -130,6 +139,30 @@ class ModelTest:
             )
         in_order = {name: float(metrics[name]) for name in measured.names if name in metrics}
         return Measures(float(loss), in_order, int(global_step), values, mistakes)
+
+    @contextlib.contextmanager
+    def _naming(self, session: tf.Session, feed_dict: Mapping[tf.Tensor, Any], first: int, end: int) -> Iterator[None]:
+        """Tell, by a try for each, which metrics of the examples from `first` on fail, as they would each time.
+
+        Raises:
+          UnusableError: some do.
+        """
+        try:
+            yield
+        except tf.errors.OpError as error:
+            line, is_of_model = explain(error)
+            if not is_of_model:
+                raise
+            measured, names = self._measured, dict[str, None]()  # in order, each once
+            # Values first: a second update would change them.
+            metrics = itertools.chain(measured.values.items(), measured.means.items(), measured.updates.items())
+            for name, output in [("loss", measured.loss), *metrics]:
+                try:
+                    session.run(output, feed_dict)
+                except tf.errors.OpError:
+                    names[name] = None
+            what = f"{', '.join(names) or 'a metric'} of the test examples {first} to {end - 1} cannot be computed"
+            raise UnusableError(f"{what}: {line}; correct model.py, or these examples") from error
 
     def _batches(self) -> Iterator[list[npt.NDArray[Any]]]:
         size = self._batch_size

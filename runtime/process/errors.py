@@ -29,6 +29,10 @@ class UnsavedError(Exception):
 UNUSABLE: list[type[Exception]] = [UnusableError, UnsavedError]
 
 
+class DataLostError(Exception):
+    """What could be read when the run began cannot be read any more. If it comes again, no attempt will read it."""
+
+
 class AwayError(TimeoutError):
     """What this task waited for did not come in time; the message says what to do."""
 

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import runtime
-from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, FinishedError, UnusableError, reason
+from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, DataLostError, FinishedError, UnusableError, reason
 from runtime.process.threads import PASSING
 from runtime.records import events
 
@@ -35,18 +35,32 @@ NETWORK_ERRORS = (ConnectionError, TimeoutError, ssl.SSLError, urllib.error.URLE
 LASTING = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 FORMATS = ("builtins", "gzip", "PIL")  # packages whose OSError without a number tells of a file of the wrong format
 REPEATED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # the same values cause them again
+PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # ops that call a Python function
+IN_GRAPH = (
+    "each call of a function has a graph of its own: let it make its variables and layers itself, and keep no tensor"
+    " for the next call"
+)
+NO_VALUES = "a function builds a graph, once, and has no examples yet: use ops, and tf.print() to see values"
 # What a message of TensorFlow does not say: a part of it, and the remedy.
 HINTS = {
-    "Keras": "tf.layers, tf.nn.rnn_cell and tf.keras need the package tf_keras: pip install 'tf_keras<2.22'",
+    "Keras": "tf.layers, tf.nn.rnn_cell and tf.keras.layers need the package tf_keras: pip install 'tf_keras<2.22'; for"
+    " optimizers and rates, take those of tf.train",
     "Iterating over a symbolic": "a variable is whole here, since a partitioner splits it on the ps tasks alone: use it"
     " as it is, or tf.unstack() its rows",
     "positional argument: 'step'": "call a schedule with the step, such as tf.train.get_global_step()",
     "Python bool": "is_training is True or False: `if is_training:` chooses, as tf.cond() cannot",
-    "same graph": "each call of a function has a graph of its own: let it make its variables and layers itself, and"
-    " keep no tensor for the next call",
+    "same graph": IN_GRAPH,
+    "an EagerTensor": IN_GRAPH,
+    "with eager execution": IN_GRAPH,
+    "must feed a value": NO_VALUES,
+    "evaluate tensor": NO_VALUES,
+    "SymbolicTensor": NO_VALUES,
+    "to a numpy array": NO_VALUES,
+    "known parent package": "write `import name`, without a dot: the folder is no package",
 }
 IN_FUNCTION = re.compile(r"{{function_node (\S+?)(?:_\d+)?}}")  # copies of a function have a number of their own
 FLAGS_HINT = "no flag can be read while the file is imported: read it in a function, as flags.FLAGS.name"
+SCRIPT_HINT = 'the file is imported: write `if __name__ == "__main__":` before what it does as a script'
 
 _has_stepped = False
 _copies: dict[str, tf.Graph] = {}  # by the prefix of the names that a copy's ops have: what they are copies of
@@ -72,7 +86,10 @@ def preparing(where: str = "") -> Iterator[None]:
         told = traceback.TracebackException.from_exception(error)
         if (own := _find_users(told.stack)) or isinstance(error, SyntaxError):  # which has a place of its own
             told.stack = traceback.StackSummary.from_list(own)
-        print("".join(told.format(chain=False)), end="", file=sys.stderr)
+        lines = list(told.format(chain=False))
+        if isinstance(error, tf.errors.OpError):  # whose message has the stack of this program for each op
+            lines = [lines[0], *told.stack.format(), f"{reason(error)}\n"]
+        print("".join(lines), end="", file=sys.stderr)
         raise UnusableError(describe_mistake(error, where)) from error
 
 
@@ -84,19 +101,30 @@ def note_step() -> None:
 
 def describe_failure(error: BaseException) -> tuple[int, str]:
     """Return the status and the line of an unexpected error outside of `preparing()`."""
+    line, is_of_model = explain(error)
+    message = f"{line}; start this task again"
+    is_known = events.has_recorded("ended", message=message)
+    if is_of_model and (not _has_stepped or is_known):
+        return UNUSABLE_STATUS, f"{line}; correct model.py, or the examples that it gets"
+    return (UNUSABLE_STATUS, line) if is_known and isinstance(error, DataLostError) else (1, message)
+
+
+def explain(error: BaseException) -> tuple[str, bool]:
+    """Return the line of an error, with its place in a user's file, and whether the same values cause it there again.
+
+    That is no error of the moment, or of a device; all that a user's Python function raises is one of the values.
+    """
     op = (error.op or _find_caller(error)) if isinstance(error, tf.errors.OpError) else None
     place = find_place_of(op) if op else ""
     line = f"{place}: {reason(error)}" if place else reason(error)
-    message = f"{line}; start this task again"
-    is_of_model = (place or "model.py: " in line) and isinstance(error, REPEATED)  # the latter is a lookup's own check
-    if is_of_model and (not _has_stepped or events.has_recorded("ended", message=message)):
-        return UNUSABLE_STATUS, f"{line}; correct model.py, or the examples that it gets"
-    return 1, message
+    is_repeated = isinstance(error, REPEATED) or (op is not None and op.type in PYTHON)
+    return line, is_repeated and bool(place or "model.py: " in line)  # the latter is a lookup's own check
 
 
 def describe_mistake(error: BaseException, where: str = "") -> str:
     """Return an error as a line that says where it comes from, `where` by default, and what to do."""
-    frames = _find_users(traceback.extract_tb(error.__traceback__))
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = _find_users(stack)
     if isinstance(error, SyntaxError) and error.filename:
         frames.append(traceback.FrameSummary(error.filename, error.lineno, ""))
     place = _name_last(frames) or where
@@ -108,10 +136,13 @@ def describe_mistake(error: BaseException, where: str = "") -> str:
     is_argparse = isinstance(error, SystemExit) and error.code == UNUSABLE_STATUS
     if is_argparse or isinstance(error, flags.UnrecognizedFlagError | flags.UnparsedFlagAccessError):
         hints.append(FLAGS_HINT)
+    elif isinstance(error, SystemExit) or any(frame.filename.endswith("/absl/app.py") for frame in stack):
+        hints.append(SCRIPT_HINT)
     line = "".join([f"{place}: " * bool(place), what, *(f" ({hint})" for hint in hints)])
-    return (
-        line if _is_of_system(error) else f"{line}; correct {place.partition(',')[0] or 'model.py or mnist_input.py'}"
-    )
+    remedy = f"correct {place.partition(',')[0] or 'model.py or mnist_input.py'}"
+    if isinstance(error, ModuleNotFoundError) and (name := str(error.name).partition(".")[0]) not in sys.modules:
+        remedy += f", or install the package that has it, such as by {sys.executable} -m pip install {name}"
+    return line if _is_of_system(error) else f"{line}; {remedy}"
 
 
 def _is_of_system(error: BaseException) -> bool:

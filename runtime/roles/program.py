@@ -5,6 +5,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
@@ -32,12 +33,21 @@ def import_files() -> Files:
             raise UnusableError(why)
         sys.path.insert(0, folder)
         with preparing():
-            reader, model = map(importlib.import_module, user_dir.NAMES)
+            reader, model = map(_import, user_dir.NAMES)
             files = Files(model, reader)
     except Exception as error:
         end_process(*describe_end(error))
     UNUSABLE.extend([DownloadError, getattr(reader, "DataError", UnusableError)])
     return files
+
+
+def _import(name: str) -> ModuleType:
+    before = sys.argv.copy()
+    module = importlib.import_module(name)
+    if sys.argv != before:
+        remedy = "leave sys.argv alone, which has the flags of this task"
+        raise UnusableError(f"{module.__file__} changes sys.argv to {sys.argv!r:.50}: {remedy}")
+    return module
 
 
 def start(main: Callable[[], None]) -> None:
@@ -55,10 +65,12 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
         if others:
             raise flags.Error(f"unexpected argument {others[0]!r}: flags are written --name=value")
     except (flags.Error, UnicodeError) as error:
+        is_unknown = isinstance(error, flags.UnrecognizedFlagError)  # argparse in a user's file, say, defines none
+        own = "; a model's own flags are defined by absl: see docs/your-own.md" * is_unknown
         output.write_in_background()
         message = re.sub(r"\('Non-boolean argument.*?', (.*)\)", r"\1 is neither true nor false", str(error))
         message = "--flagfile: " * isinstance(error, UnicodeError) + message.replace("\n", "; ")  # of several flags
-        end_process(UNUSABLE_STATUS, f"{message} (see --help)")
+        end_process(UNUSABLE_STATUS, f"{message} (see --help{own})")
     if "version" in flags.FLAGS and flags.FLAGS["version"].value:
         print(f"distributed-mnist {VERSION}, TensorFlow {tf.__version__}, Python {platform.python_version()}")
         sys.exit()

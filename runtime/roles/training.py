@@ -23,6 +23,7 @@ from runtime.monitoring.measures import Measures, check_finite
 from runtime.monitoring.profiling import ProfileHook
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
+from runtime.process.errors import UnusableError
 from runtime.roles.member import Member
 from runtime.saving.checkpoints import CheckpointHook, find_last_step
 from runtime.saving.export import export
@@ -156,7 +157,13 @@ class Training:
         if not me.task.is_chief:
             return
         session = me.connection.session()
-        measures = evaluate_and_save(session, self._test, self._checkpoints)
+        try:
+            measures = evaluate_and_save(session, self._test, self._checkpoints)
+        except UnusableError as error:  # of a metric, say: it comes again, and the model stays
+            self._checkpoints.end(session)
+            where = f", and {me.folder.path} that of global step {self._checkpoints.saved_step}"
+            kept = f"the ps tasks keep the model{where if self._checkpoints.saved_step else ''}"
+            raise UnusableError(f"{error}; {kept}: start this task, or all, again to test it anew") from error
         own = {"user_dir": user_dir.find()}
         own |= {"optimizer": "build_optimizer"} if self._graph.model.own.build_optimizer else {}
         result = make_result(

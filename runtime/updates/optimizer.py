@@ -68,7 +68,8 @@ class Optimizer:
                 are_sparse = [number >= len(traced) - num_sparse for number in range(len(traced))]
                 gradients = [_trace_gradient(*pair) for pair in zip(traced.values(), are_sparse, strict=True)]
             with tf.variable_creator_scope(create):
-                applied = make(rate).apply_gradients(list(zip(gradients, traced.values(), strict=True)))
+                optimizer = make(rate)
+                applied = optimizer.apply_gradients(list(zip(gradients, traced.values(), strict=True)))
             if graph.get_collection(tf.GraphKeys.SUMMARIES):
                 logging.warning("model.py: no summary of an optimizer is written")
         known = {
@@ -87,7 +88,8 @@ class Optimizer:
         kept = [*traced.values(), *own.values()]
         given = [*_flatten(gradients), *(variable.handle for variable in kept)]
         self._template = Template(graph, [applied], [rate, *given], kept)
-        _check(graph, step, [*traced.values()], self._template, given if is_of_part else [])
+        where = getattr(optimizer, "where", "model.py: build_optimizer()")
+        _check(graph, step, [*traced.values()], self._template, given if is_of_part else [], where)
 
     def apply(self, gradients: Sequence[Any], rate: tf.Tensor, num_updates: tf.Tensor) -> tf.Operation:
         """Build an update, given how many there were before, int64 []."""
@@ -111,14 +113,16 @@ def _check(
     variables: Sequence[tf.Variable],
     template: Template,
     of_parts: Sequence[tf.Tensor],
+    where: str,
 ) -> None:
-    """Check that the `template` of an optimizer, which was called in `graph`, does what its copies can do.
+    """Check that the `template` of an optimizer, made `where`, in `graph`, does what its copies can do.
 
     Each copy is given a part `of_parts`, and none may compute over that.
     """
 
     def refuse(op: tf.Operation, problem: str) -> NoReturn:
-        raise UnusableError(f"{find_place_of(op) or 'model.py'}: build_optimizer() {problem}")
+        place = find_place_of(op)
+        raise UnusableError(f"{place}: build_optimizer() {problem}" if place else f"{where} {problem}")
 
     for update in graph.get_collection(tf.GraphKeys.UPDATE_OPS):
         refuse(getattr(update, "op", update), "has an update that nobody runs: return it, grouped with others")

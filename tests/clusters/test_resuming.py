@@ -86,6 +86,30 @@ def test_the_table_of_the_documents_has_these_rows():
     assert verdicts == {row: "is refused" if refusal else "works" for rows, *_, refusal in CASES for row in rows}
 
 
+def test_a_metric_that_fails_in_the_last_test_is_final_and_the_model_is_kept_to_be_tested_anew(
+    tmp_path, black_and_white_dir
+):
+    for name in ("model.py", "mnist_input.py"):
+        shutil.copy(PROJECT / name, tmp_path)
+    text = (tmp_path / "model.py").read_text()
+    share = "tf.train.get_global_step() / tf.cast(tf.equal(tf.train.get_global_step(), 0), tf.int64)"
+    metrics = f'    return {{"late": tf.cast(tf.check_numerics({share}, "too late"), tf.float32), '
+    (tmp_path / "model.py").write_text(text.replace("    return {", metrics))
+    train_dir = tmp_path / "train"
+    flags = [f"--train_dir={train_dir}", f"--data_dir={black_and_white_dir}", f"--user_dir={tmp_path}"]
+    with Cluster(tmp_path, 1, 1, *flags, "--train_steps=4") as cluster:
+        cluster.start()
+        assert cluster["worker 0"].wait() == 2
+        place = rf"{tmp_path}/model\.py, line \d+: InvalidArgumentError: too late"
+        kept = f"; the ps tasks keep the model, and {train_dir} that of global step 4: start this task, or all, again"
+        line = rf"error: late of the test examples 0 to \d+ cannot be computed: {place}.*{kept} to test it anew$"
+        assert re.search(line, cluster["worker 0"].output(), re.MULTILINE)
+        (tmp_path / "model.py").write_text(text)
+        cluster.start("worker 0")
+        assert set(cluster.wait().values()) == {0}
+        assert "test accuracy" in cluster["worker 0"].output()
+
+
 def test_only_a_new_model_needs_the_checkpoint_that_init_from_checkpoint_begins_with(
     tmp_path, finished, black_and_white_dir
 ):
