@@ -64,8 +64,9 @@ def test_what_is_exported_classifies_images_and_knows_nothing_of_the_cluster(tmp
     assert found["probabilities"][1, [0, 3]] == pytest.approx([np.e / others, np.exp(10) / others], rel=1e-5)
 
 
-def test_an_exported_model_names_the_class_of_each_example(tmp_path, model, values):
+def test_an_exported_model_names_the_class_of_each_example(tmp_path, model, values, monkeypatch):
     """In an output, with the first dimension of a batch, and beside it in an asset."""
+    monkeypatch.delattr(model._files.model, "build_predictions")  # whose classes may have other numbers
     names = [f"class {number}" for number in range(9)] + [os.fsdecode(b"\xe9t\xe9")]
     model.class_names = names
     export(str(tmp_path), model, lambda: values)
