@@ -6,9 +6,12 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster import status, table
+from runtime.cluster import agreement, status, table
+from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status
 from runtime.cluster.table import TRAINED, TRAINING, Record, Table
+from runtime.cluster.task import Task
+from runtime.cluster.waiting import Timeouts
 from runtime.session import attendance
 from runtime.session.attendance import AttendanceHook, WaitForWorkersHook
 
@@ -25,6 +28,24 @@ def test_the_chief_ends_when_the_others_have_trained_but_not_before(local_server
     other.say(TRAINED)
     ending.join(60)
     assert not ending.is_alive()
+
+
+def test_a_worker_whose_address_another_cluster_uses_is_not_waited_for(local_servers, monkeypatch):
+    def end(code, message, tell):
+        raise SystemExit(code, message)
+
+    monkeypatch.setattr(agreement, "end_process", end)
+    servers = local_servers(1, 3)
+    hook = AttendanceHook(servers.membership("worker", 0), wait_for_all=True)
+    assert hook._describe_absent().count("(still starting)") == 2
+    address = servers.worker_hosts[1]
+    Membership(Task("worker", 1, ("other:1",), ("more:1", address)), Timeouts(60, 60)).agreement.publish()
+    hook._compared.clear()
+    with pytest.raises(SystemExit) as ended:
+        hook._describe_absent()
+    line = f"worker 0 expects worker 1 at {address}, but that address is used by another cluster, that of worker 1 with"
+    assert ended.value.args[0] == 2
+    assert ended.value.args[1].startswith(line)
 
 
 @pytest.mark.promises("last-wait")

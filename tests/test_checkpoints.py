@@ -9,9 +9,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster.task import Task
-from runtime.process.errors import UnusableError
+from runtime.process.errors import UnsavedError, UnusableError
 from runtime.records.folder import RunFolder
-from runtime.saving import checkpoints
+from runtime.saving import checkpoints, train_dir
+from runtime.saving.result import Result
 from runtime.saving.saver import make_saver
 from runtime.saving.train_dir import open_train_dir
 from tests.models import make_model
@@ -473,6 +474,33 @@ def test_a_train_dir_that_cannot_be_locked_is_said(tmp_path, monkeypatch, caplog
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert open_train_dir(CHIEF, str(tmp_path)).path == str(tmp_path)
     assert f"--train_dir {tmp_path} cannot be locked (No locks available): let no other job use it" in caplog.text
+
+
+def test_a_train_dir_that_was_made_again_is_locked_again_unless_another_job_has_it(tmp_path, caplog):
+    folder = open_train_dir(CHIEF, str(tmp_path / "train"))
+    train_dir.keep_locked(folder)
+    assert not caplog.text
+    shutil.rmtree(folder.path)
+    train_dir.keep_locked(folder)
+    assert not os.path.exists(folder.path), "who writes there says that it is gone"
+    os.mkdir(folder.path)
+    train_dir.keep_locked(folder)
+    assert "was removed and made again while this run trains" in caplog.text
+    with open(folder.lock) as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.remove(folder.lock)
+    with open(folder.lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for write in (train_dir.keep_locked, Result({"test_loss": 1.0}, 1.0, 1.0, {}).write):
+            with pytest.raises(UnsavedError, match="is in use by another job, whose chief is"):
+                write(folder)
+    assert not os.path.exists(folder.result)
+
+
+def test_what_is_in_the_way_of_a_result_is_told_before_training(tmp_path):
+    (tmp_path / "result.json").mkdir()
+    with pytest.raises(UnusableError, match=r"/result\.json is a folder, where this run writes a file: remove it"):
+        open_train_dir(CHIEF, str(tmp_path))
 
 
 def test_a_train_dir_that_cannot_be_written_is_named(tmp_path):

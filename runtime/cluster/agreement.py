@@ -69,9 +69,16 @@ class Agreement:
         if self._is_training and self._is_published:
             self._note_training()
 
-    def _read(self, owner: Peer | Task) -> _Found | None:
+    def heed(self, peer: Peer) -> bool:
+        """Return whether a task that this one does not need has host lists, which are then compared with its own."""
+        table = Table(peer.address)
+        found = self._read(peer, table)
+        table.close()
+        return found is not None and self._heed(peer, found)
+
+    def _read(self, owner: Peer | Task, table: Table | None = None) -> _Found | None:
         """Return what is on a server, or None if that does not answer, or has nothing yet."""
-        table = self._tables[owner]
+        table = table or self._tables[owner]
         with contextlib.suppress(tf.errors.UnavailableError):
             digest, abort_reason, is_training = table.read(DIGEST, ABORT_REASON, IS_TRAINING)
             if digest:

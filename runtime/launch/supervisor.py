@@ -81,6 +81,8 @@ class Supervisor:
                 task = self._tasks["-".join(repeated.groups())]
                 last_lines = self._read_last_lines(task)
             where = f". The end of {task.log}:" if last_lines else ""
+            if status == UNUSABLE_STATUS and os.path.isfile(task.log) and not os.path.getsize(task.log):
+                where = f"; {task.log} is empty: see that its disk has room"
             lines = [f"error: {task.name} {why}; all tasks were ended{where}", *last_lines]
             if self._chief.status == 0:
                 lines.append("the chief had ended with 0: the result is saved")

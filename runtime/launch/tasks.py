@@ -38,7 +38,12 @@ class Task:
           OSError: its log cannot be written, or the system allows no further process.
         """
         self._num_oom_kills = count_oom_kills()
-        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError:
+            if not self.num_restarts:
+                raise
+            log = os.open(os.devnull, os.O_WRONLY)  # its steps are worth more than its log
 
         def become_task() -> None:
             for number in (*IGNORED, *DEFAULT):

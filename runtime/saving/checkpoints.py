@@ -23,6 +23,7 @@ from runtime.records import events
 from runtime.records.files import read_json, replace_file
 from runtime.records.folder import RunFolder
 from runtime.saving.saver import NOT_FINITE, whole_variables
+from runtime.saving.train_dir import keep_locked
 
 ON_EACH = ", here and on each ps"  # must the train directory answer
 # What a file server that fails for a moment is to TensorFlow: ESTALE, ECONNRESET, ETIMEDOUT and EIO, in this order. The
@@ -287,6 +288,7 @@ class CheckpointHook(tf.train.SessionRunHook):
             self._due_at = time.monotonic() + self._save_secs
             global_step = int(session.run(tf.train.get_global_step(session.graph)))
             try:
+                keep_locked(self._folder)
                 start, saving = time.monotonic(), f"{self._task}: still saving global step {global_step}"
                 with reminding(saving, self._folder.path, ON_EACH):
                     if not self.has_saved(global_step):
@@ -294,6 +296,9 @@ class CheckpointHook(tf.train.SessionRunHook):
                         secs = round(time.monotonic() - start, 3)
                         events.record("checkpoint", global_step=global_step, secs_taken=secs)
                 self.saved_step, self.failure = global_step, ""
+            except UnsavedError as error:
+                self.failure = str(error)
+                raise
             except (tf.errors.OpError, ValueError) as error:  # a ValueError: the folder is gone
                 self._remove_parts(global_step)
                 why = reason(error) if isinstance(error, tf.errors.OpError) else str(error)

@@ -18,6 +18,7 @@ from runtime.process.threads import reminding
 from runtime.records.files import read_json, replace_file
 from runtime.records.folder import RunFolder
 from runtime.saving.checkpoints import CheckpointHook, is_saved
+from runtime.saving.train_dir import keep_locked
 
 
 class Goal(NamedTuple):
@@ -41,12 +42,13 @@ class Result(NamedTuple):
         A reader sees either this result or the last one, whole.
 
         Raises:
-          UnsavedError: it cannot be written.
+          UnsavedError: it cannot be written, or another job has the folder now.
         """
         written = read_json(folder.result)
         is_same = all(written.get(name) == value for name, value in self.figures.items())
         if not folder.is_given or (is_same and self.train_secs is None):  # an earlier process has trained the model
             return
+        keep_locked(folder)
         speed = {"train_secs": self.train_secs, "examples_per_sec": self.examples_per_sec}
         figures = {**self.figures, **speed}
         # Figures come first, and a user's flag of the same name replaces none. `default` is for a flag of an enum.

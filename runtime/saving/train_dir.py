@@ -8,7 +8,7 @@ import uuid
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.process.errors import UnusableError, check_folder
+from runtime.process.errors import UnsavedError, UnusableError, check_folder
 from runtime.records.folder import RunFolder
 
 
@@ -30,12 +30,41 @@ def open_train_dir(task: Task, train_dir: str) -> RunFolder:
             os.makedirs(folder.path, exist_ok=True)
             _lock(folder)
             os.makedirs(folder.events, exist_ok=True)  # else nobody would say that there can be none
+            for path in (folder.result, folder.report):
+                if os.path.isdir(path):
+                    raise UnusableError(f"{path} is a folder, where this run writes a file: remove it")
         except OSError as error:
             raise UnusableError(
                 f"--train_dir {error.filename or train_dir} cannot be written: {error.strerror}; give another one, or"
                 " correct what is there"
             ) from error
     return folder
+
+
+def keep_locked(folder: RunFolder) -> None:
+    """Lock the folder of this chief anew if somebody has removed it, and made it again.
+
+    Raises:
+      UnsavedError: another job has it now.
+    """
+    if folder.path not in _locked or not os.path.isdir(folder.path):  # who writes there says so
+        return
+    try:
+        is_there = os.path.samestat(os.stat(folder.lock), os.fstat(_locked[folder.path]))
+    except FileNotFoundError:
+        is_there = False
+    except OSError:  # a file server that fails for a moment
+        return
+    if not is_there:
+        logging.warning("--train_dir %s was removed and made again while this run trains", folder.path)
+        try:
+            _lock(folder)
+            os.makedirs(folder.events, exist_ok=True)
+        except (OSError, UnusableError) as error:
+            raise UnsavedError(str(error)) from error
+
+
+_locked: dict[str, int] = {}  # the descriptors of the locks of this process, by their folders
 
 
 def _lock(folder: RunFolder) -> None:
@@ -56,3 +85,4 @@ def _lock(folder: RunFolder) -> None:
     content = f"process {os.getpid()} on {socket.gethostname()}\n{uuid.uuid4()}\n".encode()
     os.pwrite(descriptor, content, 0)
     os.ftruncate(descriptor, len(content))
+    _locked[folder.path] = descriptor

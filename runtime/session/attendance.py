@@ -9,6 +9,7 @@ from absl import logging
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import STARTING, describe
 from runtime.cluster.table import TRAINED, TRAINING, Record, absent
+from runtime.cluster.task import Peer
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.errors import AwayError, reason
 
@@ -26,6 +27,7 @@ class AttendanceHook(tf.train.SessionRunHook):
     def __init__(self, membership: Membership, wait_for_all: bool):
         self._membership, self._task, self._wait_for_all = membership, membership.task, wait_for_all
         self._present: set[Record] = set()
+        self._compared: set[Peer] = set()  # workers that have the host lists of this one
         self._was_complete = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -58,6 +60,9 @@ class AttendanceHook(tf.train.SessionRunHook):
         records = self._membership.records()
         unseen = [worker for worker in self._task.clients if records[worker.index] not in self._present]
         missing = absent(unseen, records)
+        for worker in missing.keys() - self._compared:  # one of another cluster would never say that it trains
+            if missing[worker] == STARTING and self._membership.agreement.heed(worker):
+                self._compared.add(worker)
         self._present |= {records[worker.index] for worker in unseen if worker not in missing}
         return describe(missing)
 
