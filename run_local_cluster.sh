@@ -32,5 +32,6 @@ for argument; do
     -locked | --locked | -locked=[tT1]* | --locked=[tT1]*) locked=--locked ;;
   esac
 done
+unset PYTHONHOME # of another Python, as some sites set it
 python="$("$here/runtime/launch/venv.sh" ${locked:+"$locked"} requirements.txt)" || exit
 exec "$python" "$here/runtime/launch" "$@"

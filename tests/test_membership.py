@@ -215,7 +215,7 @@ def test_an_address_that_leads_to_another_task_of_the_cluster_ends_who_needs_it(
     member = start("worker 0", [ps, other], [worker], looks=False)
     ps_1 = member.task.servers[1]
     member.agreement._tables[ps_1] = Table(ps)
-    member.agreement.end_if_lists_differ()
+    threading.Thread(target=member.agreement.end_if_lists_differ, daemon=True).start()
     problem = f"worker 0 expects {ps_1}, but that address is used by ps 0 of this cluster: correct the host lists, or"
     assert ends.get(timeout=DEADLINE_SECS) == (2, f"{problem} what the name of its host leads to on this one")
 

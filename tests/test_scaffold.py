@@ -159,6 +159,15 @@ def test_a_worker_makes_no_session_with_a_ps_that_has_other_host_lists(local_ser
         Worker(servers, 0, startup_timeout_secs=0.3).session()
 
 
+def test_a_worker_that_meets_its_cluster_with_other_lists_names_both_values(local_servers):
+    """As one that was left over when all others were started again."""
+    servers = local_servers(1, 1)
+    lists = servers.ps_hosts, (*servers.worker_hosts, "more:1")
+    Membership(Task("ps", 0, *lists), Timeouts(60, 60)).agreement.publish()
+    with pytest.raises(UnusableError, match=r"given nothing as worker_hosts\[1\], but ps 0 was given more:1"):
+        Worker(servers, 0).session()
+
+
 def test_steps_that_are_cancelled_from_outside_are_taken_again_but_not_for_ever(local_servers):
     worker = Worker(local_servers(1, 1), 0)
     cancelled = tf.errors.CancelledError(None, None, "another process")

@@ -120,9 +120,15 @@ class Agreement:
         """Return for which servers to wait until they have the same host lists as this task, or "" once they have.
 
         A ps takes two processes of one name for one that was restarted, and drops the session of the first. So a worker
-        asks before it makes a session. The lists may never agree: then the thread ends this process.
+        asks before it makes a session.
+
+        Raises:
+          UnusableError: a server has others, and will keep them. Before training, the thread ends this process.
         """
         found = ask_all(self._task.servers, self._read)
+        for owner, on in found.items():
+            if on and on.lists is not self._lists and not self._lists.is_elsewhere(owner, on.lists):
+                raise UnusableError(self._lists.describe_difference(owner, on.lists))
         unconfirmed = [
             f"{owner} ({self._lists.describe_use(on.lists)})"
             if on and self._lists.is_elsewhere(owner, on.lists)

@@ -86,6 +86,9 @@ WAYS = (
 )
 
 
+REMINDER_SECS = 10.0
+
+
 def main() -> None:
     """Get ready, start again in a private network, and run the cluster there."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # no file of ours may take the number of a closed output
@@ -238,7 +241,10 @@ def try_script(arguments: Sequence[str]) -> str:
 
     process = fork.Process(target=try_it)
     process.start()
-    process.join()
+    while process.is_alive():
+        process.join(REMINDER_SECS)
+        if process.is_alive():
+            say("still importing model.py and mnist_input.py")
     if process.exitcode:
         end_as(process.exitcode, f"the import of {SCRIPT}.py")
     return str(reader.recv()) if reader.poll() else sys.exit()  # it has shown the version

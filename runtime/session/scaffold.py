@@ -91,11 +91,11 @@ class TrainingScaffold(tf.train.Scaffold):
             self._initialize_unsaved = tf.variables_initializer(unsaved)
             self._initializer = tf.global_variables_initializer()
             with tf.device(f"{task.device}/device:CPU:0"):
-                sent = tf.timestamp()
+                self._sent = tf.timestamp()
             self._received = {}  # on each server, from this worker
             for server in task.servers:
                 with tf.device(f"{server.device}/device:CPU:0"):
-                    self._received[server] = tf.negative(sent)
+                    self._received[server] = tf.negative(self._sent)
 
     def finalize(self) -> "TrainingScaffold":
         """Wait until a session can be made and used.
@@ -116,7 +116,13 @@ class TrainingScaffold(tf.train.Scaffold):
             time.sleep(self._pause_secs)  # gRPC needs a moment to find a ps that is back, and 20 s at another address
             self._pause_secs = min(2 * self._pause_secs, MAX_PAUSE_SECS)
         describe_servers = functools.partial(self._describe_missing_servers, time.monotonic())
-        wait_for_servers = functools.partial(wait_until_nothing_is_missing, self._task, describe_servers)
+
+        def describe_missing_servers() -> str:
+            if (missing := describe_servers()) and self._was_ready:
+                self._membership.agreement.describe_unconfirmed()  # else this might wait for one that is in no list now
+            return missing
+
+        wait_for_servers = functools.partial(wait_until_nothing_is_missing, self._task, describe_missing_servers)
         wait_for_servers()
         flag, timeout_secs = "--startup_timeout_secs", self._timeouts.startup_secs
         if self._was_ready:
@@ -168,13 +174,17 @@ class TrainingScaffold(tf.train.Scaffold):
             raise AwayError(f"{self._task}: for {recovery_secs:g} s, {problem}: {remedy}")
 
     def _describe_unreached(self) -> str:
-        """Look which server does not reach this worker, though this worker reaches it."""
-        for server, received in self._received.items():
+        """Look which server does not reach this worker, though this worker reaches all of them."""
+        with self._connection.session(self._sent.graph) as session:
             try:
-                with self._connection.session(received.graph) as session:
+                session.run(self._sent)
+            except tf.errors.OpError:  # it does not
+                return ""
+            for server, received in self._received.items():
+                try:
                     session.run(received)
-            except tf.errors.OpError as error:
-                return f"{server} to reach {self._task} at {self._task.address} ({reason(error)})"
+                except tf.errors.OpError as error:
+                    return f"{server} to reach {self._task} at {self._task.address} ({reason(error)})"
         return ""
 
     def _describe_missing_servers(self, start: float) -> str:
