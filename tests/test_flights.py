@@ -111,7 +111,9 @@ def test_a_file_that_is_damaged_is_told(tmp_path):
 def test_what_pip_cannot_fetch_is_told_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises((flights.DataError, UnusableError), match=r"put it into .*/new by hand: .*No matching distribution found"):
+    with pytest.raises(
+        (flights.DataError, UnusableError), match=r"put it into .*/new by hand: .*No matching distribution found"
+    ):
         flights.fetch(str(tmp_path / "new"))
     assert not os.listdir(tmp_path / "new")
 
