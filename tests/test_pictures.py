@@ -172,7 +172,8 @@ def test_deep_pictures_are_scaled_for_training_as_for_predictions(tmp_path):
     assert pictures.read_picture(str(tmp_path / "a.png"), [2, 2]).tolist() == [[0, 63], [127, 255]]
 
 
-def test_the_example_reads_what_it_lists_and_names_what_is_damaged(tmp_path):
+def test_the_example_reads_what_it_lists_and_names_what_is_damaged(tmp_path, caplog):
+    caplog.set_level("ERROR", logger="absl")  # a process of pytest cannot send lines that are no text to another one
     not_text = os.fsdecode(b"\xe9t\xe9")
     for name in ("cat", not_text):
         for number in range(3):
