@@ -88,7 +88,7 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
 def _find_unnamed(folder: RunFolder) -> str:
     """Return the path of a checkpoint with steps which a new model would overwrite; "" if there is none."""
     indices = glob.glob(f"{glob.escape(folder.checkpoint)}-*.index") if folder.is_given else []
-    paths = [path.removesuffix(".index") for path in indices]
+    paths = [path.removesuffix(".index") for path in indices if os.path.isfile(path)]
     steps = {path: int(step) for path in paths if (step := path.rpartition("-")[2]).isdecimal()}
     last = max(steps, key=steps.__getitem__, default="")
     return last if last and steps[last] else ""  # a process that is killed may leave one of step 0
