@@ -5,10 +5,11 @@ import json
 import pytest
 
 from runtime.cluster.host_lists import PROTOCOL, HostLists
-from runtime.cluster.task import Task
+from runtime.cluster.task import Peer, Task
 
 PS, WORKERS = ("a:1", "b:2"), ("c:3", "d:4")
 MINE = HostLists.of(Task("worker", 1, PS, WORKERS))
+PS_0, PS_1, CHIEF = Peer("ps", 0, "a:1"), Peer("ps", 1, "b:2"), Peer("worker", 0, "c:3")
 
 
 @pytest.mark.parametrize(
@@ -25,12 +26,10 @@ MINE = HostLists.of(Task("worker", 1, PS, WORKERS))
 def test_the_first_entry_that_differs_is_named_with_both_values(ps_hosts, worker_hosts, difference):
     theirs = HostLists.of(Task("ps", 0, ps_hosts, worker_hosts))
     remedy = ": give all tasks the same"
-    assert MINE.describe_difference("ps 0 at a:1", theirs) == (
-        difference and f"worker 1 was given {difference}{remedy}"
-    )
+    assert MINE.describe_difference(PS_0, theirs) == (difference and f"worker 1 was given {difference}{remedy}")
     in_graph = HostLists.of(Task("worker", 0, PS, WORKERS, "in_graph"))
     difference = "worker 1 was given between_graph as replication, but worker 0 was given in_graph"
-    assert MINE.describe_difference("worker 0 at c:3", in_graph) == f"{difference}{remedy}"
+    assert MINE.describe_difference(CHIEF, in_graph) == f"{difference}{remedy}"
 
 
 @pytest.mark.parametrize(
@@ -48,15 +47,15 @@ def test_what_another_version_has_written_is_said_to_be_of_one(text, found):
     line = (
         f"worker 1 was given {PROTOCOL} as protocol, but ps 0 was given {found}: run the same version of this program"
     )
-    assert MINE.describe_difference("ps 0 at a:1", HostLists.parse(text, "ps 0")) == f"{line} everywhere"
+    assert MINE.describe_difference(PS_0, HostLists.parse(text, PS_0)) == f"{line} everywhere"
 
 
 def test_what_a_task_writes_is_read_as_it_was_and_has_the_digest_of_all_that_agree():
-    found = HostLists.parse(MINE.write(), "ps 0")
-    assert (found.task, found.given, found.digest_of("ps 0")) == (MINE.task, MINE.given, MINE.digest_of("ps 0"))
-    assert HostLists.of(Task("ps", 0, PS, WORKERS)).digest_of("ps 0 at a:1") == MINE.digest_of("ps 0")
-    assert HostLists.of(Task("ps", 0, PS, WORKERS[::-1])).digest_of("ps 0") != MINE.digest_of("ps 0")
-    assert MINE.digest_of("ps 1") != MINE.digest_of("ps 0")
+    found = HostLists.parse(MINE.write(), PS_0)
+    assert (found.task, found.given, found.digest_of(PS_0)) == (MINE.task, MINE.given, MINE.digest_of(PS_0))
+    assert HostLists.of(Task("ps", 0, PS, WORKERS)).digest_of(PS_0) == MINE.digest_of(PS_0)
+    assert HostLists.of(Task("ps", 0, PS, WORKERS[::-1])).digest_of(PS_0) != MINE.digest_of(PS_0)
+    assert MINE.digest_of(PS_1) != MINE.digest_of(PS_0)
 
 
 def test_lists_that_share_one_address_are_those_of_two_clusters():

@@ -5,7 +5,7 @@ import queue
 import re
 import signal
 import threading
-import time
+import types
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -301,8 +301,12 @@ def test_a_name_that_leads_to_another_cluster_may_lead_home_a_little_later(monke
         raise SystemExit(f"{status}: {why}")
 
     monkeypatch.setattr(agreement, "end_process", end)
+
+    def make_table(lists):  # the first question is for a digest, the second for the lists
+        answers = iter([["another", "that other cluster must end", "yes"], [lists.write()]])
+        return types.SimpleNamespace(read=lambda *_: next(answers), close=lambda: None)
+
     stranger = HostLists.of(Task("ps", 0, ("10.0.0.7:2222",), ("other:2222",)))
-    found = agreement._Found(stranger, abort_reason="that other cluster must end", is_training=True)
     used = (
         "expects ps 0 at {}, but that address is used by another cluster, that of ps 0 with 10.0.0.7:2222, other:2222"
     )
@@ -310,9 +314,9 @@ def test_a_name_that_leads_to_another_cluster_may_lead_home_a_little_later(monke
         task = Task("worker", 1, (address,), ("worker-0:2222", "worker-1:2222"))
         mine, (ps, _) = Agreement(task, {}), task.needed
         with pytest.raises(SystemExit, match="run the same version of this program everywhere"):
-            Agreement(task, {})._heed(ps, found._replace(lists=HostLists("ps 0", {})))
+            mine._heed(ps, mine._read(ps, make_table(HostLists("ps 0", {}))))
+        found = mine._read(ps, make_table(stranger))
         if is_name:
-            mine._strangers[ps] = time.monotonic()
             assert not mine._heed(ps, found)
             assert f"worker 1 {used.format(ps.address)}" in caplog.text
             monkeypatch.setattr(agreement, "STRANGER_SECS", -1.0)

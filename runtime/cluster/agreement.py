@@ -28,9 +28,10 @@ TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others
 class _Found(NamedTuple):
     """What all tasks share, as it is on one server."""
 
-    lists: HostLists  # that its task was given
     abort_reason: str
     is_training: bool
+    difference: str = ""  # of the host lists that its task was given: why this one cannot go on with it
+    use: str = ""  # who uses its address, if that is not the task that is expected there
 
 
 class Agreement:
@@ -82,15 +83,17 @@ class Agreement:
         with contextlib.suppress(tf.errors.UnavailableError):
             digest, abort_reason, is_training = table.read(DIGEST, ABORT_REASON, IS_TRAINING)
             if digest:
-                is_same = digest == self._lists.digest_of(owner)
-                lists = self._lists if is_same else HostLists.parse(table.read(CLUSTER)[0], owner)
-                if not is_same and self._lists.is_elsewhere(
-                    owner, lists
-                ):  # the next look goes where the name of its host leads then
-                    table.close()
-                    forget(owner.address)
-                    self._strangers.setdefault(owner, time.monotonic())
-                return _Found(lists, abort_reason, bool(is_training))
+                found = _Found(abort_reason, bool(is_training))
+                if digest == self._lists.digest_of(owner):
+                    return found
+                lists = HostLists.parse(table.read(CLUSTER)[0], owner)
+                found = found._replace(difference=self._lists.describe_difference(owner, lists))
+                if not self._lists.is_elsewhere(owner, lists):
+                    return found
+                table.close()  # the next look goes where the name of its host leads then
+                forget(owner.address)
+                self._strangers.setdefault(owner, time.monotonic())
+                return found._replace(use=self._lists.describe_use(lists))
         return None
 
     def _write(self, owner: Peer | Task, texts: Mapping[int, str]) -> None:
@@ -99,13 +102,13 @@ class Agreement:
 
     def _heed(self, owner: Peer | Task, found: _Found) -> bool:
         """Take in what is on a server; return whether it is of this cluster. This process ends if it cannot go on."""
-        is_same = found.lists is self._lists
-        if difference := "" if is_same else self._lists.describe_difference(owner, found.lists):
-            may_pass = has_name(owner.address) and self._lists.is_elsewhere(owner, found.lists)
+        if found.difference:
             now = time.monotonic()
+            may_pass = found.use and has_name(owner.address)
             if not may_pass or now > self._strangers.get(owner, now) + STRANGER_SECS:
-                self._end(difference)
-            logging.log_every_n_seconds(logging.WARNING, "%s; the name is looked up anew", REMINDER_SECS, difference)
+                self._end(found.difference)
+            told = "%s; the name is looked up anew"
+            logging.log_every_n_seconds(logging.WARNING, told, REMINDER_SECS, found.difference)
             return False
         self._is_training |= found.is_training
         if found.abort_reason and not self._is_training:  # who wrote it there may have reached no other server
@@ -125,17 +128,12 @@ class Agreement:
         Raises:
           UnusableError: a server has others, and will keep them. Before training, the thread ends this process.
         """
-        found = ask_all(self._task.servers, self._read)
-        for owner, on in found.items():
-            if on and on.lists is not self._lists and not self._lists.is_elsewhere(owner, on.lists):
-                raise UnusableError(self._lists.describe_difference(owner, on.lists))
-        unconfirmed = [
-            f"{owner} ({self._lists.describe_use(on.lists)})"
-            if on and self._lists.is_elsewhere(owner, on.lists)
-            else str(owner)
-            for owner, on in found.items()
-            if not on or on.lists is not self._lists
-        ]
+        unconfirmed = []
+        for owner, found in ask_all(self._task.servers, self._read).items():
+            if found and found.difference and not found.use:
+                raise UnusableError(found.difference)
+            if not found or found.difference:
+                unconfirmed.append(f"{owner} ({found.use})" if found else str(owner))
         if self._strangers and not unconfirmed:
             hang_up_on_strangers([owner.address for owner in self._tables])
             self._strangers.clear()
@@ -166,7 +164,7 @@ class Agreement:
         deadline = time.monotonic() + TELLING_SECS
         while not self._is_training:
             found = ask_all(self._tables, self._read)
-            mine = {owner: on for owner, on in found.items() if on and not self._lists.is_stranger_to(on.lists)}
+            mine = {owner: on for owner, on in found.items() if on and not on.use}
             self._is_training = any(on.is_training for on in mine.values())
             untold = [owner for owner, on in mine.items() if not on.abort_reason and not self._is_training]
             for owner in untold:

@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from runtime.cluster.task import Task
+from runtime.cluster.task import Peer, Task
 
 PROTOCOL = 12  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
 
@@ -21,24 +21,24 @@ class HostLists:
     def of(cls, task: Task) -> "HostLists":
         """Return those of this process, which is `task`."""
         hosts = {f"{job}_hosts[{index}]": host for job in task.jobs for index, host in enumerate(task.jobs[job])}
-        return cls(str(task), {"protocol": str(PROTOCOL), **hosts, "replication": task.replication})
+        return cls(task.name, {"protocol": str(PROTOCOL), **hosts, "replication": task.replication})
 
     @classmethod
-    def parse(cls, text: str, owner: object) -> "HostLists":
+    def parse(cls, text: str, owner: Peer | Task) -> "HostLists":
         """Read what `write()` has returned; what another version has written is of `owner`, which was given nothing."""
         try:
             task, given = json.loads(text)
             return cls(str(task), {str(name): str(value) for name, value in dict(given).items()})
         except (ValueError, TypeError, RecursionError):
-            return cls(str(owner), {})
+            return cls(owner.name, {})
 
     def write(self) -> str:
         """Return them as text."""
         return json.dumps([self.task, self.given])
 
-    def digest_of(self, task: object) -> str:
-        """Return a short text that tells them from others, and `task`, such as "ps 0 at a:1", from other tasks."""
-        return f"{self._digest} {' '.join(str(task).split()[:2])}"
+    def digest_of(self, task: Peer | Task) -> str:
+        """Return a short text that tells them from others, and `task` from other tasks."""
+        return f"{self._digest} {task.name}"
 
     @functools.cached_property
     def _digest(self) -> str:
@@ -52,12 +52,12 @@ class HostLists:
         """Return whether these belong to two clusters that meet at one address: no other address is in both."""
         return len({*self.hosts()} & {*other.hosts()}) <= 1
 
-    def is_elsewhere(self, peer: object, other: "HostLists") -> bool:
+    def is_elsewhere(self, peer: Peer | Task, other: "HostLists") -> bool:
         """Return whether the address of `peer` leads to another cluster, or to another task of this one.
 
         Those of another version of this program may have no hosts.
         """
-        is_other_task = other.given == self.given and self.digest_of(other.task) != self.digest_of(peer)
+        is_other_task = other.given == self.given and other.task != peer.name
         return bool(other.hosts()) and (is_other_task or self.is_stranger_to(other))
 
     def describe_use(self, other: "HostLists") -> str:
@@ -66,7 +66,7 @@ class HostLists:
             return f"that address is used by {other.task} of this cluster"
         return f"that address is used by another cluster, that of {other.task} with {', '.join(other.hosts())}"
 
-    def describe_difference(self, peer: object, other: "HostLists") -> str:
+    def describe_difference(self, peer: Peer | Task, other: "HostLists") -> str:
         """Return why this task cannot go on with the one that it expects `peer` to be, and what to do, or ""."""
         names = [name for name in {**self.given, **other.given} if self.given.get(name) != other.given.get(name)]
         if "protocol" not in names and self.is_elsewhere(peer, other):

@@ -21,8 +21,13 @@ class Peer:
         """The device name of the task."""
         return f"/job:{self.job_name}/task:{self.index}"
 
+    @property
+    def name(self) -> str:
+        """What the task is called, such as "ps 0"."""
+        return f"{self.job_name} {self.index}"
+
     def __str__(self) -> str:
-        return f"{self.job_name} {self.index} at {self.address}"
+        return f"{self.name} at {self.address}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +127,13 @@ class Task:
         """The other tasks that this one cannot go on without: its servers, and the chief."""
         return [*self.servers, *(peer for peer in self.others("worker") if peer.index == 0)]
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """What the task is called, such as "ps 0"."""
         return f"{self.job_name} {self.index}"
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def host_of(address: str) -> str:
