@@ -1022,9 +1022,13 @@ def test_a_learning_rate_is_a_function_of_the_step_alone(build, message):
 
 def test_no_graph_has_a_large_constant_of_the_users_but_an_exported_one():
     large = np.random.default_rng(0).normal(size=[NUM_ROWS, 40_000]).astype(np.float32)
+    renamed = np.broadcast_to(np.arange(NUM_ROWS)[::-1, np.newaxis], [NUM_ROWS, 30_000])
 
     def build_logits(inputs, is_training):
-        return dense("out", inputs[0] + tf.gather(large, inputs[1][:, 0])[:, :4], NUM_CLASSES)
+        found = tf.gather(large, inputs[1][:, 0])[:, :4]
+        table = tf.get_variable("table", [NUM_ROWS, 4])
+        found += tf.nn.embedding_lookup(table, tf.gather(renamed, inputs[1][:, 0])[:, 0])
+        return dense("out", inputs[0] + found, NUM_CLASSES)
 
     files = make_files(build_logits)
     model, (expected, _, before, _) = trace(files), train_plainly(files)
@@ -1033,14 +1037,19 @@ def test_no_graph_has_a_large_constant_of_the_users_but_an_exported_one():
         variables = make_variables(model.training)
         model.make_constants({})
         columns = [tf.constant(column) for column in BATCH]
-        losses = [model.build_gradients(variables, columns)[0] for _ in range(2)]
+        lookups = model.build_lookups(columns).ids["table"]
+        ids = choose_rows("table", NUM_ROWS, lookups)
+        parameters = {**variables, "table": Rows(ids, tf.gather(variables["table"], ids))}
+        losses = [model.build_gradients(parameters, columns)[0] for _ in range(2)]
         losses.append(model.build_measures(variables, columns).loss)
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         for name, variable in variables.items():
             variable.load(before[name], session)
         np.testing.assert_allclose(session.run(losses), [expected] * 3, rtol=1e-6)
-        assert len(tf.local_variables()) == 1
+        np.testing.assert_array_equal(session.run(lookups), renamed[BATCH[1][:, 0], 0])
+        assert len(tf.local_variables()) == 2
         assert graph.as_graph_def().ByteSize() < large.nbytes / 10
     with tf.Graph().as_default() as graph:
         model.build_serving(make_variables(model.test))
-        assert large.nbytes < graph.as_graph_def().ByteSize() < 1.1 * large.nbytes
+        num_bytes = large.nbytes + renamed.nbytes
+        assert num_bytes < graph.as_graph_def().ByteSize() < 1.1 * num_bytes

@@ -33,7 +33,8 @@ class Computation:
         self._ids = Template(made.graph, ids, [*made.columns, *samples], found=made.found)
         self._outputs = Template(made.graph, outputs, [*made.columns, *samples, *rows], kept, made.found)
         self.constants: dict[str, tf.Tensor] = {}  # values of what never changes, by name: large constants, say
-        self.large = self._outputs.large
+        templates = (self._choices, self._ids, self._outputs)
+        self.large = {op.name: op for template in templates for op in template.large}
 
     def check_python(self, what: str) -> None:
         """Raise an UnusableError if a Python function is called; `what` says why none can be."""
@@ -43,7 +44,7 @@ class Computation:
         """Build which rows of each table some examples need."""
         if not self._gathers:
             return Lookups({}, [])
-        results = self._choices.copy(columns, {}, "lookups", stream)
+        results = self._choices.copy(columns, self.constants, "lookups", stream)
         num_ids = len(self._gathers)
         ids: dict[str, list[tf.Tensor]] = {}
         for (name, _), of_gather in zip(self._gathers, results[:num_ids], strict=True):
@@ -70,7 +71,8 @@ class Computation:
             values[GLOBAL_STEP] = build_global_step()
         lookups, rows = [], []
         if self._gathers:
-            for (table, _), ids in zip(self._gathers, self._ids.copy([*columns, *samples], {}, "ids"), strict=True):
+            all_ids = self._ids.copy([*columns, *samples], self.constants, "ids")
+            for (table, _), ids in zip(self._gathers, all_ids, strict=True):
                 parameter = parameters[table]
                 if isinstance(parameter, Rows):
                     lookups.append((table, find_places(parameter, ids)))

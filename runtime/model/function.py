@@ -134,13 +134,13 @@ class Model:
         copies = dict[bytes, tf.Tensor]()  # by the checksum: tests have the same constants as training
         for computation in (self._training, self._summaries, self._test):
             computation.constants = dict(self.constants)
-            for op in computation.large:
+            for name, op in computation.large.items():
                 value = value_of(op)
                 key = hashlib.sha256(repr((value.shape, value.dtype)).encode() + value.tobytes()).digest()
                 if key not in copies:
                     made = tf.numpy_function(lambda value=value: value, [], value.dtype)
-                    copies[key] = _make_copy(op.name, tf.ensure_shape(made, value.shape))
-                computation.constants[op.name] = copies[key]
+                    copies[key] = _make_copy(name, tf.ensure_shape(made, value.shape))
+                computation.constants[name] = copies[key]
 
     def check_python(self, what: str) -> None:
         """Raise an UnusableError if training calls a Python function; `what` says why none can be."""
