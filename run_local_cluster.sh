@@ -32,6 +32,6 @@ for argument; do
     -locked | --locked | -locked=[tT1]* | --locked=[tT1]*) locked=--locked ;;
   esac
 done
-unset PYTHONHOME # of another Python, as some sites set it
+unset PYTHONHOME PYTHONINSPECT # of another Python, as some sites set it; and what ends in a prompt
 python="$("$here/runtime/launch/venv.sh" ${locked:+"$locked"} requirements.txt)" || exit
 exec "$python" "$here/runtime/launch" "$@"

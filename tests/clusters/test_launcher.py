@@ -319,10 +319,10 @@ def test_the_flags_are_listed_on_demand(launcher):
     assert "--train_steps: global step at which training ends" in run.output()
 
 
-def test_the_path_of_the_python_may_have_a_space(launcher, tmp_path):
+def test_the_path_of_the_python_may_have_a_space_and_what_is_set_for_another_one_does_not_count(launcher, tmp_path):
     python = tmp_path / "my python"
     python.symlink_to(sys.executable)
-    run = launcher.start("--batch_size=0", env={"PYTHON": str(python)})
+    run = launcher.start("--batch_size=0", env={"PYTHON": str(python), "PYTHONHOME": "/nowhere", "PYTHONINSPECT": "1"})
     assert run.wait() == 2
     assert "error: flag --batch_size=0: 0 is not a positive integer" in run.output()
 
