@@ -392,6 +392,12 @@ def test_events_are_recorded_in_a_file_of_the_task(tmp_path, start_recording):
     assert starting["command"][0] == sys.executable
     assert (waiting["event"], waiting["missing"]) == ("waiting", "ps 0")
 
+    def fail(*_):
+        raise OSError("no room")
+
+    events.write_later(fail)  # a summary, say
+    assert events.wait_until_written(DEADLINE_SECS).startswith("1 of the records of this task are missing: see that")
+
 
 def test_a_folder_is_not_looked_for_by_its_name_before_it_is_there(tmp_path, start_recording, monkeypatch):
     """A client of NFS would remember for a minute that it was not there."""

@@ -235,7 +235,8 @@ def test_a_full_disk_costs_its_summaries_and_nothing_else(tmp_path, capfd):
     folder = tmp_path / "full"
     writer = summaries.EventFile(str(folder))
     folder.touch()  # a file, in which nothing can be written
-    writer.write(tf.Event(step=1))
+    with pytest.raises(OSError, match=f"no room for an event in {folder}"):
+        writer.write(tf.Event(step=1))
     folder.unlink()
     writer.write(tf.Event(step=2))
     writer.write(tf.Event(step=3))
@@ -251,7 +252,8 @@ def test_a_full_disk_is_not_strewn_with_empty_files(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         for step in range(3):
-            writer.write(tf.Event(step=step))
+            with pytest.raises(OSError, match="no room"):
+                writer.write(tf.Event(step=step))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []

@@ -50,16 +50,17 @@ class EventFile:
         self._writer: tf.io.TFRecordWriter | None = None
 
     def write(self, event: tf.Event) -> None:
-        """Append an event; one that finds no room is lost."""
+        """Append an event; one that finds no room is lost, and that is an OSError."""
         try:
             writer = self._writer or self._open()
             writer.write(event.SerializeToString())
             writer.flush()
-        except (OSError, tf.errors.OpError):
+        except (OSError, tf.errors.OpError) as error:
             self._writer = None  # half an event may be at its end: go on in another file
             with contextlib.suppress(OSError):
                 if not os.path.getsize(self._path):  # on a full disk, each attempt makes a file
                     os.remove(self._path)
+            raise OSError(f"no room for an event in {self._folder}") from error
 
     def _open(self) -> tf.io.TFRecordWriter:
         os.makedirs(self._folder, exist_ok=True)

@@ -127,12 +127,14 @@ class _Recorder:
             work = self.work.get()
             if isinstance(work, bytes):
                 self.lines.append(work)
-            with contextlib.suppress(OSError):
+            try:
                 if self._has_found_run():
                     if isinstance(work, bytes):
                         append_lines(self.path, self.lines)
                     else:
                         work(self.folder, self._task)
+            except OSError:  # a line stays in `lines`
+                self.num_lost += not isinstance(work, bytes)
             self.work.task_done()
 
     def _has_found_run(self) -> bool:
