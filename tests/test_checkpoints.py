@@ -406,6 +406,20 @@ def test_a_checkpoint_that_could_not_be_named_is_deleted_in_its_turn(start, tmp_
         assert steps_in(tmp_path / "train") == [3, 4]
 
 
+def test_an_old_checkpoint_that_cannot_be_deleted_is_told_and_no_other_stays_for_it(start, tmp_path, caplog):
+    session, train, hook = start(save_secs=1e-6)
+    hook._scaffold.saver.saver_def.max_to_keep = 1
+    with session:
+        session.run(train)
+        index = tmp_path / "train" / "model.ckpt-1.index"
+        index.unlink()
+        (index / "content").mkdir(parents=True)  # as root, a test may delete whatever is a file
+        for _ in range(2):
+            session.run(train)
+    assert [*tmp_path.glob("train/model.ckpt-2*"), *tmp_path.glob("train/model.ckpt-0*")] == []
+    assert f"{tmp_path}/train/model.ckpt-1 cannot be deleted (" in caplog.text
+
+
 def test_a_file_server_that_does_not_say_whether_there_is_a_checkpoint_is_no_reason_to_begin_anew(tmp_path):
     (tmp_path / "checkpoint").symlink_to("checkpoint")
     with pytest.raises(OSError, match="Too many levels of symbolic links"):

@@ -396,7 +396,8 @@ def test_events_are_recorded_in_a_file_of_the_task(tmp_path, start_recording):
         raise OSError("no room")
 
     events.write_later(fail)  # a summary, say
-    assert events.wait_until_written(DEADLINE_SECS).startswith("1 of the records of this task are missing: see that")
+    said = events.wait_until_written(DEADLINE_SECS)
+    assert said.startswith("1 of the records of this task are missing (no room): see that")
 
 
 def test_a_folder_is_not_looked_for_by_its_name_before_it_is_there(tmp_path, start_recording, monkeypatch):
@@ -419,6 +420,17 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_events(start_recordin
     events.start_recording("ps 0", RunFolder("/dev/null/train"))
     events.record("serving")
     assert not events.wait_until_written(DEADLINE_SECS)
+
+
+def test_events_that_another_user_lets_nobody_write_are_told_and_cost_no_summaries(start_recording, tmp_path, caplog):
+    (tmp_path / "events").touch()  # root may write into any folder
+    events.start_recording("ps 0", RunFolder(tmp_path))
+    written = []
+    events.write_later(lambda folder, task: written.append(task))
+    said = events.wait_until_written(DEADLINE_SECS)
+    assert said.startswith(f"1 of the records of this task are missing ({tmp_path}/events: File exists): see that")
+    assert written == ["ps 0"]
+    assert f"ps 0 cannot record all it does: {tmp_path}/events: File exists" in caplog.text
 
 
 def test_events_that_found_no_room_are_recorded_once_there_is_some(tmp_path):

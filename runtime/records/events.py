@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 import psutil
+from absl import logging
 
 from runtime.records.files import append_lines
 from runtime.records.folder import EVALUATOR, RunFolder
@@ -75,9 +76,10 @@ def wait_until_written(secs: float = WRITING_SECS) -> str:
     work = _recorder.work
     with work.all_tasks_done:
         work.all_tasks_done.wait_for(lambda: not work.unfinished_tasks, secs)
-    num_missing = _recorder.num_lost + work.unfinished_tasks + (len(_recorder.lines) if _recorder.path else 0)
-    remedy = f"of the records of this task are missing: see that {_recorder.folder.path} answers, and has room"
-    return f"{num_missing} {remedy}" if num_missing else ""
+    num_lines = len(_recorder.lines) if _recorder.path or _recorder.failure else 0
+    num_missing = _recorder.num_lost + work.unfinished_tasks + num_lines
+    what = f"of the records of this task are missing{f' ({_recorder.failure})' if _recorder.failure else ''}"
+    return f"{num_missing} {what}: see that {_recorder.folder.path} answers, and has room" if num_missing else ""
 
 
 def has_recorded(event: str, **values: object) -> bool:
@@ -117,7 +119,8 @@ class _Recorder:
         self.folder = folder
         self.path = ""  # of the file for the events, once this task has seen the train directory
         self.work: queue.Queue[Work] = queue.Queue(MAX_PENDING)
-        self.num_lost = 0  # for which there was no room in it
+        self.num_lost = 0  # for which there was no room in it, or on the disk
+        self.failure = ""  # why something could not be written
         self.lines: collections.deque[bytes] = collections.deque(maxlen=MAX_PENDING)  # not written yet
         self._task, self._started_at = task, time.monotonic()
         threading.Thread(target=self._keep_writing, name="record", daemon=True).start()
@@ -128,13 +131,17 @@ class _Recorder:
             if isinstance(work, bytes):
                 self.lines.append(work)
             try:
-                if self._has_found_run():
-                    if isinstance(work, bytes):
-                        append_lines(self.path, self.lines)
-                    else:
+                if not isinstance(work, bytes):
+                    if self._is_folder_there():
                         work(self.folder, self._task)
-            except OSError:  # a line stays in `lines`
-                self.num_lost += not isinstance(work, bytes)
+                elif self._has_found_run():
+                    append_lines(self.path, self.lines)
+            except OSError as error:
+                self.num_lost += not isinstance(work, bytes)  # a line stays in `lines`
+                failure = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+                if failure != self.failure:
+                    logging.warning("%s cannot record all it does: %s", self._task, failure)
+                self.failure = failure
             self.work.task_done()
 
     def _has_found_run(self) -> bool:

@@ -1,6 +1,7 @@
 """Checkpoints: whether the last one can be used, and how new ones are written."""
 
 import contextlib
+import functools
 import glob
 import json
 import math
@@ -225,6 +226,21 @@ def recover(saver: tf.train.Saver, folder: RunFolder) -> str | None:
     return path
 
 
+def _remove(path: str) -> bool:
+    """Remove a checkpoint; return whether it is gone: another user may have written it, say."""
+    try:
+        tf.train.remove_checkpoint(path)
+        return True
+    except tf.errors.OpError as error:
+        _tell_of_left(path, reason(error))
+        return False
+
+
+@functools.cache  # once for each
+def _tell_of_left(path: str, why: str) -> None:
+    logging.warning("%s cannot be deleted (%s): each save tries again to delete old checkpoints", path, why)
+
+
 def is_saved(folder: RunFolder, global_step: int) -> bool:
     """Return whether the last checkpoint has the model of `global_step`."""
     *_, path = list_checkpoints(folder) or [""]
@@ -322,18 +338,15 @@ class CheckpointHook(tf.train.SessionRunHook):
         saver.recover_last_checkpoints(known)
         names = [os.path.basename(kept) for kept in known[-num_kept:]]
         tf.train.update_checkpoint_state(self._folder.path, names[-1], names)
-        with contextlib.suppress(tf.errors.OpError):  # what cannot be deleted now is after the next save
-            for old in known[:-num_kept]:
-                tf.train.remove_checkpoint(old)
-            saver.recover_last_checkpoints(known[-num_kept:])
+        left = [old for old in known[:-num_kept] if not _remove(old)]
+        saver.recover_last_checkpoints([*left, *known[-num_kept:]])
 
     def _remove_parts(self, global_step: int) -> None:
         """Remove what is left of a checkpoint, unless it is whole: then it is named, or deleted, with the next one."""
         remove_unfinished(self._folder)
         path = f"{self._folder.checkpoint}-{global_step}"
         if path not in self._scaffold.saver.last_checkpoints:
-            with contextlib.suppress(tf.errors.OpError):
-                tf.train.remove_checkpoint(path)
+            _remove(path)
 
     def _save_or_log(self, session: tf.Session) -> UnsavedError | None:
         """Save; return why that failed, if it did."""
