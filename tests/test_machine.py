@@ -1,7 +1,10 @@
+import contextlib
 import ctypes
 import os
 import pathlib
 import platform
+import re
+import resource
 import shlex
 import socket
 import subprocess
@@ -17,6 +20,7 @@ from runtime.machine import session_config
 from runtime.machine.port import check_address
 from runtime.machine.session_config import choose_gpus, count_cores, make_session_config
 from runtime.process.errors import UnusableError
+from runtime.process.limits import THREADS_OF_TASK, why_too_low
 from runtime.session.stopping import release_free_memory
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
@@ -163,23 +167,50 @@ def test_what_slurm_gives_to_a_job_on_a_node_counts_as_cores(monkeypatch, tmp_pa
     assert count_cores(tmp_path) == 3
 
 
-def test_a_real_quota_counts_as_cores():
-    version1 = pathlib.Path("/sys/fs/cgroup/cpu")
+@contextlib.contextmanager
+def make_cgroup(controller):
+    """A cgroup with this controller, and what begins a command that runs in it."""
+    version1 = pathlib.Path("/sys/fs/cgroup") / controller
     group = (version1 if version1.exists() else version1.parent) / f"test-{os.getpid()}"
     try:
         group.mkdir()
     except OSError as error:
         pytest.skip(f"no cgroup can be made: {error}")
     try:
-        name, quota = ("cpu.cfs_quota_us", "100000") if version1.exists() else ("cpu.max", "100000 100000")
-        (group / name).write_text(quota)
-        script = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
-        count = "from runtime.machine.session_config import count_cores; print(count_cores())"
-        command = ["sh", "-c", script, str(group), sys.executable, "-c", count]
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
-        assert done.stdout == "1\n", done.stderr
+        yield group, ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(group)]
     finally:
         group.rmdir()
+
+
+def test_a_real_quota_counts_as_cores():
+    with make_cgroup("cpu") as (group, run_in_it):
+        name, quota = ("cpu.max", "100000 100000") if (group / "cpu.max").exists() else ("cpu.cfs_quota_us", "100000")
+        (group / name).write_text(quota)
+        count = "from runtime.machine.session_config import count_cores; print(count_cores())"
+        done = subprocess.run([*run_in_it, sys.executable, "-c", count], cwd=PROJECT, capture_output=True, text=True)
+        assert done.stdout == "1\n", done.stderr
+
+
+def test_a_limit_of_threads_that_is_too_low_for_all_tasks_is_told_before_anything_is_made(tmp_path):
+    with make_cgroup("pids") as (group, run_in_it):
+        (group / "pids.max").write_text(str(3 * THREADS_OF_TASK))
+        command = [*run_in_it, str(PROJECT / "run_local_cluster.sh"), f"--train_dir={tmp_path}/train"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        limit = (
+            rf"the limit of threads of this cgroup, {group}/pids.max, is {3 * THREADS_OF_TASK}, of which \d are used"
+        )
+        assert re.fullmatch(rf"error: {limit}: TensorFlow needs .*; raise it, or run fewer tasks here\n", done.stderr)
+        assert done.returncode == 2
+        assert not [*tmp_path.iterdir()]
+
+
+def test_a_user_who_may_start_few_threads_is_told(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 10**6)  # who is not root
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (10**4 if kind == resource.RLIMIT_NPROC else -1, -1))
+    assert why_too_low(10**4).startswith(
+        "the limit of threads of this user, ulimit -u, is 10000, of which 0 are used: "
+    )
+    assert not why_too_low()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")

@@ -33,6 +33,7 @@ from runtime.launch.options import HELP, PROJECT, Options, parse, refuse, say
 from runtime.launch.supervisor import Supervisor
 from runtime.launch.tasks import fork
 from runtime.model import user_dir
+from runtime.process import limits
 from runtime.process.end import end_process, end_with_parent
 from runtime.records.folder import RunFolder, why_misread
 
@@ -113,6 +114,8 @@ def get_ready(options: Options) -> NoReturn:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # a private network has another user
     os.environ.setdefault("PYTHONHASHSEED", "0")  # as distributed.py sets it, for the second half and what it forks
+    if why := limits.why_too_low(options.ps + options.workers):
+        refuse(why)
     fetch(options)
     if options.prepare:
         sys.exit()

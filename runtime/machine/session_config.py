@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task, host_of
+from runtime.process import limits
 from runtime.process.errors import UnusableError
 
 
@@ -74,16 +75,11 @@ def count_cores(root: pathlib.Path = pathlib.Path("/")) -> int:
     cores: list[float] = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     with contextlib.suppress(KeyError, ValueError):  # not every Slurm confines a job to its cores
         cores.append(int(os.environ["SLURM_CPUS_ON_NODE"]))
-    with contextlib.suppress(OSError):  # macOS has neither
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)  # version 2 names no controllers
-            files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"] if controllers else ["cpu.max"]
-            top = root / "sys/fs/cgroup" / controllers
-            own = top / path.strip("/")  # in a container, it may be a path of the host: only the top is there
-            for folder in filter(lambda folder: folder.is_relative_to(top), (own, *own.parents)):
-                with contextlib.suppress(OSError, ValueError):  # there is no quota, or it is "max"
-                    quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
-                    cores += [quota / period] * (quota > 0)
+    for folder in limits.cgroups(root):
+        for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):  # of version 2, and of version 1
+            with contextlib.suppress(OSError, ValueError):  # there is no quota, or it is "max"
+                quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
+                cores += [quota / period] * (quota > 0)
     return max(1, math.ceil(min(cores)))
 
 

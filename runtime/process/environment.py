@@ -2,10 +2,11 @@
 
 import gc
 import os
-import resource
 import signal
 import sys
 import warnings
+
+from runtime.process import limits
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last one comes when a terminal closes
 
@@ -37,12 +38,8 @@ _DEFAULTS = {
     "TF_USE_LEGACY_KERAS": "1",
 }
 
-# Below this limit TensorFlow cannot start its threads, and some tasks would wait for ever. It uses far less memory.
-_MIN_ADDRESS_SPACE = 4 << 30  # bytes
-_limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-if 0 <= _limit < _MIN_ADDRESS_SPACE:  # -1: there is none
-    needed = f"TensorFlow needs {_MIN_ADDRESS_SPACE >> 10} and more, though not as memory"
-    print(f"error: the limit of address space, ulimit -v, is {_limit >> 10}: {needed}; raise it", file=sys.stderr)
+if _why := limits.why_too_low():
+    print(f"error: {_why}", file=sys.stderr)
     raise SystemExit(2)
 
 # One order of sets in all tasks and runs: a model may make unnamed variables in such an order. Python must start anew.
