@@ -27,6 +27,9 @@ _GRPC_OPTIONS = {
 _DEFAULTS = {
     # A call to a lost ps fails at once. By default, closing a session would wait until that ps is back.
     "GRPC_FAIL_FAST": "true",
+    # As TensorFlow's own gRPC looks names up, in /etc/hosts first. By default ours would ask the name server even for a
+    # name that is there, for its IPv6 address, and wait for one that does not answer.
+    "GRPC_DNS_RESOLVER": "native",
     # What a user's file forks uses no connection of ours. By default gRPC makes its threads anew in it, and often hangs
     # or crashes there.
     "GRPC_ENABLE_FORK_SUPPORT": "0",

@@ -164,14 +164,16 @@ def test_a_task_on_another_host_than_that_of_its_address_says_so_and_disturbs_no
             task.kill()
 
 
-BIND_HOSTS = 'mount --bind "$0" /etc/hosts && exec "$@"'  # the file of names of one process
+# The file of names of one process, and its name server.
+BIND_NAMES = 'mount --bind "$0" /etc/hosts && mount --bind "$0.server" /etc/resolv.conf && exec "$@"'
 
 
 class NamedPs:
     """A cluster whose ps has a name, which leads to `PS` at first, and whose workers train."""
 
-    def __init__(self, hosts, cluster, folder):
+    def __init__(self, hosts, cluster, folder, name_server=""):
         self._cluster, self._names = cluster, folder / "hosts"
+        (folder / "hosts.server").write_text(name_server and f"nameserver {name_server}\n")
         cluster.flags = [flag.replace(hosts.address(PS), "ps-0") for flag in cluster.flags]
         self.lead_to(hosts.address(PS))
         for name in cluster.names:
@@ -184,7 +186,7 @@ class NamedPs:
         self._names.write_text("127.0.0.1 localhost\n" + (f"{address} ps-0\n" if address else ""))
 
     def start(self, name):
-        before = ["unshare", "--mount", "sh", "-c", BIND_HOSTS, str(self._names)]
+        before = ["unshare", "--mount", "sh", "-c", BIND_NAMES, str(self._names)]
         self._cluster.start_with(name, *self._cluster.role(name), *self._cluster.flags, before=before)
 
 
@@ -199,8 +201,10 @@ NEEDS_NAMES = pytest.mark.skipif(
 def test_a_ps_comes_back_under_its_name(hosts, new_host, tmp_path, black_and_white_dir):
     flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
     with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", *flags, network=hosts) as cluster:
-        ps = NamedPs(hosts, cluster, tmp_path)
+        # No name server need answer for a name that the host knows.
+        ps = NamedPs(hosts, cluster, tmp_path, name_server="10.77.0.250")
         for worker in ("worker 0", "worker 1"):
+            assert "to be this process" not in cluster[worker].output()
             hosts.cut(PS, cluster.host[worker])  # a host that breaks down closes no connection
         cluster["ps 0"].kill()
         cluster.host["ps 0"] = new_host
