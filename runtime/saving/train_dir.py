@@ -7,16 +7,20 @@ import uuid
 
 from absl import logging
 
+from runtime.cluster.host_lists import HostLists
 from runtime.cluster.task import Task
+from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.errors import UnsavedError, UnusableError, check_folder
 from runtime.records.folder import RunFolder
+
+LEASE_SECS = 120.0  # how long a file server may keep the lock of a host that is gone: NFS does for 90 s
 
 
 def open_train_dir(task: Task, train_dir: str) -> RunFolder:
     """Return the train directory. The chief makes and locks it, and warns if none is given.
 
     Raises:
-      UnusableError: it cannot be written, or another job uses it.
+      UnusableError: it cannot be written, or another job uses it, or an earlier chief of this one does not let it go.
     """
     check_folder("train_dir", train_dir)
     folder = RunFolder(os.path.abspath(train_dir) if train_dir else "")
@@ -28,7 +32,10 @@ def open_train_dir(task: Task, train_dir: str) -> RunFolder:
     elif task.is_chief:
         try:
             os.makedirs(folder.path, exist_ok=True)
-            _lock(folder)
+            cluster = HostLists.of(task).digest_of(task)
+            wait_until_nothing_is_missing(
+                task, lambda: _lock(folder, cluster), LEASE_SECS, "end that process", error=UnusableError
+            )
             os.makedirs(folder.events, exist_ok=True)  # else nobody would say that there can be none
             for path in (folder.result, folder.report):
                 if os.path.isdir(path):
@@ -50,7 +57,8 @@ def keep_locked(folder: RunFolder) -> None:
     if folder.path not in _locked or not os.path.isdir(folder.path):  # who writes there says so
         return
     try:
-        is_there = os.path.samestat(os.stat(folder.lock), os.fstat(_locked[folder.path]))
+        descriptor, cluster = _locked[folder.path]
+        is_there = os.path.samestat(os.stat(folder.lock), os.fstat(descriptor))
     except FileNotFoundError:
         is_there = False
     except OSError:  # a file server that fails for a moment
@@ -58,22 +66,35 @@ def keep_locked(folder: RunFolder) -> None:
     if not is_there:
         logging.warning("--train_dir %s was removed and made again while this run trains", folder.path)
         try:
-            _lock(folder)
+            if _lock(folder, cluster):
+                raise UnusableError(
+                    f"--train_dir {folder.path} has another chief of this cluster now: end one of the two"
+                )
             os.makedirs(folder.events, exist_ok=True)
         except (OSError, UnusableError) as error:
             raise UnsavedError(str(error)) from error
 
 
-_locked: dict[str, int] = {}  # the descriptors of the locks of this process, by their folders
+# The locks of this process by their folders: the descriptor, and which cluster this is.
+_locked: dict[str, tuple[int, str]] = {}
 
 
-def _lock(folder: RunFolder) -> None:
-    """Keep the chiefs of other jobs out for as long as this process lives."""
+def _lock(folder: RunFolder, cluster: str) -> str:
+    """Keep other chiefs out for as long as this process lives; return which one of this `cluster` still does so itself.
+
+    Its host may be gone, of which a file server hears late.
+
+    Raises:
+      UnusableError: the chief of another job does so.
+    """
     descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT)  # never closed
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = os.read(descriptor, 1000).decode(errors="replace").partition("\n")[0]
+        holder, *others = os.read(descriptor, 1000).decode(errors="replace").split("\n")
+        os.close(descriptor)
+        if cluster in others:
+            return f"{holder}, an earlier chief of this cluster, to let go of --train_dir {folder.path}"
         raise UnusableError(
             f"--train_dir {folder.path} is in use by another job, whose chief is {holder}: end that job, or give"
             " another --train_dir"
@@ -82,7 +103,8 @@ def _lock(folder: RunFolder) -> None:
         logging.warning("--train_dir %s cannot be locked (%s): let no other job use it", folder.path, error.strerror)
     # In containers, tasks of two runs may have the same numbers and names, and a UUID tells them apart. It is written
     # over what is there before that is cut: a full disk may have no room for more.
-    content = f"process {os.getpid()} on {socket.gethostname()}\n{uuid.uuid4()}\n".encode()
+    content = f"process {os.getpid()} on {socket.gethostname()}\n{uuid.uuid4()}\n{cluster}\n".encode()
     os.pwrite(descriptor, content, 0)
     os.ftruncate(descriptor, len(content))
-    _locked[folder.path] = descriptor
+    _locked[folder.path] = descriptor, cluster
+    return ""

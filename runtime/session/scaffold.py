@@ -191,8 +191,10 @@ class TrainingScaffold(tf.train.Scaffold):
         statuses = self._membership.look()
         self.incarnations = {server: statuses[server].incarnation for server in self._task.servers}
         missing = {of: statuses[of].silence for of, found in self.incarnations.items() if not found}
-        # It looks before the membership gives up. The chief must be surer: a run that begins anew needs it.
-        late_secs = self._timeouts.startup_secs / 2 if self._task.is_chief else min(LATE_SECS, min(self._timeouts) / 2)
+        # It looks before the membership gives up. The chief must be surer, unless it has ended this very run before: a
+        # run that begins anew needs it.
+        is_unsure = self._task.is_chief and not events.has_recorded("tested")
+        late_secs = self._timeouts.startup_secs / 2 if is_unsure else min(LATE_SECS, min(self._timeouts) / 2)
         is_late = any(statuses[of].reason for of in missing) and time.monotonic() > start + late_secs
         if is_late and result.is_finished(self._job.folder, self._job.goal):
             raise FinishedError(
@@ -266,20 +268,25 @@ class SharedFolder:
         with open(self._folder.lock, "rb") as file:
             expected = file.read()
 
-        def is_blind(ps: Peer) -> bool:
+        def describe_blindness(ps: Peer) -> str:
             try:
-                return bool(session.run(self._content_on[ps], {self._file: self._folder.lock}) != expected)
+                content = session.run(self._content_on[ps], {self._file: self._folder.lock})
+                return "" if content == expected else "it has another one"
             except tf.errors.OpError as error:
                 if not (error.op and error.op.type == "ReadFile"):
                     raise
                 ask_every_ps()
-                return True
+                return reason(error)
+
+        def describe_blind() -> str:
+            reasons = {ps: why for ps in self._content_on if (why := describe_blindness(ps))}
+            return ", ".join(f"{ps} to see {self._folder.lock} ({why})" for ps, why in reasons.items())
 
         wait_until_nothing_is_missing(
             self._task,
-            lambda: ", ".join(f"{ps} to see {self._folder.lock}" for ps in self._content_on if is_blind(ps)),
+            describe_blind,
             timeout_secs,
             "give all tasks one folder as --train_dir, shared under the same name, since each ps writes its own part of"
-            " a checkpoint; or give --checkpoints=chief, so that the chief writes all of it",
+            " a checkpoint, and let all read it; or give --checkpoints=chief, so that the chief writes all of it",
             error=UnusableError,
         )

@@ -16,6 +16,8 @@ from runtime.records import events
 from runtime.session.scaffold import TrainingScaffold
 from runtime.updates.exchange import Updates
 
+LONG_SECS = 40.0  # a worker is not silent for longer
+
 
 class StepsHook(tf.train.SessionRunHook):
     """Starts the input of each session where the model is, and stops the worker after its last step.
@@ -66,16 +68,25 @@ class StepsHook(tf.train.SessionRunHook):
             run_context.request_stop()
 
 
-class WaitForDataHook(SessionThread):
-    """Says so while a step waits for its examples: the steps of other workers may wait for it, and cannot tell why.
+class LongStepHook(SessionThread):
+    """Says so while a step takes long, such as one that waits for its examples.
 
-    A function of the user's that never returns would keep this worker, and the end of the run, waiting.
+    The steps of other workers may wait for it, and cannot tell why. A function of the user's that never returns would
+    keep this worker, and the end of the run, waiting.
     """
 
-    def __init__(self, task: Task, num_drawn: tf.Variable, timeout_secs: float):
-        """Look, in a thread, whether examples have come for as many steps of a session as it has taken, or for more."""
-        super().__init__("look_at_data", self._look, LOOK_SECS, f"{task} could not look whether it waits for examples")
-        self._task, self._num_drawn, self._timeout_secs = task, num_drawn.read_value(), timeout_secs
+    def __init__(self, task: Task, num_drawn: tf.Variable | None, num_exchanges: int, timeout_secs: float):
+        """Look at each step from a thread.
+
+        Args:
+          task: of this worker.
+          num_drawn: for how many steps of a session examples have come; None: they are in memory.
+          num_exchanges: that a step has.
+          timeout_secs: how long to wait for examples.
+        """
+        super().__init__("look_at_step", self._look, LOOK_SECS, f"{task} could not look whether it waits for examples")
+        self._task, self._num_exchanges, self._timeout_secs = task, num_exchanges, timeout_secs
+        self._num_drawn = None if num_drawn is None else num_drawn.read_value()
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         super().after_create_session(session, coord)
@@ -92,8 +103,8 @@ class WaitForDataHook(SessionThread):
 
     def _look(self, session: tf.Session, coord: tf.train.Coordinator) -> bool:
         num_steps, now = self._num_steps, time.monotonic()
-        is_due = now > max(self._began_at, self._said_at) + REMINDER_SECS
-        if is_due and session.run(self._num_drawn) == num_steps:
+        secs = now - max(self._began_at, self._said_at)
+        if secs > REMINDER_SECS and self._num_drawn is not None and session.run(self._num_drawn) == num_steps:
             self._said_at, missing = now, "its next examples"
             remedy = "see that what mnist_input.py reads answers, and is fast enough"
             if now > self._began_at + self._timeout_secs:
@@ -101,4 +112,9 @@ class WaitForDataHook(SessionThread):
                 raise AwayError(f"{waited}: {remedy}, or give a longer --recovery_timeout_secs")
             logging.warning("%s: waiting for %s: %s", self._task, missing, remedy)
             events.record("waiting", missing=missing)
+        elif secs > LONG_SECS:
+            self._said_at = now
+            told = "%s: a call of %d exchanges takes %.0f s so far: it may wait for other workers; where the network is"
+            told += " slow, --local_steps exchanges less often"
+            logging.warning(told, self._task, self._num_exchanges, now - self._began_at)
         return False

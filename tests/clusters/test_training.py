@@ -351,8 +351,9 @@ def test_a_train_dir_that_the_ps_does_not_share_ends_all_tasks_before_training_w
         chief = cluster["worker 0"]
         assert chief.wait() == 2
         assert f"waiting for ps 0 at {cluster.ps_hosts} to see {train_dir}" in chief.output()
-        line = f"ps 0 at {cluster.ps_hosts} to see {train_dir}/chief.lock: give all tasks one folder as --train_dir"
+        line = f"ps 0 at {cluster.ps_hosts} to see {train_dir}/chief.lock (NotFoundError: "
         (line,) = re.findall(rf"error: (worker 0 waited \d+ s for {re.escape(line)}.*)", chief.output())
+        assert ": give all tasks one folder as --train_dir" in line
         assert "or give --checkpoints=chief" in line
         assert "local step" not in chief.output()
         for name in ("ps 0", "worker 1"):
