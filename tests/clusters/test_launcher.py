@@ -293,6 +293,30 @@ def test_an_error_of_a_users_file_after_the_first_step_may_pass(launcher, black_
     assert re.search(error, launcher.log("worker-0"))
 
 
+DIES_ONCE = """
+    def show(self, index):
+        import signal
+        if not os.path.exists("has-died"):
+            os.mkdir("has-died")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "shown"
+
+"""
+
+
+def test_a_chief_that_dies_once_the_result_is_saved_still_writes_the_report(launcher, black_and_white_dir):
+    def edit(text):
+        examples = re.search(r"class Examples.*?\n\n", text, re.DOTALL)[0]
+        return text.replace(examples, examples.rstrip("\n") + "\n" + DIES_ONCE)
+
+    flags = ["--train_steps=2", "--learning_rate=1e-9", "--workers=1", f"--data_dir={black_and_white_dir}"]
+    run = start_edited(launcher, edit, *flags)
+    assert run.wait() == 0, run.output()
+    assert "worker-0 ended with status 137 (signal 9): starting it again (1 of 3)" in run.output()
+    assert "waiting for ps 0" not in run.output().partition("starting it again")[2]
+    assert "shown" in (launcher.train_dir / "report.html").read_text()
+
+
 @pytest.mark.parametrize("command", [["bash", "run_local_cluster.sh"], ["sh", "run_local_cluster.sh"], ["LINK"]])
 def test_the_script_may_be_given_to_a_shell_or_be_a_link(tmp_path, command):
     (tmp_path / "link").symlink_to(PROJECT / "run_local_cluster.sh")
