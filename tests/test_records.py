@@ -468,6 +468,17 @@ def flip(folder):
     path.write_bytes(content)
 
 
+def cut(num_bytes):
+    """Leave some bytes of the last record, as a copy does that is broken off."""
+
+    def damage(folder):
+        path = folder / name_of("train", 1, 4)
+        write(path, 100 * [example(image=IMAGE)])  # its end, zeros, looks like an empty record
+        os.truncate(path, path.stat().st_size - 16 - len(example(image=IMAGE)) + num_bytes)
+
+    return damage
+
+
 def forbid(folder):
     (folder / name_of("train", 1, 4)).chmod(0)
 
@@ -502,6 +513,9 @@ IS_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything
             flip,
             "train-00001-of-00004.tfrecord is no TFRecord file, or has no record, or its first record is corrupt",
         ),
+        (cut(1), "train-00001-of-00004.tfrecord ends within a record: copy it again, or make the set without it"),
+        (cut(11), "train-00001-of-00004.tfrecord ends within a record"),
+        (cut(100), "train-00001-of-00004.tfrecord ends within a record"),
         (rename_all, "but none of train: expected train-00000-of-00004.tfrecord and so on, or another name with train"),
         (write_others(image=IMAGE), "train-00001-of-00004.tfrecord: record 0 cannot be parsed ("),
         (write_others(image=IMAGE, label=0.5), "train-00001-of-00004.tfrecord: record 0 cannot be parsed ("),
