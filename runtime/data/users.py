@@ -141,19 +141,30 @@ class UsersSource(PipelineSource):
         return examples.padded_batch(size, shapes, drop_remainder=drop_remainder)
 
     def _find_fault(self) -> str:
-        """Read each file alone, if they are known."""
+        """Read half of the files, again and again, if they are known."""
         if not self._columns:
             return ""
+        numbers = sorted({number // self._num_parts for number in self._numbers})
         with tf.Graph().as_default(), tf.Session(config=CPU) as session:
-            columns = [tf.placeholder(column.dtype, [1]) for column in self._columns]
-            num_read = self._make(*columns).reduce(0, untouched(lambda count, *_: count + 1))
+            columns = [tf.placeholder(column.dtype, [None]) for column in self._columns]
+            num_read = tf.Variable(tf.zeros([], tf.int64))
+            read = self._make(*columns).reduce(num_read.initial_value, untouched(lambda *_: num_read.assign_add(1)))
             session.run(tf.tables_initializer())
-            for number in sorted({number // self._num_parts for number in self._numbers}):
+
+            def try_to_read(numbers: list[int]) -> str:
+                session.run(num_read.initializer)
                 try:
-                    session.run(num_read, {of: rows[[number]] for of, rows in zip(columns, self._columns, strict=True)})
+                    session.run(read, {of: rows[numbers] for of, rows in zip(columns, self._columns, strict=True)})
+                    return ""
                 except tf.errors.OpError as error:
-                    return f"{self._names[number]} cannot be read ({reason(error)}); correct it, or leave it out"
-        return ""
+                    return reason(error)
+
+            while len(numbers) > 1:
+                half = numbers[: len(numbers) // 2]
+                numbers = half if try_to_read(half) else numbers[len(half) :]
+            why, name, count = try_to_read(numbers), self._names[numbers[0]], session.run(num_read)
+        after = f" after {count} examples" * bool(count)
+        return f"{name} cannot be read{after} ({why}); correct it, or leave it out" if why else ""
 
 
 def _to_columns(files: Any, where: str) -> list[npt.NDArray[Any]]:
