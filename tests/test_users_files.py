@@ -211,23 +211,15 @@ def test_what_cannot_be_trained_is_refused(functions, message):
         make_model(**{"build_logits": multiply, "build_loss": sum_up, "spec": INPUT, **functions})
 
 
-class Named(NamedTuple):
-    numbers: np.ndarray
-
-    def name(self, label):
-        return f"the {label}"
-
-
 @pytest.mark.parametrize(
     ("found", "num_classes", "names"),
-    [(["a", 7], 2, ["a", "7"]), (("a", "b"), 0, ["a", "b"]), (None, 2, ["the 0", "the 1"]), (None, 0, [])],
+    [(["a", 7], 2, ["a", "7"]), (("a", "b"), 0, ["a", "b"]), ([0, 1], 2, [])],
 )
 def test_classes_have_the_names_that_a_user_gives_them(found, num_classes, names):
     files = make_files(multiply, sum_up, INPUT)
-    assert files.name_classes("folder", [], num_classes) == []
-    if found:
-        files.reader.find_classes = lambda data_dir: {"folder": found}[data_dir]
-    assert files.name_classes("folder", Named(np.zeros(1)), num_classes) == names
+    assert files.name_classes("folder", num_classes) == []
+    files.reader.find_classes = lambda data_dir: {"folder": found}[data_dir]
+    assert files.name_classes("folder", num_classes) == names
 
 
 @pytest.mark.parametrize("found", [["a"], list("abcd"), None, (["a", "b"], {})])
@@ -236,7 +228,7 @@ def test_names_that_are_not_those_of_the_classes_are_refused(found):
     files.reader.find_classes = lambda data_dir: found
     expected = r"find_classes\(\) must return a list of as many names as the model has classes, 3, found"
     with pytest.raises(UnusableError, match=expected):
-        files.name_classes("folder", [], 3)
+        files.name_classes("folder", 3)
 
 
 @pytest.mark.parametrize(
