@@ -560,7 +560,7 @@ def test_lists_of_other_files_are_told_apart(words_dir, tmp_path_factory):
 @pytest.mark.parametrize(
     ("files", "found"),
     [
-        ([], r"float32 \[0\]"),
+        ([], r"no path for the examples 'train' of --data_dir \S+"),
         (([1], [2]), r"int32 \[1\], int32 \[1\]"),
         ((["a", "b"], [1]), r"string \[2\], int32 \[1\]"),
         (None, "None"),
