@@ -43,7 +43,7 @@ def test_a_checksum_tells_a_file_from_another_whatever_its_line_ends(tmp_path, m
     [
         (["model"], "has no mnist_input.py: give one that has model.py and mnist_input.py, here or as USER_DIR"),
         (["model", "mnist_input", "numpy", "random"], "has numpy.py, random.py, but the program needs its own modules"),
-        (["model", "mnist_input", "layers", "distributed", "__main__"], ""),
+        (["model", "mnist_input", "layers", "distributed", "test", "__main__"], ""),
     ],
 )
 def test_a_folder_that_lacks_a_file_or_hides_a_module_is_told(tmp_path, names, why):

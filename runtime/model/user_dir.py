@@ -47,11 +47,8 @@ def why_unusable(folder: str) -> str:
 
 def _hides(path: pathlib.Path, name: str) -> bool:
     """Return whether a file, or a package, takes the place of a module that the program needs."""
-    if name not in sys.stdlib_module_names | sys.modules.keys() | {"PIL"} or name in (
-        "__main__",
-        "distributed",
-        *NAMES,
-    ):
+    needed = sys.stdlib_module_names | sys.modules.keys() | {"PIL"}
+    if name not in needed - {"__main__", "distributed", "test", *NAMES}:  # nobody needs Python's own tests
         return False
     imported = str(getattr(sys.modules.get(name), "__dict__", {}).get("__file__"))
     return name in sys.stdlib_module_names or os.path.realpath(imported) != os.path.realpath(path)
