@@ -12,7 +12,6 @@ or run them all with ./run_local_cluster.sh. On several machines, give every tas
         --train_dir=/shared/run1 --job_name=worker --task_index=0
 """
 
-import functools
 import os
 import sys
 
@@ -21,6 +20,8 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # as Python doe
 from runtime.process import environment  # first: before TensorFlow
 
 # isort: split
+import functools
+
 import tensorflow.compat.v1 as tf
 
 from runtime.data import sources

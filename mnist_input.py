@@ -46,9 +46,11 @@ class Examples(NamedTuple):
     images: Any  # uint8 [n, 784], 0 is paper and 255 is ink
     labels: Any  # integers [n], from 0 on
 
-    def name(self, label: int) -> str:
-        """Return a label as the files have it, for the report."""
-        return str(label + int(flags.FLAGS["first_label"].value or 0))
+
+def find_classes(data_dir: str) -> list[str]:
+    """Return the labels as the files have them, which are the names of the classes."""
+    first, num_classes = (int(flags.FLAGS[name].value or 0) for name in ("first_label", "num_classes"))
+    return [str(first + label) for label in range(num_classes)]
 
 
 def fetch(data_dir: str) -> None:

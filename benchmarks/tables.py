@@ -219,7 +219,7 @@ def train_fasttext(folder: str, words: Any, epochs: int) -> dict[str, float]:
     for split in ("train", "t10k"):
         examples = words.load(WORDS, split)
         paths[split] = f"{folder}/{split}.txt"
-        lines = [f"__label__{examples.name(label)} {examples.show(n)}\n" for n, label in enumerate(examples.labels)]
+        lines = [f"__label__{words.LANGUAGES[label]} {examples.show(n)}\n" for n, label in enumerate(examples.labels)]
         counts[split] = len(lines)
         order = np.random.default_rng(0).permutation(len(lines))  # it takes them as they come
         pathlib.Path(paths[split]).write_text("".join(lines[number] for number in order))

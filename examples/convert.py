@@ -38,8 +38,8 @@ def convert(load: Load, features: Mapping[str, Any], data_dir: str, output_dir: 
     """Write the splits `train` and `t10k` of `data_dir` as TFRecord files into a new folder.
 
     A record has a feature for each column of its example: bytes, as they lie in memory, where `features` says so, or
-    numbers. Examples are dealt out to the files one by one, so neighbours in a file are no neighbours in the data set.
-    The same examples always give the same bytes.
+    numbers. Those to train on are mixed, since data sets are often sorted, and files are shuffled in windows only. The
+    same examples always give the same bytes.
 
     Raises:
       UnusableError: the folder is there already, or cannot be written, or there are fewer examples than files.
@@ -71,10 +71,11 @@ def _write(columns: Columns, features: Mapping[str, Any], folder: str, split: st
         raise UnusableError(f"mnist_input.py: FEATURES has {found}")
     if (count := len(columns[0])) < num_files:
         raise UnusableError(f"{count} examples of {split} cannot fill {num_files} files: give fewer --shards")
+    order = np.random.default_rng(0).permutation(count) if split == "train" else np.arange(count)
     for index in range(num_files):
         path = os.path.join(folder, name_of(split, index, num_files))
         with tf.io.TFRecordWriter(path) as writer:
-            for parts in zip(*(column[index::num_files] for column in columns), strict=True):
+            for parts in zip(*(column[order[index::num_files]] for column in columns), strict=True):
                 example = tf.train.Example()
                 for (name, feature), part in zip(features.items(), parts, strict=True):
                     part = np.asarray(part)

@@ -115,7 +115,7 @@ def test_an_evaluator_that_is_started_again_waits_as_long_as_one_that_was_not(
         tf.get_variable("weights", [])
         timeouts = Timeouts(startup_secs=0, recovery_secs=1)
         with pytest.raises(TimeoutError, match=r"waited 1 s for a checkpoint after global step 40 in "):
-            follow_checkpoints(EVALUATOR, lambda _: MEASURES, RunFolder(tmp_path), Goal(100, None), timeouts)
+            follow_checkpoints(EVALUATOR, lambda _: MEASURES, RunFolder(tmp_path), Goal(100, None), timeouts, list)
 
 
 def test_any_accuracy_reaches_the_goal_of_0(local_servers):
@@ -153,9 +153,12 @@ class FinishedRun:
         self.saver.save(self.session, str(self.folder / "model.ckpt"), global_step=step)
 
     def follow(self, evaluate):
+        load_examples = lambda: evaluate._examples  # noqa: E731
         with tf.Graph().as_default():
             tf.get_variable("weights", [])
-            follow_checkpoints(EVALUATOR, evaluate, RunFolder(self.folder), Goal(40, None), Timeouts(0, 0))
+            follow_checkpoints(
+                EVALUATOR, evaluate, RunFolder(self.folder), Goal(40, None), Timeouts(0, 0), load_examples
+            )
         assert not events.wait_until_written(DEADLINE_SECS)
 
 
@@ -223,7 +226,7 @@ def test_an_evaluator_initialises_what_a_monitored_session_does(finished_run):
             values.append(session.run(fetches))
             return MEASURES
 
-        follow_checkpoints(EVALUATOR, evaluate, RunFolder(finished_run.folder), Goal(40, None), Timeouts(0, 0))
+        follow_checkpoints(EVALUATOR, evaluate, RunFolder(finished_run.folder), Goal(40, None), Timeouts(0, 0), list)
     assert values == 2 * [[7, 8]]
 
 
@@ -262,7 +265,7 @@ def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_
     (finished_run.folder / "events" / "1").mkdir(parents=True)
     entry = {"unix_secs": 1.0, "event": EXAMPLES, "checksum": chief.checksum}
     (finished_run.folder / "events" / "1" / "worker-0.jsonl").write_text(json.dumps(entry))
-    with pytest.raises(UnusableError, match="tests on other examples: give the evaluator the --data_dir of the run"):
+    with pytest.raises(UnusableError, match=r"the test examples are others than before, .*: give the --data_dir and"):
         finished_run.follow(evaluator)
 
 

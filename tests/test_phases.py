@@ -131,6 +131,10 @@ IN_GRAPH, NO_VALUES = r" \(each call of a function has a graph .*\)", r" \(a fun
         ("tf.Session().run(tf.placeholder(tf.int64, []))", f"InvalidArgumentError: You must .*{NO_VALUES}"),
         ("tf.zeros([2]).eval()", f"ValueError: Cannot evaluate .*{NO_VALUES}"),
         ("float(tf.zeros([]))", f"TypeError: .*'SymbolicTensor'{NO_VALUES}"),
+        (
+            "tf.nn.sparse_softmax_cross_entropy_with_logits(labels=['a'], logits=[[1.0, 2.0]])",
+            r"TypeError: .* DataType string .* \(a class needs a number: let decode\(\) .*\)",
+        ),
         ("raise ImportError('no known parent package')", r"ImportError: .* \(write `import name`, without a dot: .*\)"),
         ("tf.app.run(lambda argv: 5 / 0)", r"ZeroDivisionError: .* \(the file is imported: write `if __name__ == .*\)"),
         ("import numpy.nowhere", "ModuleNotFoundError: No module named 'numpy.nowhere'"),

@@ -342,27 +342,36 @@ def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir
 
 
 @pytest.mark.promises("sorted-by-class")
-@pytest.mark.parametrize("size_of_class", [1, 1000])
-def test_a_worker_whose_examples_are_sorted_by_class_says_so(tmp_path, caplog, size_of_class):
-    """Those of one window, which are shuffled, have few classes; mixed ones, and few of many classes, do not."""
+@pytest.mark.parametrize(("size_of_class", "num_classes"), [(1, 8), (1000, 8), (1, 2), (4000, 2)])
+def test_a_worker_whose_examples_are_sorted_by_class_says_so(tmp_path, caplog, size_of_class, num_classes):
+    """Those of one window, which are shuffled, have few classes; mixed ones, and few of many classes, do not.
+
+    Two classes may have one output, and labels that are no integers for the loss.
+    """
+    num_outputs = 1 if num_classes == 2 else num_classes
     large = np.ones([4096], np.float32)  # so that a window has some 2 000 examples
 
     def build_sorted(data_dir, split):
-        labels = tf.data.Dataset.range(8 * 1000).map(lambda n: tf.cast(n // size_of_class % 8, tf.int32))
+        labels = tf.data.Dataset.range(8 * 1000).map(lambda n: tf.cast(n // size_of_class % num_classes, tf.int32))
         return labels.map(lambda label: (tf.constant(large), label))
+
+    def build_loss(logits, labels):
+        if num_classes == 2:
+            return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(labels, tf.float32), logits[:, 0]))
+        return tf.losses.sparse_softmax_cross_entropy(labels, logits)
 
     reader = types.SimpleNamespace(INPUT=tf.TensorSpec([4096], tf.float32, "x"), build_dataset=build_sorted)
     files = Files(
         types.SimpleNamespace(
-            build_logits=lambda x, is_training: x @ tf.get_variable("w", [4096, 8]),
-            build_loss=lambda logits, labels: tf.losses.sparse_softmax_cross_entropy(labels, logits),
+            build_logits=lambda x, is_training: x @ tf.get_variable("w", [4096, num_outputs]),
+            build_loss=build_loss,
             build_metrics=lambda logits, labels: {"accuracy": tf.reduce_mean(logits)},
         ),
         reader,
     )
     source = open_source(str(tmp_path), "train", reader).share(0, 1)
     made = trace(files, source.signature, is_training=False, seed=0)
-    assert made.is_of_classes
+    assert made.is_of_classes == (num_classes > 2)
     with tf.Graph().as_default(), tf.Session() as session:
         batches = source.draw(4, 25, 0)
         hook = ClassesHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), batches, made)
@@ -370,7 +379,7 @@ def test_a_worker_whose_examples_are_sorted_by_class_says_so(tmp_path, caplog, s
         assert not hook._look(session, tf.train.Coordinator())
         labels = session.run(batches.drawn[1])
         assert hook._look(session, tf.train.Coordinator())
-    told = re.findall(r"worker 1: 100 examples in a row have (\d) of 8 classes: if what mnist_input.py", caplog.text)
+    told = re.findall(rf"worker 1: 100 examples in a row have (\d) of {num_classes} classes: if what", caplog.text)
     assert told == ([] if size_of_class == 1 else [str(len(set(labels)))])
 
 
@@ -524,6 +533,25 @@ def test_the_file_that_cannot_be_read_is_named(words_dir):
         source.load()
 
 
+@pytest.mark.promises("fault-while-training")
+def test_of_few_files_the_place_of_the_fault_is_told(tmp_path):
+    """As of a CSV file, whose lines are parsed many at once."""
+    for number in range(5):
+        (tmp_path / f"{number}.csv").write_text("".join(f"{n}\n" for n in range(30)))
+
+    def build_dataset(files, split):
+        lines = files.flat_map(tf.data.TextLineDataset).batch(8)
+        return lines.map(lambda of: tf.io.decode_csv(of, [0])[0]).unbatch()
+
+    list_files = lambda data_dir, split: sorted(tmp_path.glob("*.csv"))  # noqa: E731
+    reader = reader_of(build_dataset, tf.TensorSpec([], tf.int32, "n"), list_files=list_files)
+    source = open_source(str(tmp_path), "train", reader).share(1, 2)
+    (tmp_path / "3.csv").write_text(30 * "1\n" + "1,5\n")
+    expected = r"/3\.csv cannot be read after 24 examples \(InvalidArgumentError: .* record 6\); correct it"
+    with pytest.raises(UnusableError, match=expected):
+        source.load()
+
+
 def test_lists_of_other_files_are_told_apart(words_dir, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     for path in words_dir.glob("*.txt"):
@@ -537,7 +565,7 @@ def test_lists_of_other_files_are_told_apart(words_dir, tmp_path_factory):
 @pytest.mark.parametrize(
     ("files", "found"),
     [
-        ([], r"float32 \[0\]"),
+        ([], r"no path for the examples 'train' of --data_dir \S+"),
         (([1], [2]), r"int32 \[1\], int32 \[1\]"),
         ((["a", "b"], [1]), r"string \[2\], int32 \[1\]"),
         (None, "None"),

@@ -120,12 +120,21 @@ def test_the_command_converts_and_the_same_examples_give_the_same_bytes(data_dir
 def test_any_tensorflow_reads_them(make_files, data_dir):
     files = make_files(3)
     images, labels = mnist_input.load(data_dir, "train")
+    found = []
     for index in range(3):
         records = list(tf.io.tf_record_iterator(str(files / name_of("train", index, 3))))
+        assert len(records) == len(images[index::3])
         features = [tf.train.Example.FromString(record).features.feature for record in records]
-        found = [(of["image"].bytes_list.value[0], of["label"].int64_list.value[0]) for of in features]
-        expected = zip(images[index::3], labels[index::3].tolist(), strict=True)
-        assert found == [(image.tobytes(), label) for image, label in expected]
+        found += [(of["image"].bytes_list.value[0], of["label"].int64_list.value[0]) for of in features]
+    expected = zip(images, labels.tolist(), strict=True)
+    assert sorted(found) == [(image.tobytes(), label) for image, label in expected]
+
+
+@pytest.mark.promises("convert")
+def test_what_is_sorted_is_mixed_by_a_conversion(make_files):
+    numbers = numbers_of(open_source(str(make_files(3)), "train", mnist_input).load()[0])
+    for part in np.split(numbers[:1000], 10):
+        assert len(set(part // 100) - {10}) == 10  # of all tenths of the data set
 
 
 @pytest.mark.promises("convert-whole")
@@ -468,6 +477,17 @@ def flip(folder):
     path.write_bytes(content)
 
 
+def cut(num_bytes):
+    """Leave some bytes of the last record, as a copy does that is broken off."""
+
+    def damage(folder):
+        path = folder / name_of("train", 1, 4)
+        write(path, 100 * [example(image=IMAGE)])  # its end, zeros, looks like an empty record
+        os.truncate(path, path.stat().st_size - 16 - len(example(image=IMAGE)) + num_bytes)
+
+    return damage
+
+
 def forbid(folder):
     (folder / name_of("train", 1, 4)).chmod(0)
 
@@ -502,6 +522,9 @@ IS_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything
             flip,
             "train-00001-of-00004.tfrecord is no TFRecord file, or has no record, or its first record is corrupt",
         ),
+        (cut(1), "train-00001-of-00004.tfrecord ends within a record: copy it again, or make the set without it"),
+        (cut(11), "train-00001-of-00004.tfrecord ends within a record"),
+        (cut(100), "train-00001-of-00004.tfrecord ends within a record"),
         (rename_all, "but none of train: expected train-00000-of-00004.tfrecord and so on, or another name with train"),
         (write_others(image=IMAGE), "train-00001-of-00004.tfrecord: record 0 cannot be parsed ("),
         (write_others(image=IMAGE, label=0.5), "train-00001-of-00004.tfrecord: record 0 cannot be parsed ("),

@@ -11,10 +11,10 @@ import tensorflow.compat.v1 as tf
 
 import distributed
 import mnist_input
-from examples import convert
 from runtime.cluster.membership import Membership
 from runtime.cluster.table import Table
 from runtime.data import pipeline
+from runtime.data.files import name_of
 from runtime.data.memory import MemorySource
 from runtime.data.sources import open_source
 from runtime.records.folder import RunFolder
@@ -47,9 +47,16 @@ def open_files(tmp_path, request):
     """A function that returns the same examples in some files; example n lies in file n modulo their number."""
 
     def open_files(num_files):
-        folder = str(tmp_path / f"{num_files}-files")
-        convert.convert(lambda *_: EXAMPLES, mnist_input.FEATURES, "", folder, num_files)
-        return open_source(folder, "train", request.param)
+        folder = tmp_path / f"{num_files}-files"
+        folder.mkdir()
+        for index in range(num_files):
+            with tf.io.TFRecordWriter(str(folder / name_of("train", index, num_files))) as writer:
+                for image in IMAGES[index::num_files]:
+                    example = tf.train.Example()
+                    example.features.feature["image"].bytes_list.value.append(image.tobytes())
+                    example.features.feature["label"].int64_list.value.append(0)
+                    writer.write(example.SerializeToString())
+        return open_source(str(folder), "train", request.param)
 
     return open_files
 

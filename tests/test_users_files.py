@@ -1,5 +1,6 @@
 """What model.py and mnist_input.py must have, and return."""
 
+import shutil
 import sys
 import types
 from typing import NamedTuple
@@ -41,8 +42,8 @@ def test_a_checksum_tells_a_file_from_another_whatever_its_line_ends(tmp_path, m
     ("names", "why"),
     [
         (["model"], "has no mnist_input.py: give one that has model.py and mnist_input.py, here or as USER_DIR"),
-        (["model", "mnist_input", "numpy", "random"], "has numpy, random, but the program needs its own modules"),
-        (["model", "mnist_input", "layers", "distributed", "__main__"], ""),
+        (["model", "mnist_input", "numpy", "random"], "has numpy.py, random.py, but the program needs its own modules"),
+        (["model", "mnist_input", "layers", "distributed", "test", "__main__"], ""),
     ],
 )
 def test_a_folder_that_lacks_a_file_or_hides_a_module_is_told(tmp_path, names, why):
@@ -50,6 +51,21 @@ def test_a_folder_that_lacks_a_file_or_hides_a_module_is_told(tmp_path, names, w
         (tmp_path / f"{name}.py").touch()
     found = user_dir.why_unusable(str(tmp_path))
     assert found.startswith(f"--user_dir {tmp_path} {why}") if why else not found
+
+
+def test_a_file_beside_the_script_that_hides_a_module_is_told_by_each_way_to_start(tmp_path):
+    """Also what Python, or the program, imports before anything can be checked; all are told at once."""
+    for name in ("distributed.py", "model.py", "mnist_input.py"):
+        shutil.copy(PROJECT / name, tmp_path)
+    shutil.copytree(PROJECT / "runtime", tmp_path / "runtime", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("queue", "random", "runtime", "types"):
+        (tmp_path / f"{name}.py").touch()
+    told = f"error: {tmp_path} has queue.py, random.py, runtime.py, types.py, but the program needs its own modules of"
+    for command in (["distributed.py", "--job_name=ps", "--task_index=0"], ["runtime/launch", "--prepare"]):
+        process = Process([sys.executable, *command], tmp_path / "output", cwd=tmp_path)
+        assert process.wait() == 2
+    assert process.output().count(told) == 2
+    assert "Traceback" not in process.output()
 
 
 def test_files_are_imported_from_where_the_command_line_or_the_environment_says(tmp_path):
@@ -195,23 +211,15 @@ def test_what_cannot_be_trained_is_refused(functions, message):
         make_model(**{"build_logits": multiply, "build_loss": sum_up, "spec": INPUT, **functions})
 
 
-class Named(NamedTuple):
-    numbers: np.ndarray
-
-    def name(self, label):
-        return f"the {label}"
-
-
 @pytest.mark.parametrize(
     ("found", "num_classes", "names"),
-    [(["a", 7], 2, ["a", "7"]), (("a", "b"), 0, ["a", "b"]), (None, 2, ["the 0", "the 1"]), (None, 0, [])],
+    [(["a", 7], 2, ["a", "7"]), (("a", "b"), 0, ["a", "b"]), ([0, 1], 2, [])],
 )
 def test_classes_have_the_names_that_a_user_gives_them(found, num_classes, names):
     files = make_files(multiply, sum_up, INPUT)
-    assert files.name_classes("folder", [], num_classes) == []
-    if found:
-        files.reader.find_classes = lambda data_dir: {"folder": found}[data_dir]
-    assert files.name_classes("folder", Named(np.zeros(1)), num_classes) == names
+    assert files.name_classes("folder", num_classes) == []
+    files.reader.find_classes = lambda data_dir: {"folder": found}[data_dir]
+    assert files.name_classes("folder", num_classes) == names
 
 
 @pytest.mark.parametrize("found", [["a"], list("abcd"), None, (["a", "b"], {})])
@@ -220,7 +228,7 @@ def test_names_that_are_not_those_of_the_classes_are_refused(found):
     files.reader.find_classes = lambda data_dir: found
     expected = r"find_classes\(\) must return a list of as many names as the model has classes, 3, found"
     with pytest.raises(UnusableError, match=expected):
-        files.name_classes("folder", [], 3)
+        files.name_classes("folder", 3)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from google.protobuf.message import DecodeError
 
@@ -17,6 +18,7 @@ IS_RECORDS = re.compile(r"\.(tf)?records?\b|(?<!\.data)-\d{5}-of-\d{5}$")  # no 
 WORDS = {"train": ["train", "training"], "t10k": ["t10k", "test", "testing", "validation", "valid", "val", "eval"]}
 COMPRESSIONS = {"": "NONE", "GZIP": "GZIP", "ZLIB": "ZLIB"}  # as datasets name them, and as readers do
 NUM_TRIED = 1000  # records that are parsed at once, to find the one that is at fault
+NUM_BYTES = 1 << 16  # that are read at once, to find the last record
 CPU = tf.ConfigProto(device_count={"GPU": 0})  # the GPUs are for training
 
 Parse = Callable[[Any], Any]  # from records, string [b], to columns
@@ -76,22 +78,53 @@ def look_at(path: str) -> File:
     """Read the first record of a file.
 
     Raises:
-      UnusableError: it cannot be read, or has none.
+      UnusableError: it cannot be read, or has none, or one that is not compressed does not end with a record.
     """
     try:
         with open(path, "rb") as file:
-            is_empty = not file.read(1)
+            is_empty, is_whole = not file.read(1), _ends_with_record(file)
     except OSError as error:
         raise UnusableError(
             f"{path} cannot be read: {error.strerror}; restore it, or correct its permissions"
         ) from error
     for compression in COMPRESSIONS:
         try:
-            return File(path, compression, next(File(path, compression, b"").records))
+            found = File(path, compression, next(File(path, compression, b"").records))
         except (StopIteration, tf.errors.DataLossError):
             continue
+        if compression or is_whole:
+            return found
+        raise UnusableError(f"{path} ends within a record: copy it again, or make the set without it")
     what = "is empty" if is_empty else "is no TFRecord file, or has no record, or its first record is corrupt"
     raise UnusableError(f"{path} {what}: copy it again, or make the set without it")
+
+
+def _ends_with_record(file: BinaryIO) -> bool:
+    """Return whether a file that is not compressed ends with a whole record: there is a length that says so.
+
+    TensorFlow takes one that is cut within the length of a record, or its checksum, for whole. A record is its length
+    in 8 bytes, their checksum in 4, its content, and a checksum of that.
+    """
+    size = file.seek(0, os.SEEK_END)
+    for end in range(size - 15, 0, -NUM_BYTES):  # of the places where the length may begin
+        start = file.seek(max(end - NUM_BYTES, 0))
+        content = file.read(end - start + 11)
+        lengths = np.ndarray(end - start, "<i8", content, strides=(1,))
+        for n in np.flatnonzero(lengths == size - 16 - np.arange(start, end)):  # what lies in a record may look like it
+            if _compute_checksum(content[n : n + 8]) == int.from_bytes(content[n + 8 : n + 12], "little"):
+                return True
+    return False
+
+
+def _compute_checksum(content: bytes) -> int:
+    """Return the CRC-32C of a few bytes, masked, as files of records have it."""
+    checksum = 0xFFFFFFFF
+    for byte in content:
+        checksum ^= byte
+        for _ in range(8):
+            checksum = checksum >> 1 ^ (checksum & 1) * 0x82F63B78
+    checksum ^= 0xFFFFFFFF
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _list_features(record: bytes) -> str:

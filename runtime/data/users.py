@@ -40,7 +40,7 @@ class UsersSource(PipelineSource):
         if hasattr(reader, "list_files"):
             files = call(reader, "list_files", data_dir, split)
             is_single = not isinstance(files, tuple)
-            self._columns = _to_columns(files, place_of(reader, "list_files"))
+            self._columns = _to_columns(files, place_of(reader, "list_files"), where)
         self._names = [os.fsdecode(name) for name in self._columns[0]] if self._columns else [""]
         self._numbers = np.arange(len(self._names))
 
@@ -141,26 +141,37 @@ class UsersSource(PipelineSource):
         return examples.padded_batch(size, shapes, drop_remainder=drop_remainder)
 
     def _find_fault(self) -> str:
-        """Read each file alone, if they are known."""
+        """Read half of the files, again and again, if they are known."""
         if not self._columns:
             return ""
+        numbers = sorted({number // self._num_parts for number in self._numbers})
         with tf.Graph().as_default(), tf.Session(config=CPU) as session:
-            columns = [tf.placeholder(column.dtype, [1]) for column in self._columns]
-            num_read = self._make(*columns).reduce(0, untouched(lambda count, *_: count + 1))
+            columns = [tf.placeholder(column.dtype, [None]) for column in self._columns]
+            num_read = tf.Variable(tf.zeros([], tf.int64))
+            read = self._make(*columns).reduce(num_read.initial_value, untouched(lambda *_: num_read.assign_add(1)))
             session.run(tf.tables_initializer())
-            for number in sorted({number // self._num_parts for number in self._numbers}):
+
+            def try_to_read(numbers: list[int]) -> str:
+                session.run(num_read.initializer)
                 try:
-                    session.run(num_read, {of: rows[[number]] for of, rows in zip(columns, self._columns, strict=True)})
+                    session.run(read, {of: rows[numbers] for of, rows in zip(columns, self._columns, strict=True)})
+                    return ""
                 except tf.errors.OpError as error:
-                    return f"{self._names[number]} cannot be read ({reason(error)}); correct it, or leave it out"
-        return ""
+                    return reason(error)
+
+            while len(numbers) > 1:
+                half = numbers[: len(numbers) // 2]
+                numbers = half if try_to_read(half) else numbers[len(half) :]
+            why, name, count = try_to_read(numbers), self._names[numbers[0]], session.run(num_read)
+        after = f" after {count} examples" * bool(count)
+        return f"{name} cannot be read{after} ({why}); correct it, or leave it out" if why else ""
 
 
-def _to_columns(files: Any, where: str) -> list[npt.NDArray[Any]]:
+def _to_columns(files: Any, where: str, of: str) -> list[npt.NDArray[Any]]:
     """Return what `list_files()` has returned as arrays: paths, and what else there is of each file.
 
     Raises:
-      UnusableError: they are none; `where` says of which function.
+      UnusableError: they are none; `where` says of which function, and `of` for which examples.
     """
     columns = () if isinstance(files, str | bytes | Mapping) else files if isinstance(files, tuple) else [files]
     arrays, found = list[Any](), describe(files)
@@ -169,7 +180,8 @@ def _to_columns(files: Any, where: str) -> list[npt.NDArray[Any]]:
             [os.fsencode(row) if isinstance(row, str | os.PathLike) else row for row in column] for column in columns
         ]
         arrays = [tf.make_ndarray(tf.make_tensor_proto(column)) for column in rows]  # integers are int32, as ever
-        found = ", ".join(f"{tf.as_dtype(of.dtype).name} {list(of.shape)}" for of in arrays) or found
+        shapes = ", ".join(f"{tf.as_dtype(array.dtype).name} {list(array.shape)}" for array in arrays)
+        found = (shapes if any(map(len, arrays)) else f"no path for {of}") if arrays else found
     if not arrays or arrays[0].dtype.kind != "O" or arrays[0].ndim != 1 or len({len(of) for of in arrays}) > 1:
         expected = "a list of paths, or a tuple of as long columns of which the first one is"
         raise UnusableError(f"{where} must return {expected}, found {found}")

@@ -27,6 +27,8 @@ from typing import NoReturn
 
 LAUNCH = pathlib.Path(__file__).parent
 sys.path[0] = str(LAUNCH.parents[1])
+importlib.import_module("runtime")
+del sys.path[0]  # so nobody's file beside distributed.py takes the place of a module of Python's, until it is told
 
 from runtime.data import download
 from runtime.launch.options import HELP, PROJECT, Options, parse, refuse, say
@@ -65,6 +67,7 @@ sys.path[0], folder = sys.argv.pop(1), sys.argv.pop(1)
 errors = os.dup(2)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where TensorFlow's libraries write while they are loaded
 try:
+    from runtime.process import environment
     from runtime.model import users_files
 finally:
     os.dup2(errors, 2)
@@ -257,6 +260,7 @@ def import_script() -> ModuleType:
     """Import the script, and with it the user's files, as a process of its own does."""
     if numbers := sys.modules.get("numpy.random"):
         numbers.seed()  # all tasks have a copy of one state
+    sys.path.insert(0, str(PROJECT))
     return importlib.import_module(SCRIPT)
 
 

@@ -118,21 +118,19 @@ class Files:
                     )
         return ScopedOptimizers(by_scope, self._where("build_optimizer"))
 
-    def name_classes(self, data_dir: str, examples: Any, num_classes: int) -> list[str]:
-        """Return the names of the classes by their labels, or none: of `find_classes()`, or of `name()` of examples.
+    def name_classes(self, data_dir: str, num_classes: int) -> list[str]:
+        """Return the names of the classes by their labels, or none: those of `find_classes()`.
 
         Raises:
           UnusableError: the model, if it is a classifier, has another number of classes.
         """
-        if hasattr(self.reader, "find_classes"):
-            names = call(self.reader, "find_classes", data_dir)
-            if not isinstance(names, tuple | list) or num_classes not in (0, len(names)):
-                expected = f"a list of as many names as the model has classes, {num_classes or 'any number'}"
-                raise self._expected("find_classes", expected, names)
-        else:
-            with preparing("mnist_input.py, name()"):
-                names = [examples.name(label) for label in range(num_classes if hasattr(examples, "name") else 0)]
-        names = [str(name) for name in names]
+        if not hasattr(self.reader, "find_classes"):
+            return []
+        found = call(self.reader, "find_classes", data_dir)
+        if not isinstance(found, tuple | list) or num_classes not in (0, len(found)):
+            expected = f"a list of as many names as the model has classes, {num_classes or 'any number'}"
+            raise self._expected("find_classes", expected, found)
+        names = [str(name) for name in found]
         return [] if names == [str(label) for label in range(len(names))] else names
 
     def place_of(self, of: Any) -> str:

@@ -100,14 +100,14 @@ class Model:
         specs = list(self._files.inputs.values())
         return specs[0] if len(specs) == 1 else None
 
-    def name_classes(self, data_dir: str, examples: Any) -> None:
-        """Take the names of the classes from the user's files, or from test examples, if they have some.
+    def name_classes(self, data_dir: str) -> None:
+        """Take the names of the classes from the user's files, if they have some.
 
         Raises:
           UnusableError: the names are not those of its classes.
         """
         num_classes = self.test.logits.shape[-1] if self.test.is_of_classes else 0
-        self.class_names = self._files.name_classes(data_dir, examples, num_classes)
+        self.class_names = self._files.name_classes(data_dir, num_classes)
 
     def _take_learning_rate(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
         """Take the user's learning rate for a function of the global step."""

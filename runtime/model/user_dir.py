@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-import pkgutil
+import pathlib
 import sys
 
 from absl import flags
@@ -34,10 +34,21 @@ def why_unusable(folder: str) -> str:
     if missing:
         found = f"has no {' and no '.join(missing)}" if os.path.isdir(folder) else "is not a folder"
         return f"--user_dir {folder} {found}: give one that has model.py and mnist_input.py, here or as USER_DIR"
-    # What is imported already is needed, as may be any part of Python. The project's own folder has the program.
-    needed = (sys.stdlib_module_names | sys.modules.keys() | {"PIL"}) - {"__main__", "distributed", *NAMES}
-    hidden = sorted(needed.intersection(module.name for module in pkgutil.iter_modules([folder])))
-    if hidden and not os.path.samefile(folder, PROJECT):
-        why = "but the program needs its own modules of these names: rename yours"
-        return f"--user_dir {folder} has {', '.join(hidden)}, {why}"
+    for searched in dict.fromkeys((folder, PROJECT)):
+        # Any part of Python may be needed, and what is imported already, unless it has come from there.
+        files = {path: path.stem for path in pathlib.Path(searched).glob("*.py")}
+        files |= {path: path.parent.name for path in pathlib.Path(searched).glob("*/__init__.py")}
+        hidden = sorted(str(path.relative_to(searched)) for path, name in files.items() if _hides(path, name))
+        if hidden:
+            why = "but the program needs its own modules of these names: rename yours"
+            return f"{'--user_dir ' * (searched != PROJECT)}{searched} has {', '.join(hidden)}, {why}"
     return ""
+
+
+def _hides(path: pathlib.Path, name: str) -> bool:
+    """Return whether a file, or a package, takes the place of a module that the program needs."""
+    needed = sys.stdlib_module_names | sys.modules.keys() | {"PIL"}
+    if name not in needed - {"__main__", "distributed", "test", *NAMES}:  # nobody needs Python's own tests
+        return False
+    imported = str(getattr(sys.modules.get(name), "__dict__", {}).get("__file__"))
+    return name in sys.stdlib_module_names or os.path.realpath(imported) != os.path.realpath(path)

@@ -19,12 +19,12 @@ class ClassesHook(SessionThread):
     def __init__(self, task: Task, batches: Batches, made: Trace):
         """Look, in a thread, once the first examples of a session have come, at what `made` takes for their labels."""
         super().__init__("look_at_classes", self._look, LOOK_SECS, f"{task} could not look at the classes it reads")
-        self._task, self._num_drawn, self._labels, self._num_classes = task, batches.num_drawn, None, 0
-        if made.is_of_classes:
+        self._task, self._num_drawn, self._labels = task, batches.num_drawn, None
+        self._num_classes = made.logits.shape[-1] if made.is_of_classes else 2  # at least
+        if isinstance(made.labels, tf.Tensor):
             made_of = find_ancestors([made.labels.op])
             columns = [number for number, column in enumerate(made.columns) if column.op in made_of]
             self._labels = batches.integers.get(columns[0]) if len(columns) == 1 else None
-            self._num_classes = made.logits.shape[-1]
 
     def _look(self, session: tf.Session, coord: tf.train.Coordinator) -> bool:
         if self._labels is None:

@@ -181,21 +181,18 @@ def _check_fraction(metrics: Mapping[str, Any]) -> None:
         )
 
 
-def read_tested(folder: RunFolder) -> dict[str, Any]:
-    """Return what the chief tested on when it ran last: the `checksum` of the examples, and the names of `classes`."""
-    return [{}, *(event for event in read_run(folder, EXAMPLES) if event["event"] == EXAMPLES)][-1]
-
-
 def check_as_before(folder: RunFolder, test: ModelTest, load_examples: Callable[[], Columns]) -> None:
-    """Check that a run that goes on has the classes and the test examples that it had.
+    """Check that a run that goes on, or its evaluator, has the classes and the test examples that the chief had last.
 
     Examples that are others whenever they are loaded, as random ones are, cannot be compared.
 
     Raises:
       UnusableError: it has others.
     """
-    if not (before := read_tested(folder)):
+    events_of_chief = [event for event in read_run(folder, EXAMPLES) if event["event"] == EXAMPLES]
+    if not events_of_chief:
         return
+    before = events_of_chief[-1]
     now = test.class_names
     classes = before.get("classes") or now  # which nobody gave, or an earlier version did not record
     for label, names in enumerate(itertools.zip_longest(classes, now) if now else []):

@@ -1,9 +1,15 @@
 """What must be set before TensorFlow is imported, and the import itself: import this module first."""
 
-import gc
 import os
-import signal
 import sys
+
+# No file beside distributed.py takes the place of a module of Python's while TensorFlow is imported. Then
+# `runtime/model/user_dir.py` tells of it.
+_path, _project = sys.path.copy(), os.path.realpath(os.path.join(__file__, *3 * [os.pardir]))
+sys.path[:] = [entry for entry in _path if os.path.realpath(entry) != _project]
+
+import gc
+import signal
 import warnings
 
 from runtime.process import limits
@@ -69,10 +75,11 @@ for _number in STOP_SIGNALS:
 # What the import makes stays alive. Without a pause, the garbage collector would search it again and again, for half a
 # second of every start.
 gc.disable()
-import tensorflow.compat.v1  # noqa: E402  # the environment is read here
+import tensorflow.compat.v1  # the environment is read here
 
 gc.freeze()
 gc.enable()
+sys.path[:] = _path
 if _raises_interrupt and _ending is signal.SIG_DFL:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as other importers expect
 

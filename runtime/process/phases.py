@@ -56,6 +56,8 @@ HINTS = {
     "evaluate tensor": NO_VALUES,
     "SymbolicTensor": NO_VALUES,
     "to a numpy array": NO_VALUES,
+    "'labels' has DataType string": "a class needs a number: let decode() in mnist_input.py return the place of a word"
+    " among the classes, and leave out rows without one",
     "known parent package": "write `import name`, without a dot: the folder is no package",
 }
 IN_FUNCTION = re.compile(r"{{function_node (\S+?)(?:_\d+)?}}")  # copies of a function have a number of their own

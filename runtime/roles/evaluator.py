@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -10,7 +10,8 @@ from absl import logging
 
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
-from runtime.monitoring.evaluation import ModelTest, read_tested, record_evaluation
+from runtime.data.reader import Columns
+from runtime.monitoring.evaluation import ModelTest, check_as_before, record_evaluation
 from runtime.process.errors import UnusableError, reason
 from runtime.records.events import read_lines
 from runtime.records.folder import RunFolder
@@ -33,6 +34,7 @@ def follow_checkpoints(
     folder: RunFolder,
     goal: Goal,
     timeouts: Timeouts,
+    load_examples: Callable[[], Columns],
     names: Collection[str] = (),
 ) -> None:
     """Evaluate each checkpoint of a run once, the oldest first, until the run has reached `goal`.
@@ -46,6 +48,7 @@ def follow_checkpoints(
       folder: that of the run.
       goal: of the run.
       timeouts: how long to wait for the first checkpoint, and for the next one.
+      load_examples: loads those to test on anew.
       names: of the variables of the user's model.
 
     Raises:
@@ -76,7 +79,7 @@ def follow_checkpoints(
             )
             was_finished = is_finished(folder, goal)  # first: the result comes after the last checkpoint
             for checkpoint, path in _new_checkpoints(folder, evaluated).items():
-                _check_examples(folder, test)
+                check_as_before(folder, test, load_examples)  # which the chief tells before it saves anything
                 evaluated.add(checkpoint)
                 try:
                     check_checkpoint(path)
@@ -107,15 +110,6 @@ def _find_tested(path: str, names: Collection[str]) -> dict[str, tf.Variable]:
         is_there = saved.has_tensor(average) and average not in names
         tested[average if is_there else variable.op.name] = variable
     return tested
-
-
-def _check_examples(folder: RunFolder, test: ModelTest) -> None:
-    """Check that the chief, which says so before it saves anything, tests on the same examples."""
-    before = read_tested(folder)
-    if before and before["checksum"] != test.checksum:
-        raise UnusableError(
-            "the chief of this run tests on other examples: give the evaluator the --data_dir of the run"
-        )
 
 
 def _new_checkpoints(folder: RunFolder, evaluated: set[Checkpoint]) -> dict[Checkpoint, str]:

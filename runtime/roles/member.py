@@ -15,7 +15,7 @@ from runtime.cluster.holdings import Holding
 from runtime.cluster.membership import start_membership
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
-from runtime.data.sources import Source
+from runtime.data.sources import Source, load
 from runtime.machine.port import check_address, wait_until_address_leads_here
 from runtime.machine.session_config import Connection, make_server_config, make_session_config
 from runtime.model.files import Files
@@ -122,7 +122,8 @@ class Member:
         startup_secs, recovery_secs = self.timeouts
         timeouts = Timeouts(startup_secs, recovery_secs + self.flags.save_checkpoint_secs)
         test = ModelTest(model, {}, parameters, columns, test_examples, self.flags.batch_size)
-        follow_checkpoints(self.task, test, self.folder, self.goal, timeouts, model.training.variables.keys())
+        load_again, names = lambda: load(self.flags.data_dir, "t10k", files.reader), model.training.variables.keys()
+        follow_checkpoints(self.task, test, self.folder, self.goal, timeouts, load_again, names)
 
     def share_of(self, source: Source) -> Source:
         """Return the examples of `source` that this worker trains on."""

@@ -71,7 +71,7 @@ class Training:
             summaries.build_staleness(updates)
             if task.is_chief:  # the others need neither
                 examples = load_examples()
-                graph.model.name_classes(flags.data_dir, examples)
+                graph.model.name_classes(flags.data_dir)
                 with tf.name_scope("evaluation"):
                     self._test = self._build_test(examples)
                 if find_last_step(me.folder):
