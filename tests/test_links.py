@@ -202,6 +202,8 @@ OWN = [command for block in deployed.blocks("With your own model") for command i
 
 # Every command that a document shows, and how it is exercised.
 EXERCISED = {
+    "git clone ADDRESS distributed-mnist": RunBy("def test_a_clone_has_what_the_readme_runs("),
+    "cd distributed-mnist": RunBy("def test_a_clone_has_what_the_readme_runs("),
     "./run_local_cluster.sh": RunBy("def test_one_command_trains_mnist_and_prints_the_accuracy("),
     "./run_local_cluster.sh --help": Executed(),
     "./run_local_cluster.sh --train_steps=200000 --save_checkpoint_secs=5": ParsedFlags(),
