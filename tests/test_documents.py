@@ -113,6 +113,15 @@ def test_the_script_has_the_calls_of_the_tutorials_in_the_order_in_which_they_ha
     assert re.findall("|".join(map(re.escape, [*calls, "session.run("])), script) == [*calls, "session.run("]
 
 
+@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/tutorial.zh-CN.md"])
+def test_the_tutorial_shows_lines_of_the_classic_script_in_their_order(page):
+    script = (PROJECT / "examples" / "classic" / "mnist_replica.py").read_text().splitlines()
+    (listing,) = re.findall(r"```python\n(.*?)```", (PROJECT / page).read_text(), re.DOTALL)
+    lines = [re.sub(r" +# \d$", "", line) for line in listing.splitlines()]
+    found = [next(number for number, text in enumerate(script) if text.startswith(f"    {line}")) for line in lines]
+    assert (len(lines), found) == (12, sorted(found))
+
+
 def test_a_clone_has_what_the_readme_runs(tmp_path):
     subprocess.run(["git", "clone", "--quiet", PROJECT, tmp_path / "distributed-mnist"], check=True)
     assert os.access(tmp_path / "distributed-mnist" / "run_local_cluster.sh", os.X_OK)

@@ -1,6 +1,7 @@
 """The examples of docs/your-own.md train where they lie, with everything else as it is."""
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -159,6 +160,10 @@ def test_the_classic_script_learns_and_its_ps_never_ends(tmp_path, mnist_dir):
         assert [process.wait() for process in workers] == [0, 0], workers[0].output()
         assert float(re.search(r"^test accuracy (\S+)", workers[0].output(), re.MULTILINE)[1]) > 0.85
         assert ps.is_running()
+        page = (PROJECT / "docs" / "tutorial.md").read_text()
+        for line in itertools.chain(*map(str.splitlines, re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))):
+            pattern = re.sub(r"\d[\d.]*", r"\\d[\\d.]*", ".*".join(map(re.escape, line.replace(".", "").split("…"))))
+            assert re.search(pattern, workers[0].output().replace(".", "")), line
 
 
 # What docs/porting.md advises to who keeps a script: workers that wait for no other, and a ps that ends.
