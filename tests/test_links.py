@@ -283,6 +283,12 @@ EXERCISED = {
     "./run_local_cluster.sh --user_dir=examples/fashion_mnist --data_dir=/usr/share/datasets/fashion-mnist": RunBy(
         "def test_two_files_of_a_user_train_"
     ),
+    **{
+        f"./run_local_cluster.sh --user_dir=own --data_dir=own/data {flags}": RunBy(
+            "def test_the_two_files_that_the_page_shows_train("
+        )
+        for flags in ("--workers=1 --train_steps=200", "--train_steps=2000")
+    },
     "sudo apt-get install adwaita-icon-theme": RunBy("packages+=(adwaita-icon-theme)"),
     "./run_local_cluster.sh --user_dir=examples/pictures --data_dir=/usr/share/icons/Adwaita/48x48"
     " --train_steps=2000": RunBy("def test_pictures_of_any_size_"),
@@ -296,7 +302,6 @@ EXERCISED = {
     ".venv/bin/python examples/languages/predict.py --model languages Schmetterling papillon": RunBy(
         '"languages", "Schmetterling"'
     ),
-    "./run_local_cluster.sh --workers=1 --train_steps=200": RunBy("def test_two_files_of_a_user_train_"),
     ".venv/bin/python -m runtime.report TRAIN_DIR": RunBy('"-m", "runtime.report"'),
     "./run_local_cluster.sh --tensorboard --eval_every_secs=2": RunBy("def test_tensorboard_shows_the_run_"),
     f".venv/bin/python -m pip install -r {BOARD}.txt": Installed(),

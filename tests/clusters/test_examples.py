@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks import tables
@@ -45,6 +46,11 @@ def launch(folder, user_dir, *flags, train_dir="train"):
     return Process([*command, *flags], folder / f"{pathlib.Path(train_dir).name}.output", cwd=folder)
 
 
+def listings(page):
+    """Return the blocks of Python that a page of docs/ shows."""
+    return re.findall(r"^```python\n(.*?)^```", (PROJECT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
 def read_result(folder):
     return json.loads((folder / "result.json").read_text())
 
@@ -65,6 +71,34 @@ def test_two_files_of_a_user_train_another_model_on_other_data_beside_the_first_
     assert read_result(tmp_path / "train").items() >= {"user_dir": str(EXAMPLE), "dropout": 0.2}.items()
     assert read_result(tmp_path / "other").items() >= {"user_dir": str(PROJECT), "model": "mlp"}.items()
     assert f"user_dir: {EXAMPLE}" in (tmp_path / "train" / "report.html").read_text()
+
+
+def test_the_two_files_that_the_page_shows_train(tmp_path):
+    inputs, model, of_csv = listings("your-own.md")
+    (tmp_path / "own" / "data").mkdir(parents=True)
+    (tmp_path / "own" / "mnist_input.py").write_text(inputs)
+    (tmp_path / "own" / "model.py").write_text(model)
+    generator = np.random.default_rng(0)
+    centres = generator.uniform(0, 255, (3, 20))
+    for split in ("train", "t10k"):
+        y = generator.integers(3, size=1000)
+        x = np.round(centres[y] + generator.normal(0, 20, (1000, 20)))
+        np.savez(tmp_path / "own" / "data" / f"{split}.npz", x=x, y=y)
+        header = ",".join(f"column{i}" for i in range(21))
+        rows = np.column_stack([x, y])
+        np.savetxt(tmp_path / "own" / "data" / f"{split}.csv", rows, delimiter=",", header=header, comments="")
+    run = launch(tmp_path, "own", "--data_dir=own/data", "--train_steps=2000")
+    assert run.wait() == 0, run.output()
+    assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.95
+
+    (tmp_path / "csv.py").write_text(inputs + of_csv)
+    for split in ("train", "t10k"):
+        from_npz, from_csv = (
+            runpy.run_path(str(path))["load"](str(tmp_path / "own" / "data"), split)
+            for path in (tmp_path / "own" / "mnist_input.py", tmp_path / "csv.py")
+        )
+        assert [array.dtype for array in from_csv] == [array.dtype for array in from_npz]
+        assert all(map(np.array_equal, from_csv, from_npz))
 
 
 WATCHED = """
