@@ -29,7 +29,14 @@ FOLDERS = [
 ]
 TOP = [PROJECT / name for name in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 DOCUMENTS = [*TOP, *PAGES, *sorted(FOLDERS)]
-TEACHING = {"tutorial.md", "tutorial.zh-CN.md", "lab.md", "your-own.md", "porting.md"}  # may show code and output
+TEACHING = {
+    "tutorial.md",
+    "tutorial.zh-CN.md",
+    "lab.md",
+    "your-own.md",
+    "porting.md",
+    "constructs.md",
+}  # may show code and output
 MAX_README_LINES, MAX_PAGE_LINES, MAX_WORDS = 152, 200, 17_000
 NUM_PIECES = 2  # a message may be put together from this many string literals between two variable parts
 

@@ -200,34 +200,26 @@ def test_the_classic_script_learns_and_its_ps_never_ends(tmp_path, mnist_dir):
             assert re.search(pattern, workers[0].output().replace(".", "")), line
 
 
-# What docs/porting.md advises to who keeps a script: workers that wait for no other, and a ps that ends.
-DONE = """def make_done():
-    with tf.device("/job:ps/task:0"):
-        return tf.FIFOQueue(len(FLAGS.worker_hosts), tf.int32, shared_name="done")
-
-
-def main(_):"""
-WAIT = """        done = make_done().dequeue()
-        with tf.Session(server.target, config=tf.ConfigProto(device_filters=["/job:ps"])) as session:
-            for _ in FLAGS.worker_hosts:
-                session.run(done)
-        time.sleep(5)
-        return
-"""
-FILTERS = 'config=tf.ConfigProto(device_filters=["/job:ps", worker])'
-ADVICE = {
-    r"^def main\(_\):": DONE,
-    r"^ +server\.join\(\).*\n": WAIT,
-    r"import gzip\n": "import gzip\nimport time\n",
-    r"^(    # The session:)": r"    done = make_done().enqueue(1)\n\1",
-    r"prepare_or_wait_for_session\(server\.target\)": f"prepare_or_wait_for_session(server.target, {FILTERS})",
-    r"\n\n\nif __name__": "\n        session.run(done)\n\n\nif __name__",
-}
+def advised():
+    """Return what docs/porting.md adds to a script that is kept, by the place where it goes: its ps then ends."""
+    page = (PROJECT / "docs" / "porting.md").read_text()
+    (diff,) = re.findall(r"^```diff\n(\+def make_done(?s:.*?))^```", page, re.MULTILINE)
+    parts = [re.findall(r"^\+(.*)", part, re.MULTILINE) for part in diff.split("\n ...\n")]
+    done, wait, enqueue, last = ("".join(f"{line}\n" for line in lines) for lines in parts)
+    filters = 'config=tf.ConfigProto(device_filters=["/job:ps", worker])'
+    return {
+        r"^def main\(_\):": f"{done}\n\ndef main(_):",
+        r"^ +server\.join\(\).*\n": wait,
+        r"import gzip\n": "import gzip\nimport time\n",
+        r"^(    # The session:)": rf"{enqueue}\1",
+        r"prepare_or_wait_for_session\(server\.target\)": f"prepare_or_wait_for_session(server.target, {filters})",
+        r"\n\n\nif __name__": f"\n{last}\n\nif __name__",
+    }
 
 
 def test_a_script_that_is_kept_ends_with_its_ps_and_needs_no_second_worker_to_start(tmp_path, mnist_dir):
     script = CLASSIC.read_text()
-    for pattern, text in ADVICE.items():
+    for pattern, text in advised().items():
         script, count = re.subn(pattern, text, script, flags=re.MULTILINE)
         assert count == 1, pattern
     (tmp_path / "kept.py").write_text(script)
@@ -392,7 +384,7 @@ FITS = r"ckpt-7 has all variables of this model; these are not needed: beta1_pow
 
 def test_a_ported_script_trains_from_the_checkpoint_of_the_old_one(tmp_path, mnist_dir):
     copy_files(PROJECT, tmp_path)
-    (ported,) = re.findall(r"```python\n(.*?)```", (PROJECT / "docs" / "porting.md").read_text(), re.DOTALL)
+    _, ported = listings("porting.md")  # before and after
     (tmp_path / "model.py").write_text(ported)
     flags = ["--workers=1", "--train_steps=1000", "--issync", f"--data_dir={mnist_dir}"]
     for step_type, origin in (("int64", "model.ckpt-7"), ("int32", "with_int64_step.ckpt-7")):
