@@ -33,6 +33,7 @@ TEACHING = {
     "tutorial.md",
     "tutorial.zh-CN.md",
     "lab.md",
+    "teaching.md",
     "your-own.md",
     "porting.md",
     "constructs.md",
@@ -184,19 +185,32 @@ ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
 COMPOSE = "docker compose --file deploy/compose.yaml"
 BOARD = "runtime/launch/tensorboard"
 FIREWALL = ("iptables -I INPUT -p tcp --dport 2222 ! -s 10.0.0.0/24", "ip6tables -I INPUT -p tcp --dport 2222")
-SGD = "--optimizer=sgd --learning_rate=0.5 --train_steps=10000"
+SGD = "--optimizer=sgd --learning_rate=0.5"
 LAB = (
     "--train_steps=20000 --save_checkpoint_secs=5 --train_dir=runs/lab",
     "--train_steps=200000 --save_checkpoint_secs=5 --train_dir=runs/killed",
     "--train_steps=200000 --train_dir=runs/async",
     "--train_steps=100000 --sync_replicas --train_dir=runs/sync",
-    "--workers=2 --train_steps=20000 --train_dir=runs/two",
-    "--workers=8 --train_steps=20000 --train_dir=runs/eight",
-    f"{SGD} --train_dir=runs/h1",
-    f"{SGD} --local_steps=16 --train_dir=runs/h16",
-    f"{SGD} --local_steps=64 --train_dir=runs/h64",
+    "--train_steps=200000 --max_staleness=8 --train_dir=runs/bounded",
+    f"--workers=1 {SGD} --train_steps=5000 --train_dir=runs/one",
+    f"--workers=2 {SGD} --train_steps=5000 --train_dir=runs/two",
+    f"--workers=8 {SGD} --train_steps=5000 --train_dir=runs/eight",
+    f"--workers=4 {SGD} --train_steps=5000 --train_dir=runs/h1",
+    f"--workers=4 {SGD} --train_steps=5000 --local_steps=16 --train_dir=runs/h16",
+    f"--workers=4 {SGD} --train_steps=5000 --local_steps=64 --train_dir=runs/h64",
+    f"--workers=4 {SGD} --train_steps=1250 --local_steps=64 --sync_replicas --train_dir=runs/averaged",
     "--ps=2 --train_steps=10000 --train_dir=runs/round_robin",
     "--ps=2 --train_steps=10000 --ps_strategy=greedy --partition_bytes=80000 --train_dir=runs/even",
+)
+SERVER = (  # what a lecturer and each student type
+    "sudo mkdir /srv/mnist /srv/venv /srv/cache && sudo chown $USER /srv/mnist /srv/venv /srv/cache",
+    "git clone ADDRESS /srv/mnist",
+    "cd /srv/mnist",
+    "export VENV_DIR=/srv/venv XDG_CACHE_HOME=/srv/cache",
+    "ln -s /srv/venv .venv",
+    "cp -r /srv/mnist mnist",
+    "cd mnist",
+    "export XDG_CACHE_HOME=/srv/cache",
 )
 CLASSIC = ".venv/bin/python examples/classic/mnist_replica.py"
 CLASSIC_TASKS = ("--job_name=ps", "--job_name=worker --task_index=0", "--job_name=worker --task_index=1")
@@ -280,6 +294,7 @@ EXERCISED = {
     "ps -e": RunBy("def kill(launcher, name):"),
     "pkill -STOP worker-1; sleep 15; pkill -CONT worker-1": RunBy("def kill(launcher, name):"),
     **{f"./run_local_cluster.sh {flags}": ParsedFlags() for flags in LAB},
+    **{command: RunBy("def test_one_installation_serves_many_copies(") for command in SERVER},
     "./run_local_cluster.sh --train_steps=1000": ParsedFlags(),
     ".venv/bin/python distributed.py --job_name=worker --task_index=0 --train_dir=old": RunBy(
         "def test_a_ported_script_trains_"

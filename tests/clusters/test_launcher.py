@@ -303,6 +303,21 @@ def test_the_script_may_be_given_to_a_shell_or_be_a_link(tmp_path, command):
     assert "error: flag --batch_size=0: 0 is not a positive integer" in run.output()
 
 
+def test_one_installation_serves_many_copies(tmp_path, mnist_dir):
+    """As docs/teaching.md says: each student copies a clone, in which a link leads to the one environment."""
+    subprocess.run(["git", "clone", "--quiet", PROJECT, tmp_path / "srv"], check=True)
+    (tmp_path / "srv" / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "distributed-mnist").symlink_to(mnist_dir)
+    subprocess.run(["cp", "-r", tmp_path / "srv", tmp_path / "mnist"], check=True)
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "VENV_DIR": ""}
+    command = ["./run_local_cluster.sh", "--train_steps=200", "--train_dir=runs/lab"]
+    run = Process(command, tmp_path / "log", env, cwd=tmp_path / "mnist")
+    assert run.wait() == 0, run.output()
+    assert (tmp_path / "mnist" / ".venv").readlink() == (tmp_path / "srv" / ".venv").readlink()
+    assert (tmp_path / "mnist" / "runs" / "lab" / "result.json").exists()
+
+
 def test_help_says_how_to_use_it(launcher):
     run = launcher.start("--help")
     assert run.wait() == 0
