@@ -33,6 +33,7 @@ TEACHING = {
     "tutorial.md",
     "tutorial.zh-CN.md",
     "lab.md",
+    "lab.zh-CN.md",
     "teaching.md",
     "your-own.md",
     "porting.md",
