@@ -318,6 +318,22 @@ def test_one_installation_serves_many_copies(tmp_path, mnist_dir):
     assert (tmp_path / "mnist" / "runs" / "lab" / "result.json").exists()
 
 
+@pytest.mark.parametrize("run", ["sync", "bounded"])
+def test_who_stops_a_worker_in_the_lab_sees_what_it_quotes(launcher, mnist_dir, run):
+    page = (PROJECT / "docs" / "lab.md").read_text()
+    flags = re.search(rf"^\./run_local_cluster\.sh (.*) --train_dir=runs/{run}$", page, re.MULTILINE)[1]
+    lines = dict(zip(["sync", "bounded"], re.findall(r"^worker 0: from .* on: .*", page, re.MULTILINE), strict=True))
+    quoted = ".*".join(map(re.escape, lines[run].split("…")))
+    process = launcher.start(*flags.split(), f"--data_dir={mnist_dir}")
+    poll_for(lambda: "global step" in launcher.log("worker-1"), "steps of worker 1")
+    worker = launcher.tasks()["worker-1"]
+    os.kill(worker, signal.SIGSTOP)
+    poll_for(lambda: re.search(quoted, launcher.log("worker-0")), f"line: {quoted}")
+    os.kill(worker, signal.SIGCONT)
+    process.send(signal.SIGINT)
+    assert process.wait() == 128 + signal.SIGINT
+
+
 def test_help_says_how_to_use_it(launcher):
     run = launcher.start("--help")
     assert run.wait() == 0
