@@ -125,11 +125,9 @@ def make_sections(results: Results) -> dict[tuple[pathlib.Path, str], str]:
     """Return what a comparison says in the documents, by document and section."""
     command = f"```sh\n{LAUNCHER} {' '.join(recommended_flags())}\n```"
     sections = {(document, "command"): command for document in READMES}
-    secs = {name: statistics.median(of_one.secs()) for name, of_one in results.contenders.items()}
-    quoted = (OWN_COMMAND, XLA, TORCH, TORCHRUN) if results.commands else ()
-    command_secs = [statistics.median(secs for secs, _ in results.commands[name]) for name in quoted]
+    secs = {name: of_one.secs() for name, of_one in results.contenders.items()}
     for document, language in READMES.items():
-        sections[document, "times"] = readme.describe(secs, command_secs, language)
+        sections[document, "times"] = readme.describe(secs, language)
     (first, *_) = results.contenders.values()
     rounds = f"Medians of {len(first.secs_to_target)} rounds."
     text = f"{results.header}\n{rounds}\n\n{results_table(results)}"

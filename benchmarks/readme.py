@@ -1,71 +1,68 @@
-"""What README.md and README.zh-CN.md say of the comparison: rounded ratios, and the seconds of the commands."""
+"""What README.md and README.zh-CN.md say of the comparison: one sentence, with medians and spreads."""
 # ruff: noqa: RUF001  # Chinese has punctuation of its own
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.contenders import CLASSIC, DDP, OURS, TORCH, XLA
+from benchmarks.contenders import CLASSIC, DDP, OURS, XLA
 
 
 class Language(NamedTuple):
-    """The sentences of one README."""
+    """The sentence of one README: how long this script takes, and how long the others do."""
 
-    times: str
-    as_long: str  # of the first of the others
-    others: dict[str, str]  # by contender: its name
-    times_more: str  # of the rest
+    ours: str
+    rounds: str  # after the spread of this script
+    others: dict[str, str]  # by contender
+    spread: str  # of the rounds: the shortest, the longest, and what follows
+    never: str  # how many rounds missed the target
     separator: str
     last_separator: str
-    faster: str  # one that takes less time
-    commands: str
+    end: str
 
 
 ENGLISH = Language(
-    "The command below reaches 97.5 % test accuracy after {secs} s of training. {others}.",
-    "{} takes {} times as long",
+    "Training to 97.5 % test accuracy takes the command below {} s",
+    " in {} rounds on two cores",
     {
-        DDP: "PyTorch's `DistributedDataParallel`",
-        TORCH: "one PyTorch process",
-        XLA: "one TensorFlow process that XLA has compiled",
-        CLASSIC: "the classic script of the tutorials",
+        DDP: "PyTorch's `DistributedDataParallel` {} s",
+        CLASSIC: "the classic script {} s",
+        XLA: "one process compiled by XLA {} s",
     },
-    "{} {} times",
+    " ({} to {}{})",
+    ", but {} missed the target",
     ", ",
     ", and ",
-    " Without a cluster it goes faster: {} takes {} times as long.",
-    " From the command to the printed accuracy, everything included, it takes {} s, XLA's one process {} s, a plain"
-    " script in one PyTorch process {} s, and `torchrun` with two processes {} s.",
+    ": see [Performance](docs/performance.md#compared-with-other-programs).",
 )
 CHINESE = Language(
-    "用下面的命令训练 {secs} 秒，测试准确率就达到 97.5%。{others}。",
-    "{}所需时间是本脚本的 {} 倍",
+    "测试准确率达到 97.5%，下面的命令需要训练 {} 秒",
+    "，双核机器，共 {} 次",
     {
-        DDP: "PyTorch 的 `DistributedDataParallel` ",
-        TORCH: "单个 PyTorch 进程",
-        XLA: "用 XLA 编译的单个 TensorFlow 进程",
-        CLASSIC: "教程里的经典脚本",
+        DDP: "PyTorch 的 `DistributedDataParallel` 需要 {} 秒",
+        CLASSIC: "经典脚本需要 {} 秒",
+        XLA: "用 XLA 编译的单个进程需要 {} 秒",
     },
-    "{}是 {} 倍",
+    "（{} 到 {}{}）",
+    "，但有 {} 次达不到",
     "，",
     "，",
-    "不用集群会更快：{}所需时间是本脚本的 {} 倍。",
-    "从敲下命令到打印出准确率，总共需要 {} 秒；用 XLA 编译的单个进程需要 {} 秒，"
-    "单个 PyTorch 进程的普通脚本需要 {} 秒，两个进程的 `torchrun` 需要 {} 秒。",
+    "：见[性能](docs/performance.md#compared-with-other-programs)。",
 )
 
 
-def describe(secs: Mapping[str, float], command_secs: list[float], language: Language) -> str:
-    """Return the sentences, from median seconds: to the target (infinity: never), and of the commands, if there are."""
-    ratios = {name: secs[name] / secs[OURS] for name in language.others if secs.get(name, float("inf")) < float("inf")}
-    others: list[str] = []
-    faster = ""
-    for name, ratio in ratios.items():
-        if ratio < 1:
-            faster += language.faster.format(language.others[name], f"{ratio:.1f}")
-        else:
-            sentence = language.times_more if others else language.as_long
-            others.append(sentence.format(language.others[name], f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"))
-    others[0] = others[0][0].upper() + others[0][1:]
-    joined = language.last_separator.join([language.separator.join(others[:-1]), others[-1]])
-    text = language.times.format(secs=f"{secs[OURS]:.1f}", others=joined) + faster
-    return text + (language.commands.format(*(f"{secs:.1f}" for secs in command_secs)) if command_secs else "")
+def describe(secs: Mapping[str, Sequence[float]], language: Language) -> str:
+    """Return the sentence, from the seconds that each contender took in each round (infinity: never)."""
+    parts = [_describe(secs[OURS], language.ours, language, language.rounds.format(len(secs[OURS])))]
+    parts += [_describe(secs[name], text, language) for name, text in language.others.items() if name in secs]
+    return language.last_separator.join([language.separator.join(parts[:-1]), parts[-1]]) + language.end
+
+
+def _describe(secs: Sequence[float], text: str, language: Language, rounds: str = "") -> str:
+    reached = sorted(value for value in secs if value < float("inf"))
+    median = statistics.median(secs)
+    described = text.format(f"{median:.1f}" if median < float("inf") else "∞")
+    missed = language.never.format(len(secs) - len(reached)) if len(reached) < len(secs) else ""
+    if not reached:
+        return described
+    return described + language.spread.format(f"{reached[0]:.1f}", f"{reached[-1]:.1f}", rounds + missed)

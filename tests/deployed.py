@@ -30,8 +30,8 @@ def image(name="Dockerfile"):
 
 
 def blocks(heading):
-    """Return the blocks of shell code below a heading of docs/deploying.md."""
-    text = re.split(r"^#+ ", (PROJECT / "docs" / "deploying.md").read_text(), flags=re.MULTILINE)
+    """Return the blocks of shell code below a heading of docs/containers.md."""
+    text = re.split(r"^#+ ", (PROJECT / "docs" / "containers.md").read_text(), flags=re.MULTILINE)
     (section,) = [section for section in text if section.startswith(f"{heading}\n")]
     return re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 

@@ -21,7 +21,7 @@ from runtime.records import events
 from runtime.session import attendance, stopping
 from runtime.updates.lost_workers import LOOK_SECS
 from runtime.updates.mode import EXCHANGES_PER_RUN
-from tests import documents
+from tests import documents, forked
 
 
 @pytest.mark.parametrize(("document", "section"), documents.SECTIONS)
@@ -68,10 +68,10 @@ IN_WORDS = {1: "a second", 2: "two", 7: "seven", 8: "eight", 60: "a minute"}
     [
         (
             "synchronous-wait",
-            f"a silent one {IN_WORDS[2 * LOOK_SECS + status.ANSWER_SECS + status.ALIVE_SECS]} seconds",
+            f"an unresponsive one {IN_WORDS[2 * LOOK_SECS + status.ANSWER_SECS + status.ALIVE_SECS]} seconds",
         ),
         ("synchronous-wait", f"seconds, not {IN_WORDS[2 * LOOK_SECS]}"),
-        ("last-wait", f"the chief waits {attendance.GRACE_SECS:g} s for one that is silent"),
+        ("last-wait", f"the chief waits {attendance.GRACE_SECS:g} s for one that is unresponsive"),
         ("stop-in-step", f"no more than {IN_WORDS[stopping.STEP_SECS]}"),
         ("stop-timeout", f"{end.STOP_SECS:g} s by default"),
         ("second-signal", f"{IN_WORDS[signals.ECHO_SECS]} or more after the first"),
@@ -111,6 +111,49 @@ def test_the_script_has_the_calls_of_the_tutorials_in_the_order_in_which_they_ha
     calls = ["ClusterSpec(", "Server(", "server.join()", "replica_device_setter(", "MonitoredTrainingSession("]
     script = (PROJECT / "distributed.py").read_text()
     assert re.findall("|".join(map(re.escape, [*calls, "session.run("])), script) == [*calls, "session.run("]
+
+
+@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/tutorial.zh-CN.md"])
+def test_the_tutorial_shows_lines_of_the_classic_script_in_their_order(page):
+    script = (PROJECT / "examples" / "classic" / "mnist_replica.py").read_text().splitlines()
+    (listing,) = re.findall(r"```python\n(.*?)```", (PROJECT / page).read_text(), re.DOTALL)
+    lines = [re.sub(r" +# \d$", "", line) for line in listing.splitlines()]
+    found = [next(number for number, text in enumerate(script) if text.startswith(f"    {line}")) for line in lines]
+    assert (len(lines), found) == (12, sorted(found))
+
+
+V1 = "import tensorflow.compat.v1 as tf; "
+GRAPH = f"{V1}tf.disable_v2_behavior(); "
+KERAS_3 = "import os; os.environ['TF_USE_LEGACY_KERAS'] = '0'; "
+ERRORS = {  # of old scripts, that docs/porting.md quotes: what raises them
+    "SyntaxError: Missing parentheses in call to 'print'": "print 1",
+    "NameError: name 'xrange' is not defined": "xrange(3)",
+    "'dict' object has no attribute 'iteritems'": "{}.iteritems()",
+    "Dimension value must be integer or None or have an __index__ method, got value '5.0'": (
+        f"{GRAPH}tf.get_variable('w', [10 / 2, 3])"
+    ),
+    "module 'tensorflow' has no attribute 'placeholder'": "import tensorflow as tf; tf.placeholder(tf.float32)",
+    "module 'tensorflow._api.v2.train' has no attribute 'AdamOptimizer'": (
+        "import tensorflow as tf; tf.train.AdamOptimizer()"
+    ),
+    "tf.placeholder() is not compatible with eager execution": f"{V1}tf.placeholder(tf.float32)",
+    "The Session graph is empty": f"{V1}tf.Session().run(tf.constant(1))",
+    "No module named 'tensorflow.examples'": "from tensorflow.examples.tutorials.mnist import input_data",
+    "No module named 'tensorflow.contrib'": "import tensorflow.contrib.slim",
+    "module 'tensorflow.compat.v1' has no attribute 'contrib'": f"{GRAPH}tf.contrib.layers",
+    "module 'tensorflow.compat.v1' has no attribute 'estimator'": f"{GRAPH}tf.estimator.Estimator",
+    "module 'tensorflow.compat.v1' has no attribute 'mul'": f"{GRAPH}tf.mul(1, 2)",
+    "is not available with Keras 3": f"{KERAS_3}{GRAPH}tf.layers.dense(tf.zeros([1, 2]), 3)",
+    "module 'numpy' has no attribute 'float'": "import numpy; numpy.float(1)",
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_old_script_ends_with_the_error_that_the_page_explains(error):
+    page = (PROJECT / "docs" / "porting.md").read_text()
+    table = page.partition("## Errors, and what cures them")[2].partition("\n## ")[0]
+    assert error in table
+    assert error in forked.run("-c", ERRORS[error]).stderr
 
 
 def test_a_clone_has_what_the_readme_runs(tmp_path):

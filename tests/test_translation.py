@@ -7,7 +7,7 @@ import pytest
 
 from tests.test_links import FENCE, LINK, PROJECT, README, label
 
-ORIGINALS = [README, PROJECT / "docs" / "tutorial.md"]
+ORIGINALS = [README, *(PROJECT / "docs" / name for name in ("tutorial.md", "lab.md"))]
 
 
 def sections(path):

@@ -274,7 +274,7 @@ def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on(tmp_path):
     reason="needs Fashion-MNIST (Debian: apt-get install dataset-fashion-mnist)",
 )
 def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_path):
-    """The commands of docs/deploying.md, with podman for docker."""
+    """The commands of docs/containers.md, with podman for docker."""
     build, run = deployed.blocks("With your own model")
     own = shutil.copytree(PROJECT / "examples" / "fashion_mnist", tmp_path / "examples" / "fashion_mnist")
     (tmp_path / "deploy").symlink_to(deployed.DEPLOY)
@@ -293,7 +293,7 @@ def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_p
         execute(build, run)
         result = json.loads((tmp_path / "results" / "result.json").read_text())
         assert result["test_accuracy"] > 0.7
-        text = (PROJECT / "docs" / "deploying.md").read_text()
+        text = (PROJECT / "docs" / "containers.md").read_text()
         for words in ("stop worker-0", "volume rm own-train"):
             execute(re.search(rf"`(docker {words}.*?)`", text)[1])
         assert "own-train" not in podman.run("podman", "volume", "ls", "--quiet")

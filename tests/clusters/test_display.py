@@ -55,9 +55,12 @@ def test_a_terminal_shows_how_the_tasks_come_along(launch):
     assert terminal.is_cursor_shown
 
 
+LABS = ("docs/lab.md", "docs/lab.zh-CN.md")
+
+
 def test_the_demonstration_of_the_readme_shows_what_each_page_quotes(launch, tmp_path):
     """The kill goes to the ps of this run alone: others on this machine may have the same name."""
-    pages = [(PROJECT / page).read_text() for page in ("README.md", "README.zh-CN.md", "docs/lab.md")]
+    pages = [(PROJECT / page).read_text() for page in ("README.md", "README.zh-CN.md", *LABS)]
     demonstration = r"```sh\n\./run_local_cluster\.sh (.*)\n```\n\n[^`]*```sh\npkill -9 ps-0\n```"
     flags = re.search(demonstration, pages[0])[1].split()
     terminal = launch(*flags, "--save_checkpoint_secs=600")  # a save just before the kill would leave no step to lose

@@ -1,6 +1,7 @@
 """The examples of docs/your-own.md train where they lie, with everything else as it is."""
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks import tables
@@ -44,6 +46,11 @@ def launch(folder, user_dir, *flags, train_dir="train"):
     return Process([*command, *flags], folder / f"{pathlib.Path(train_dir).name}.output", cwd=folder)
 
 
+def listings(page):
+    """Return the blocks of Python that a page of docs/ shows."""
+    return re.findall(r"^```python\n(.*?)^```", (PROJECT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
 def read_result(folder):
     return json.loads((folder / "result.json").read_text())
 
@@ -64,6 +71,34 @@ def test_two_files_of_a_user_train_another_model_on_other_data_beside_the_first_
     assert read_result(tmp_path / "train").items() >= {"user_dir": str(EXAMPLE), "dropout": 0.2}.items()
     assert read_result(tmp_path / "other").items() >= {"user_dir": str(PROJECT), "model": "mlp"}.items()
     assert f"user_dir: {EXAMPLE}" in (tmp_path / "train" / "report.html").read_text()
+
+
+def test_the_two_files_that_the_page_shows_train(tmp_path):
+    inputs, model, of_csv = listings("your-own.md")
+    (tmp_path / "own" / "data").mkdir(parents=True)
+    (tmp_path / "own" / "mnist_input.py").write_text(inputs)
+    (tmp_path / "own" / "model.py").write_text(model)
+    generator = np.random.default_rng(0)
+    centres = generator.uniform(0, 255, (3, 20))
+    for split in ("train", "t10k"):
+        y = generator.integers(3, size=1000)
+        x = np.round(centres[y] + generator.normal(0, 20, (1000, 20)))
+        np.savez(tmp_path / "own" / "data" / f"{split}.npz", x=x, y=y)
+        header = ",".join(f"column{i}" for i in range(21))
+        rows = np.column_stack([x, y])
+        np.savetxt(tmp_path / "own" / "data" / f"{split}.csv", rows, delimiter=",", header=header, comments="")
+    run = launch(tmp_path, "own", "--data_dir=own/data", "--train_steps=2000")
+    assert run.wait() == 0, run.output()
+    assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.95
+
+    (tmp_path / "csv.py").write_text(inputs + of_csv)
+    for split in ("train", "t10k"):
+        from_npz, from_csv = (
+            runpy.run_path(str(path))["load"](str(tmp_path / "own" / "data"), split)
+            for path in (tmp_path / "own" / "mnist_input.py", tmp_path / "csv.py")
+        )
+        assert [array.dtype for array in from_csv] == [array.dtype for array in from_npz]
+        assert all(map(np.array_equal, from_csv, from_npz))
 
 
 WATCHED = """
@@ -159,36 +194,32 @@ def test_the_classic_script_learns_and_its_ps_never_ends(tmp_path, mnist_dir):
         assert [process.wait() for process in workers] == [0, 0], workers[0].output()
         assert float(re.search(r"^test accuracy (\S+)", workers[0].output(), re.MULTILINE)[1]) > 0.85
         assert ps.is_running()
+        page = (PROJECT / "docs" / "tutorial.md").read_text()
+        for line in itertools.chain(*map(str.splitlines, re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))):
+            pattern = re.sub(r"\d[\d.]*", r"\\d[\\d.]*", ".*".join(map(re.escape, line.replace(".", "").split("…"))))
+            assert re.search(pattern, workers[0].output().replace(".", "")), line
 
 
-# What docs/porting.md advises to who keeps a script: workers that wait for no other, and a ps that ends.
-DONE = """def make_done():
-    with tf.device("/job:ps/task:0"):
-        return tf.FIFOQueue(len(FLAGS.worker_hosts), tf.int32, shared_name="done")
-
-
-def main(_):"""
-WAIT = """        done = make_done().dequeue()
-        with tf.Session(server.target, config=tf.ConfigProto(device_filters=["/job:ps"])) as session:
-            for _ in FLAGS.worker_hosts:
-                session.run(done)
-        time.sleep(5)
-        return
-"""
-FILTERS = 'config=tf.ConfigProto(device_filters=["/job:ps", worker])'
-ADVICE = {
-    r"^def main\(_\):": DONE,
-    r"^ +server\.join\(\).*\n": WAIT,
-    r"import gzip\n": "import gzip\nimport time\n",
-    r"^(    # The session:)": r"    done = make_done().enqueue(1)\n\1",
-    r"prepare_or_wait_for_session\(server\.target\)": f"prepare_or_wait_for_session(server.target, {FILTERS})",
-    r"\n\n\nif __name__": "\n        session.run(done)\n\n\nif __name__",
-}
+def advised():
+    """Return what docs/porting.md adds to a script that is kept, by the place where it goes: its ps then ends."""
+    page = (PROJECT / "docs" / "porting.md").read_text()
+    (diff,) = re.findall(r"^```diff\n(\+def make_done(?s:.*?))^```", page, re.MULTILINE)
+    parts = [re.findall(r"^\+(.*)", part, re.MULTILINE) for part in diff.split("\n ...\n")]
+    done, wait, enqueue, last = ("".join(f"{line}\n" for line in lines) for lines in parts)
+    filters = 'config=tf.ConfigProto(device_filters=["/job:ps", worker])'
+    return {
+        r"^def main\(_\):": f"{done}\n\ndef main(_):",
+        r"^ +server\.join\(\).*\n": wait,
+        r"import gzip\n": "import gzip\nimport time\n",
+        r"^(    # The session:)": rf"{enqueue}\1",
+        r"prepare_or_wait_for_session\(server\.target\)": f"prepare_or_wait_for_session(server.target, {filters})",
+        r"\n\n\nif __name__": f"\n{last}\n\nif __name__",
+    }
 
 
 def test_a_script_that_is_kept_ends_with_its_ps_and_needs_no_second_worker_to_start(tmp_path, mnist_dir):
     script = CLASSIC.read_text()
-    for pattern, text in ADVICE.items():
+    for pattern, text in advised().items():
         script, count = re.subn(pattern, text, script, flags=re.MULTILINE)
         assert count == 1, pattern
     (tmp_path / "kept.py").write_text(script)
@@ -353,7 +384,7 @@ FITS = r"ckpt-7 has all variables of this model; these are not needed: beta1_pow
 
 def test_a_ported_script_trains_from_the_checkpoint_of_the_old_one(tmp_path, mnist_dir):
     copy_files(PROJECT, tmp_path)
-    (ported,) = re.findall(r"```python\n(.*?)```", (PROJECT / "docs" / "porting.md").read_text(), re.DOTALL)
+    _, ported = listings("porting.md")  # before and after
     (tmp_path / "model.py").write_text(ported)
     flags = ["--workers=1", "--train_steps=1000", "--issync", f"--data_dir={mnist_dir}"]
     for step_type, origin in (("int64", "model.ckpt-7"), ("int32", "with_int64_step.ckpt-7")):

@@ -327,6 +327,37 @@ def test_the_script_may_be_given_to_a_shell_or_be_a_link(tmp_path, command):
     assert "error: flag --batch_size=0: 0 is not a positive integer" in run.output()
 
 
+def test_one_installation_serves_many_copies(tmp_path, mnist_dir):
+    """As docs/teaching.md says: each student copies a clone, in which a link leads to the one environment."""
+    subprocess.run(["git", "clone", "--quiet", PROJECT, tmp_path / "srv"], check=True)
+    (tmp_path / "srv" / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "distributed-mnist").symlink_to(mnist_dir)
+    subprocess.run(["cp", "-r", tmp_path / "srv", tmp_path / "mnist"], check=True)
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "VENV_DIR": ""}
+    command = ["./run_local_cluster.sh", "--train_steps=200", "--train_dir=runs/lab"]
+    run = Process(command, tmp_path / "log", env, cwd=tmp_path / "mnist")
+    assert run.wait() == 0, run.output()
+    assert (tmp_path / "mnist" / ".venv").readlink() == (tmp_path / "srv" / ".venv").readlink()
+    assert (tmp_path / "mnist" / "runs" / "lab" / "result.json").exists()
+
+
+@pytest.mark.parametrize("run", ["sync", "bounded"])
+def test_who_stops_a_worker_in_the_lab_sees_what_it_quotes(launcher, mnist_dir, run):
+    page = (PROJECT / "docs" / "lab.md").read_text()
+    flags = re.search(rf"^\./run_local_cluster\.sh (.*) --train_dir=runs/{run}$", page, re.MULTILINE)[1]
+    lines = dict(zip(["sync", "bounded"], re.findall(r"^worker 0: from .* on: .*", page, re.MULTILINE), strict=True))
+    quoted = ".*".join(map(re.escape, lines[run].split("…")))
+    process = launcher.start(*flags.split(), f"--data_dir={mnist_dir}")
+    poll_for(lambda: "global step" in launcher.log("worker-1"), "steps of worker 1")
+    worker = launcher.tasks()["worker-1"]
+    os.kill(worker, signal.SIGSTOP)
+    poll_for(lambda: re.search(quoted, launcher.log("worker-0")), f"line: {quoted}")
+    os.kill(worker, signal.SIGCONT)
+    process.send(signal.SIGINT)
+    assert process.wait() == 128 + signal.SIGINT
+
+
 def test_help_says_how_to_use_it(launcher):
     run = launcher.start("--help")
     assert run.wait() == 0

@@ -82,8 +82,8 @@ def test_other_test_examples_are_refused(tmp_path, finished):
 def test_the_table_of_the_documents_has_these_rows():
     text = (PROJECT / "docs" / "recovery.md").read_text()
     table = text[text.index("## Resuming with something else") :]
-    verdicts = dict(re.findall(r"^\| ([^|]+?) \| (works|is refused)", table, re.MULTILINE))
-    assert verdicts == {row: "is refused" if refusal else "works" for rows, *_, refusal in CASES for row in rows}
+    verdicts = dict(re.findall(r"^\| ([^|]+?) \| (works|is rejected)", table, re.MULTILINE))
+    assert verdicts == {row: "is rejected" if refusal else "works" for rows, *_, refusal in CASES for row in rows}
 
 
 def test_a_metric_that_fails_in_the_last_test_is_final_and_the_model_is_kept_to_be_tested_anew(
