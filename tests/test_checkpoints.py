@@ -150,6 +150,13 @@ def test_a_checkpoint_of_which_a_part_is_elsewhere_is_refused(model, tmp_path):
     assert str(error.value).startswith(f"{path} has 1 of its 2 parts: copy the others from where they were written")
 
 
+def test_a_checkpoint_that_lost_its_parts_while_its_run_trains_is_told_as_before_it(model, tmp_path):
+    path = save(tmp_path, {"w": [3, 2], "steps": []})
+    os.remove(f"{path}.data-00000-of-00001")
+    with tf.Session() as session, pytest.raises(UnusableError, match=r"has none of its parts.* name an older one in"):
+        checkpoints.restore(tf.train.Saver(), session, path)
+
+
 @pytest.mark.promises("checkpoints-by-chief")
 @pytest.mark.parametrize(
     ("written_by", "places"), [("ps", {"/job:ps/task:0", "/job:ps/task:1"}), ("chief", {"/job:worker/task:0"})]

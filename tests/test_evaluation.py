@@ -200,7 +200,7 @@ def test_an_evaluator_leaves_out_a_checkpoint_that_is_deleted_before_its_turn(fi
 
 def test_an_evaluator_refuses_a_checkpoint_that_is_broken(finished_run):
     (finished_run.folder / "model.ckpt-40.data-00000-of-00001").unlink()
-    with pytest.raises(UnusableError, match=r"model\.ckpt-40 has 0 of its 1 parts"):
+    with pytest.raises(UnusableError, match=r"model\.ckpt-40 has none of its parts, "):
         finished_run.follow(lambda _: MEASURES)
 
 

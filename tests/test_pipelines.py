@@ -330,15 +330,21 @@ def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir
             while caplog.text.count(line) < 2:
                 session.run(batches.drawn)
             # One without a thread: what the thread of the other raised would end this process.
-            idle._began_at, idle._said_at = time.monotonic() - 601, 0.0
+            idle.after_create_session(None, tf.train.Coordinator())
+            idle._began_at = time.monotonic() - 601
             idle._num_steps = session._tf_sess().run(idle._num_drawn)
             with pytest.raises(AwayError, match=r"^worker 1 waited 60\d s for its next examples: see that "):
                 idle._look(session._tf_sess(), tf.train.Coordinator())
     hook = steps.LongStepHook(worker, None, 8, 600.0)  # of examples in memory
-    hook._began_at, hook._num_steps, hook._said_at = time.monotonic() - 601, 0, 0.0
+    hook.after_create_session(None, tf.train.Coordinator())
+    hook._began_at = time.monotonic() - 601
     hook._look(None, None)
     hook._look(None, None)
     assert caplog.text.count("worker 1: a call of 8 exchanges takes 601 s so far: it may wait for other workers;") == 1
+    hook._said_at, hook._looked_at = 0.0, time.monotonic() - 70
+    hook._look(None, None)
+    assert caplog.text.count("601 s so far") == 1
+    assert "worker 1: this process stood still for 70 s" in caplog.text
 
 
 @pytest.mark.promises("sorted-by-class")

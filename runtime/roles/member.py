@@ -203,5 +203,6 @@ def choose_task(values: flags.FlagValues) -> Task:
     elif "TF_CONFIG" in os.environ:
         logging.info("TF_CONFIG is ignored, since flags describe the cluster")
     if values.job_name is None or (values.task_index is None and values.job_name != "evaluator"):
-        raise UnusableError("--job_name (ps, worker or evaluator) and --task_index are required")
+        beside = " beside flags of the cluster, with which TF_CONFIG is not read" * ("TF_CONFIG" in os.environ)
+        raise UnusableError(f"--job_name (ps, worker or evaluator) and --task_index are required{beside}")
     return Task(values.job_name, values.task_index or 0, tuple(values.ps_hosts), tuple(values.worker_hosts))

@@ -35,6 +35,7 @@ MOMENTARY = (
     tf.errors.DeadlineExceededError,
     tf.errors.UnknownError,
 )
+OTHER_MODEL = "name an older one in {}, or give another --train_dir"
 OWN_NAME = re.compile(r"model\.ckpt-\d+")  # of a checkpoint that a run has saved, and may delete
 
 
@@ -163,9 +164,9 @@ def check_checkpoint(path: str) -> list[str]:
     parts = glob.glob(f"{glob.escape(path)}.data-*-of-*")
     num_parts = int(parts[0].rpartition("-")[2]) if parts else 1
     if len(parts) < num_parts:
+        missing = f"{len(parts)} of its {num_parts} parts" if parts else "none of its parts, .data-00000 and so on"
         raise UnusableError(
-            f"{path} has {len(parts)} of its {num_parts} parts: copy the others from where they were written, or give"
-            " another --train_dir"
+            f"{path} has {missing}: copy the others from where they were written, {OTHER_MODEL.format(_state_of(path))}"
         )
     problems, wanted = [], whole_variables()
     for name, (dtype, shape) in wanted.items():
@@ -197,11 +198,17 @@ def restore(saver: tf.train.Saver, session: tf.Session, path: str) -> None:
         raise tf.errors.UnavailableError(None, None, "") from error
     except (tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
         raise _unreadable(path, reason(error)) from error
+    except tf.errors.NotFoundError:
+        check_checkpoint(path)  # somebody may have removed a part
+        raise
 
 
 def _unreadable(path: str, why: str) -> UnusableError:
-    state = RunFolder(os.path.dirname(path)).checkpoint_state
-    return UnusableError(f"{path} cannot be read ({why}): name an older one in {state}, or give another --train_dir")
+    return UnusableError(f"{path} cannot be read ({why}): {OTHER_MODEL.format(_state_of(path))}")
+
+
+def _state_of(path: str) -> str:
+    return RunFolder(os.path.dirname(path)).checkpoint_state
 
 
 def remove_unfinished(folder: RunFolder) -> None:
@@ -321,7 +328,9 @@ class CheckpointHook(tf.train.SessionRunHook):
                 if what := NOT_FINITE.search(why):
                     problem = f"global step {global_step} is not saved, since {what[0]}"
                     raise UnusableError(f"{problem}: {DIVERGED}") from error
-                session.run(self._scaffold.ready_op)  # fails if a ps is lost
+                session.run(
+                    self._scaffold.ready_op.name
+                )  # fails if a ps is lost; by name, since the graph may be another
                 self.failure = why
                 where = f"global step {global_step} could not be saved in {self._folder.path}"
                 raise UnsavedError(f"the model of {where}: {self.failure}") from error

@@ -123,4 +123,4 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
             if record.state == TRAINING:
                 logging.warning("%s: ending without %s, which has not taken its last step", self._task, worker)
             elif not record.state and self._has_trained:  # else it may only be slower
-                logging.warning("%s: %s never took part", self._task, worker)
+                logging.warning("%s: %s never took part while this process trained", self._task, worker)

@@ -84,6 +84,7 @@ class TrainingScaffold(tf.train.Scaffold):
         self._failing_since, self._ready_at = math.inf, -math.inf  # times of `time.monotonic()`
         self.incarnations: dict[Peer, str] = {}  # of the servers, as they were before the last session was made
         self._global_step = tf.train.get_global_step()
+        self._step = self._global_step.read_value()
         unsaved = job.updates.unsaved_variables
         with tf.name_scope("session"):
             self._uninitialized = tf.report_uninitialized_variables([*unsaved, *tf.global_variables()])
@@ -146,6 +147,24 @@ class TrainingScaffold(tf.train.Scaffold):
         wait_for_servers()  # the session meets the processes that answer now, or later ones
         self._was_ready, self._ready_at = True, time.monotonic()
         return self
+
+    @contextlib.contextmanager
+    def session_to_save(self, session: tf.Session) -> Iterator[tf.Session]:
+        """Give this session, or, in-graph, one that needs none of the workers that compute: one may be gone."""
+        if self._task.batches_per_step == 1:
+            yield session
+            return
+        config = tf.ConfigProto()
+        config.CopyFrom(self._connection.config)
+        config.device_filters[:] = ["/job:ps", self._task.device]
+        # TensorFlow would place all of the graph, also what no such session can run.
+        needed = [self.saver.saver_def.save_tensor_name, self._step.name, self.ready_op.name]
+        nodes = tf.graph_util.extract_sub_graph(session.graph.as_graph_def(), [name.split(":")[0] for name in needed])
+        with tf.Graph().as_default() as graph:
+            tf.import_graph_def(nodes, name="")
+            tf.add_to_collection(tf.GraphKeys.GLOBAL_STEP, graph.get_tensor_by_name(self._step.name))
+        with tf.Session(self._connection.target, graph, config) as of_ps_tasks:
+            yield of_ps_tasks
 
     @contextlib.contextmanager
     def repeating_cancelled_steps(self) -> Iterator[None]:

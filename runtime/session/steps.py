@@ -91,6 +91,7 @@ class LongStepHook(SessionThread):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         super().after_create_session(session, coord)
         self._num_steps, self._began_at, self._said_at = 0, math.inf, 0.0
+        self._looked_at = math.inf
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> None:
         self._began_at = time.monotonic()
@@ -103,6 +104,9 @@ class LongStepHook(SessionThread):
 
     def _look(self, session: tf.Session, coord: tf.train.Coordinator) -> bool:
         num_steps, now = self._num_steps, time.monotonic()
+        if now > self._looked_at + REMINDER_SECS:
+            logging.warning("%s: this process stood still for %.0f s", self._task, now - self._looked_at)
+            self._said_at = now
         secs = now - max(self._began_at, self._said_at)
         if secs > REMINDER_SECS and self._num_drawn is not None and session.run(self._num_drawn) == num_steps:
             self._said_at, missing = now, "its next examples"
@@ -114,7 +118,9 @@ class LongStepHook(SessionThread):
             events.record("waiting", missing=missing)
         elif secs > LONG_SECS:
             self._said_at = now
-            told = "%s: a call of %d exchanges takes %.0f s so far: it may wait for other workers; where the network is"
-            told += " slow, --local_steps exchanges less often"
-            logging.warning(told, self._task, self._num_exchanges, now - self._began_at)
+            told = f"a call of {self._num_exchanges} exchanges takes {now - self._began_at:.0f} s so far"
+            hint = "; where the network is slow, --local_steps exchanges less often"
+            hint *= self._task.replication == "between_graph"
+            logging.warning("%s: %s: it may wait for other workers%s", self._task, told, hint)
+        self._looked_at = time.monotonic()
         return False

@@ -63,8 +63,11 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         return self._stop
 
     def _describe_unsaved(self) -> str:
-        step = self._checkpoint_hook.saved_step
-        return "" if self._is_done else f"{self._task} has not saved the steps after global step {step} yet"
+        if self._is_done:
+            return ""
+        silent = self._membership.describe_silent()
+        since = f"{self._task} has not saved the steps after global step {self._checkpoint_hook.saved_step} yet"
+        return f"{since}, for want of {silent}" if silent else since
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._session = session
@@ -84,12 +87,14 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             saves, failure = self._checkpoint_hook.is_needed, ""
             try:
                 if not self._is_done:
-                    if saves:
+                    if saves and self._task.clients:
                         self._wait_for_others()
-                    self._checkpoint_hook.end(session)
+                    with self._scaffold.session_to_save(session) as saving:
+                        self._checkpoint_hook.end(saving)
                     self._is_done = not self._checkpoint_hook.failure
-                    with contextlib.suppress(AwayError, tf.errors.UnavailableError):  # they will see that it is gone
-                        self._membership.repeat_until_answered(lambda: self._membership.say(STOPPED), OTHERS_SECS)
+                    saying = make_guard("say", self._say_that_it_stops)
+                    saying.start()
+                    saying.join(OTHERS_SECS)  # a server that is silent may take longer
             except (tf.errors.OpError, RuntimeError) as error:  # a ps or the session is gone
                 failure = reason(error)
             except UnusableError as error:
@@ -104,6 +109,10 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                 go_on = "nothing is saved, so start it again while the ps tasks still run, or training begins again"
             message = f"{self._task} stopped {saved}because of {number.name}{lost}{remedy}; {go_on}"
             end_process(128 + number, message, is_error=bool(failure))
+
+    def _say_that_it_stops(self) -> None:
+        with contextlib.suppress(AwayError, RuntimeError, tf.errors.OpError):  # they will see that it is gone
+            self._membership.repeat_until_answered(lambda: self._membership.say(STOPPED), OTHERS_SECS)
 
     def _wait_for_others(self) -> None:
         """Wait a little for the other workers, which may have had the signal too, to save their last steps."""

@@ -51,7 +51,10 @@ def test_in_graph_a_worker_that_does_not_come_back_ends_the_run_and_a_signal_sav
         assert {cluster[name].wait() for name in ("ps 0", "worker 1")} == {1}
         cluster.start()
         cluster["worker 0"].wait_for_output(rf"restored {tmp_path}/model\.ckpt-\d+, (?s:.*){PROGRESS}")
-        for task in cluster.tasks.values():
-            task.send(signal.SIGTERM)
-        assert cluster.wait() == dict.fromkeys(cluster.names, 128 + signal.SIGTERM)
+        cluster["worker 1"].send(signal.SIGSTOP)  # neither a silent worker nor a dead one holds a variable
+        cluster["worker 2"].kill()
+        cluster["worker 0"].send(signal.SIGTERM)
+        assert cluster["worker 0"].wait() == 128 + signal.SIGTERM
         assert "\nworker 0 stopped and saved global step " in cluster["worker 0"].output()
+        for name in ("ps 0", "worker 1"):
+            cluster[name].kill()
