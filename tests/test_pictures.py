@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 from PIL import Image
 
 from examples.digits import predict
@@ -172,7 +173,7 @@ def test_deep_pictures_are_scaled_for_training_as_for_predictions(tmp_path):
     assert pictures.read_picture(str(tmp_path / "a.png"), [2, 2]).tolist() == [[0, 63], [127, 255]]
 
 
-def test_the_example_reads_what_it_lists_and_names_what_is_damaged(tmp_path, caplog):
+def test_the_example_reads_what_it_lists_and_names_what_is_damaged(tmp_path, caplog, monkeypatch):
     caplog.set_level("ERROR", logger="absl")  # a process of pytest cannot send lines that are no text to another one
     not_text = os.fsdecode(b"\xe9t\xe9")
     for name in ("cat", not_text):
@@ -181,6 +182,9 @@ def test_the_example_reads_what_it_lists_and_names_what_is_damaged(tmp_path, cap
     images, labels = open_source(str(tmp_path), "train", mnist_input).load()
     assert images.shape == (4, 32, 32, 3)
     assert {(*image[0, 0], label) for image, label in zip(images, labels, strict=True)} == {(*GREY, 0), (*RED, 1)}
+    with monkeypatch.context() as patch:
+        patch.setattr(mnist_input, "INPUT", tf.TensorSpec([32, 32, 1], tf.uint8, "images"))
+        assert open_source(str(tmp_path), "train", mnist_input).load()[0].shape == (4, 32, 32, 1)
     path = tmp_path / not_text / "2.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[:2000])

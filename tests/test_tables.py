@@ -226,14 +226,14 @@ class Reference:
             np.testing.assert_allclose(value, self.values[name], **({"rtol": 1e-4, "atol": 2e-5} | tolerance))
 
 
+MODES = pytest.mark.parametrize(("sync_replicas", "num_ps"), [(False, 1), (True, 3)])
 OPTIMIZERS = ["adam", "adagrad", "momentum", "nesterov", "sgd"]
 
 
-@pytest.mark.parametrize("num_ps", [1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_asynchronous_updates_change_the_rows_of_a_batch_and_no_others(servers_of, optimizer, num_ps):
+def test_asynchronous_updates_change_the_rows_of_a_batch_and_no_others(servers_of, optimizer):
     mode, expected = make_mode(optimizer=optimizer), Reference(optimizer)
-    worker = Worker(servers_of(num_ps, 1), 0, mode)
+    worker = Worker(servers_of(1, 1), 0, mode)
     run_together([worker])
     for ids in [*make_ids(0, mode.num_batches)] * NUM_RUNS:
         expected.apply([expected.gradient(ids)], ids)
@@ -241,11 +241,10 @@ def test_asynchronous_updates_change_the_rows_of_a_batch_and_no_others(servers_o
     np.testing.assert_array_equal(worker.read()[0][4:8], FIRST_ROWS[4:8])
 
 
-@pytest.mark.parametrize("num_ps", [1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_synchronous_update_averages_what_all_workers_sent_for_a_row(servers_of, optimizer, num_ps):
+def test_a_synchronous_update_averages_what_all_workers_sent_for_a_row(servers_of, optimizer):
     mode, expected = make_mode(optimizer=optimizer, sync_replicas=True), Reference(optimizer)
-    servers = servers_of(num_ps, 2)
+    servers = servers_of(3, 2)
     workers = [Worker(servers, index, mode) for index in range(2)]
     run_together(workers)
     for pair in [*zip(*(make_ids(worker, mode.num_batches) for worker in range(2)), strict=True)] * NUM_RUNS:
@@ -253,10 +252,9 @@ def test_a_synchronous_update_averages_what_all_workers_sent_for_a_row(servers_o
     expected.assert_equals(workers[1].read())
 
 
-@pytest.mark.parametrize("num_ps", [1, 3])
-def test_in_graph_replication_equals_a_batch_of_all_workers(servers_of, num_ps):
+def test_in_graph_replication_equals_a_batch_of_all_workers(servers_of):
     mode, expected = make_mode(optimizer="adagrad"), Reference("adagrad")
-    servers = servers_of(num_ps, 2)
+    servers = servers_of(3, 2)
     worker = Worker(servers, 0, mode, replication="in_graph")
     run_together([worker])
     batches = np.concatenate([make_ids(worker, mode.num_batches) for worker in range(2)], axis=1)
@@ -265,8 +263,7 @@ def test_in_graph_replication_equals_a_batch_of_all_workers(servers_of, num_ps):
     expected.assert_equals(worker.read())
 
 
-@pytest.mark.parametrize("num_ps", [1, 3])
-@pytest.mark.parametrize("sync_replicas", [False, True])
+@MODES
 def test_local_steps_send_the_change_of_the_rows_that_they_used(servers_of, sync_replicas, num_ps):
     num_workers, local_steps = 1 + sync_replicas, 3
     mode = make_mode(optimizer="sgd", local_steps=local_steps, sync_replicas=sync_replicas)
@@ -285,8 +282,7 @@ def test_local_steps_send_the_change_of_the_rows_that_they_used(servers_of, sync
     expected.assert_equals(workers[0].read())
 
 
-@pytest.mark.parametrize("num_ps", [1, 3])
-@pytest.mark.parametrize("sync_replicas", [False, True])
+@MODES
 def test_a_model_may_have_two_tables(servers_of, sync_replicas, num_ps):
     mode, tables = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), ("table", "other")
     expected, num_workers = Reference("adagrad", tables), 1 + sync_replicas
@@ -299,8 +295,7 @@ def test_a_model_may_have_two_tables(servers_of, sync_replicas, num_ps):
     expected.assert_equals(workers[0].read())
 
 
-@pytest.mark.parametrize("num_ps", [1, 3])
-def test_the_rows_of_a_backup_worker_that_comes_late_are_dropped(servers_of, num_ps):
+def test_the_rows_of_a_backup_worker_that_comes_late_are_dropped(servers_of):
     def make_queue(name):
         with tf.device("/job:worker/task:1"):
             return tf.FIFOQueue(-1, tf.float32, [()], shared_name=name)
@@ -312,7 +307,7 @@ def test_the_rows_of_a_backup_worker_that_comes_late_are_dropped(servers_of, num
             return make_queue("may_go_on").dequeue()
 
     mode, expected = make_mode(optimizer="adagrad", sync_replicas=True, replicas_to_aggregate=1), Reference("adagrad")
-    servers = servers_of(num_ps, 2)
+    servers = servers_of(3, 2)
     fast, slow = Worker(servers, 0, mode), Worker(servers, 1, mode, delay=delay)
     with tf.Graph().as_default() as graph:
         has_read = make_queue("has_read").dequeue()
@@ -379,8 +374,7 @@ def test_a_checkpoint_of_three_ps_restores_into_any_number_of_them(servers_of, t
     np.testing.assert_array_equal(restoring.read()[0], saving.read()[0])
 
 
-@pytest.mark.parametrize("num_ps", [1, 3])
-@pytest.mark.parametrize("sync_replicas", [False, True])
+@MODES
 def test_a_table_may_be_looked_up_twice(servers_of, sync_replicas, num_ps):
     mode, expected = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), Reference("adagrad")
     num_workers = 1 + sync_replicas
@@ -432,8 +426,7 @@ def sum_up(logits, labels):
     return tf.reduce_sum(logits)
 
 
-@pytest.mark.parametrize("num_ps", [1, 3])
-@pytest.mark.parametrize("sync_replicas", [False, True])
+@MODES
 def test_the_loss_uses_the_random_rows_that_were_fetched_for_it(local_servers, sync_replicas, num_ps):
     model, mode = make_model(build_sampled_logits, sum_up, IDS), make_mode(optimizer="sgd", learning_rate=1.0)
     assert model.tables == ["table"]

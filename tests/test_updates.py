@@ -213,9 +213,8 @@ def test_synchronous_updates_average_all_gradients(local_servers):
         assert workers[step % 3].read() == [0 - 0.5 * (1 + 2 + 3) / 3 * step, step]
 
 
-@pytest.mark.parametrize("num_ps", [1, 2])
-def test_of_state_synchronous_workers_count_together_and_the_last_assignment_stands(local_servers, num_ps):
-    servers = local_servers(num_ps, 3)
+def test_of_state_synchronous_workers_count_together_and_the_last_assignment_stands(local_servers):
+    servers = local_servers(2, 3)
     workers = []
     for index in range(3):
         changes = {"assigned": 10.0 + index, "counted": -1.0, "averaged": -1.0 - index}  # by how much they lower it
@@ -458,9 +457,7 @@ def train_on(threads, workers):
 
 
 @pytest.mark.promises("staleness-bound")
-@pytest.mark.parametrize("num_ps", [1, 2])
-@pytest.mark.parametrize("local_steps", [1, 3])
-@pytest.mark.parametrize("max_staleness", [0, 2])
+@pytest.mark.parametrize(("num_ps", "local_steps", "max_staleness"), [(1, 1, 2), (2, 1, 0), (2, 3, 2)])
 def test_no_worker_is_further_ahead_of_the_slowest_than_it_may_be(local_servers, num_ps, local_steps, max_staleness):
     servers = local_servers(num_ps, 2)
     workers = [Worker(servers, index, local_steps=local_steps, max_staleness=max_staleness) for index in range(2)]
@@ -507,8 +504,10 @@ def test_nobody_waits_for_the_slowest_after_the_last_step(local_servers):
 
 
 @pytest.mark.promises("nothing-after-the-goal")
-@pytest.mark.parametrize("num_ps", [1, 2])
-@pytest.mark.parametrize("mode", [{}, {"local_steps": 2}, {"max_staleness": 0}, {"replicas": 2}, {"replicas": 1}])
+@pytest.mark.parametrize(
+    ("num_ps", "mode"),
+    [(1, {}), (2, {"local_steps": 2}), (2, {"max_staleness": 0}), (2, {"replicas": 2}), (1, {"replicas": 1})],
+)
 def test_the_end_is_where_the_model_is_and_stops_who_waits_and_who_comes_later(local_servers, num_ps, mode):
     servers = local_servers(num_ps, 2)
     workers = [Worker(servers, index, **mode) for index in range(2)]
@@ -527,9 +526,8 @@ def test_the_end_is_where_the_model_is_and_stops_who_waits_and_who_comes_later(l
 
 
 @pytest.mark.promises("fewer-gradients")
-@pytest.mark.parametrize("num_ps", [1, 2])
-def test_an_update_averages_the_gradients_of_the_workers_that_answer(local_servers, away, caplog, num_ps):
-    servers = local_servers(num_ps, 3)
+def test_an_update_averages_the_gradients_of_the_workers_that_answer(local_servers, away, caplog):
+    servers = local_servers(2, 3)
     workers = [Worker(servers, index, replicas=3) for index in range(3)]
     step_together(*workers)
     away.add(servers.worker_hosts[1])
@@ -569,9 +567,8 @@ def test_no_update_waits_for_who_came_in_the_place_of_a_worker(local_servers, mo
     assert chief.read() == [0 - 0.5 * ((1 + 2) / 2 + 1 + (1 + 2) / 2), 3]
 
 
-@pytest.mark.parametrize("num_ps", [1, 2])
-def test_no_worker_takes_over_after_others_were_lost_and_are_back(local_servers, away, num_ps):
-    servers = local_servers(num_ps, 4)
+def test_no_worker_takes_over_after_others_were_lost_and_are_back(local_servers, away):
+    servers = local_servers(2, 4)
     workers = [Worker(servers, index, replicas=3) for index in range(4)]
     step_together(*workers[:3])
     for lost in [servers.worker_hosts[2:], servers.worker_hosts[1:]]:
@@ -730,11 +727,10 @@ def test_workers_that_are_taken_for_lost_while_they_train_never_wait_for_each_ot
     has_ended.set()
 
 
-@pytest.mark.parametrize(("num_workers", "replicas"), [(2, 2), (4, 3)])
+@pytest.mark.parametrize(("num_workers", "replicas", "is_counted"), [(2, 2, True), (4, 3, False)])
 @pytest.mark.parametrize("ps_with_update", [[0], [1], [0, 1]])
-@pytest.mark.parametrize("is_counted", [False, True])
 def test_training_goes_on_after_a_worker_has_died_while_it_made_an_update(
-    local_servers, away, num_workers, replicas, ps_with_update, is_counted
+    local_servers, away, num_workers, replicas, is_counted, ps_with_update
 ):
     servers = local_servers(2, num_workers)
     workers = [Worker(servers, index, replicas) for index in range(replicas)]
@@ -767,10 +763,9 @@ def test_an_update_waits_for_a_worker_that_computes_however_long_that_takes(loca
     assert "from synchronous update" not in caplog.text
 
 
-@pytest.mark.parametrize("num_ps", [1, 2])
-def test_who_is_waited_for_is_named_though_another_is_lost(local_servers, away, caplog, monkeypatch, num_ps):
+def test_who_is_waited_for_is_named_though_another_is_lost(local_servers, away, caplog, monkeypatch):
     monkeypatch.setattr(lost_workers, "REMINDER_SECS", 1.0)
-    servers = local_servers(num_ps, 3)
+    servers = local_servers(2, 3)
     workers = [Worker(servers, index, replicas=3) for index in range(3)]
     step_together(*workers)
     away.add(servers.worker_hosts[1])

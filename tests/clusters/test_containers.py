@@ -30,32 +30,10 @@ def _image(testrun_uid):
         yield
 
 
-class Containers:
-    """One ps and two workers on a network, each with a read-only root, as the image's user, with a shared volume."""
-
-    def __init__(self, network, *flags):
-        self.network, self.flags = network, flags
-        self.names = [f"{network}-{host}" for host in ("ps-0", "worker-0", "worker-1")]
-
-    def start(self):
-        hosts = ["--ps_hosts=ps-0:2222", "--worker_hosts=worker-0:2222,worker-1:2222", "--train_dir=/mnt/train"]
-        for name in self.names:
-            _, job_name, index = name.rsplit("-", 2)
-            where = [f"--network={self.network}", f"--network-alias={job_name}-{index}"]
-            what = [
-                "--read-only",
-                "--tmpfs=/tmp",
-                "--restart=on-failure:5",
-                f"--volume={self.network}-train:/mnt/train",
-                "mnist:1",
-            ]
-            role = [f"--job_name={job_name}", f"--task_index={index}"]
-            podman.run("podman", "run", "--detach", f"--name={name}", *where, *what, *hosts, *role, *self.flags)
-
-    def wait_until_all_train(self):
-        """Wait until each worker takes steps from now on."""
-        for name in self.names[1:]:
-            podman.wait_for_log(name, TRAINS, after=len(podman.logs(name)))
+def wait_until_all_train(*workers):
+    """Wait until each takes steps from now on."""
+    for worker in workers:
+        podman.wait_for_log(worker, TRAINS, after=len(podman.logs(worker)))
 
 
 def kill(container):
@@ -75,61 +53,11 @@ def step_saved(log):
     return int(re.findall(r"worker 0 stopped and saved global step (\d+)", log)[-1])
 
 
-def copy_results(container, folder):
-    """Copy the volume out of a container, which may have ended, and return the result."""
-    (folder / "results").mkdir()
-    podman.run("podman", "cp", f"{container}:/mnt/train/.", str(folder / "results"))
-    return json.loads((folder / "results" / "result.json").read_text())
-
-
-@pytest.mark.long
-def test_a_cluster_of_containers_is_stopped_and_killed_and_a_second_one_goes_on(tmp_path):
-    with podman.network("stopped", "--internal") as network:
-        first = Containers(network, "--train_steps=1000000", "--log_every_secs=0.1")
-        first.start()
-        ps, chief, worker = first.names
-        first.wait_until_all_train()
-        assert podman.run("podman", "exec", chief, "id", "-u") == "10001\n"
-
-        for name in (chief, ps):
-            podman.run("podman", "stop", "--time=60", name)
-            assert podman.wait(name) == [143], podman.logs(name)
-            podman.run("podman", "start", name)  # with another address
-            first.wait_until_all_train()
-        for names in ((chief,), (ps, worker)):
-            for name in names:
-                kill(name)
-            for name in names:
-                wait_for_restart(name)
-            first.wait_until_all_train()
-
-        podman.run("podman", "stop", "--time=30", *first.names)
-        assert podman.wait(*first.names) == [143] * 3
-        step = step_saved(podman.logs(chief))
-        podman.run("podman", "rm", *first.names)
-        second = Containers(network, f"--train_steps={step + 2000}")
-        second.start()
-        assert podman.wait(*second.names) == [0, 0, 0], podman.logs(chief)
-        assert f"restored /mnt/train/model.ckpt-{step}, at global step " in podman.logs(chief)
-        assert copy_results(chief, tmp_path)["test_accuracy"] >= 0.95
-
-
-def test_a_container_and_a_process_by_hand_have_the_same_accuracy_statuses_and_files(tmp_path, mnist_dir):
-    # Each worker then writes a summary, and the chief has no checkpoint of a step between.
-    flags = ["--train_steps=300", "--sync_replicas", "--log_every_secs=0.1", "--save_checkpoint_secs=600"]
-    by_hand = tmp_path / "by-hand"
-    with podman.network("compared", "--internal") as network:
-        containers = Containers(network, *flags)
-        containers.start()
-        assert podman.wait(*containers.names) == [0, 0, 0]
-        result = copy_results(containers.names[1], tmp_path)
-    with Cluster(tmp_path, 1, 2, *flags, f"--train_dir={by_hand}", f"--data_dir={mnist_dir}") as cluster:
-        cluster.start()
-        assert cluster.wait() == dict.fromkeys(cluster.names, 0)
-    assert list_files(tmp_path / "results") == list_files(by_hand)
-    expected = json.loads((by_hand / "result.json").read_text())
-    assert result.keys() == expected.keys()
-    assert result["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=0.002)
+def copy_volume(container, folder):
+    """Copy the volume out of a container, which may have ended; return the result, if there is one."""
+    folder.mkdir()
+    podman.run("podman", "cp", f"{container}:/mnt/train/.", str(folder))
+    return json.loads(path.read_text()) if (path := folder / "result.json").exists() else None
 
 
 def list_files(folder):
@@ -185,16 +113,21 @@ class Composed:
         return [self.run("ps", "--quiet", name).strip() for name in commands]
 
 
+@pytest.mark.long
 def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path):
     composed = Composed(tmp_path, "composed")
     with podman.service():
         try:
-            containers = composed.up("--train_steps=1000000")
-            _, chief, worker = containers
-            podman.wait_for_log(chief, TRAINS)
-            kill(worker)
-            wait_for_restart(worker)
-            podman.wait_for_log(worker, TRAINS, after=len(podman.logs(worker)))
+            containers = composed.up("--train_steps=1000000", "--log_every_secs=0.1")
+            ps, chief, worker = containers
+            wait_until_all_train(chief, worker)
+            assert podman.run("podman", "exec", chief, "id", "-u") == "10001\n"
+            podman.run("podman", "stop", "--time=60", ps)
+            assert podman.wait(ps) == [143], podman.logs(ps)
+            kill(chief)
+            wait_for_restart(chief)
+            podman.run("podman", "start", ps)  # with another address
+            wait_until_all_train(chief, worker)
             composed.run("stop")
             assert podman.wait(*containers) == [143] * 3
             step = step_saved(composed.run("logs", "worker-0"))
@@ -203,7 +136,7 @@ def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path
             _, chief, _ = containers
             assert podman.wait(*containers) == [0, 0, 0], podman.logs(chief)
             assert f"restored /mnt/train/model.ckpt-{step}, at global step " in podman.logs(chief)
-            assert copy_results(chief, tmp_path)["test_accuracy"] >= 0.95
+            assert copy_volume(chief, tmp_path / "results")["test_accuracy"] >= 0.95
 
             composed.run("down")
             assert "composed_train" in podman.run("podman", "volume", "ls", "--quiet")
@@ -246,27 +179,43 @@ class Pods:
         self.file.write_text(yaml.safe_dump_all([self._flags_file, *self._pods]))
         podman.run("podman", "play", "kube", f"--network={self.network}", str(self.file))
 
-    def delete(self):
-        """Stop them as the kubelet does, whose pods keep their network until the containers have ended; remove them."""
+    def delete(self, folder):
+        """Stop them as the kubelet does, whose pods keep their network until the containers have ended; remove them.
+
+        What they have saved is left in a folder, too.
+        """
         podman.run("podman", "stop", f"--time={self.grace_secs}", *self.containers)
         statuses = podman.wait(*self.containers)
         logs = [podman.logs(container) for container in self.containers]
+        copy_volume(self.containers[1], folder)
         podman.run("podman", "pod", "rm", *self.names)
         return statuses, logs
 
 
-def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on(tmp_path):
+def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on_as_processes_by_hand_do(tmp_path, mnist_dir):
+    """With the same accuracy, statuses and files."""
+    # Each worker then writes a summary, and the chief has no checkpoint of a step between.
+    flags = ["--sync_replicas", "--log_every_secs=0.1", "--save_checkpoint_secs=600"]
+    by_hand = tmp_path / "by-hand"
     with podman.network("jobs", "--internal") as network:
         pods = Pods(tmp_path, deployed.KUBERNETES / "jobs.yaml", network)
-        pods.start("--train_steps=1000000")
+        pods.start("--train_steps=1000000", *flags)
         podman.wait_for_log(pods.containers[1], TRAINS)
-        statuses, logs = pods.delete()
+        statuses, logs = pods.delete(by_hand)
         assert statuses == [143] * 3
         step = step_saved(logs[1])
-        pods.start(f"--train_steps={step + 2000}")
+        flags.append(f"--train_steps={step + 300}")
+        pods.start(flags[-1])
         assert podman.wait(*pods.containers) == [0, 0, 0]
         assert f"restored /mnt/train/model.ckpt-{step}, at global step " in podman.logs(pods.containers[1])
-        assert copy_results(pods.containers[1], tmp_path)["test_accuracy"] >= 0.95
+        result = copy_volume(pods.containers[1], tmp_path / "results")
+    with Cluster(tmp_path, 1, 2, *flags, f"--train_dir={by_hand}", f"--data_dir={mnist_dir}") as cluster:
+        cluster.start()
+        assert cluster.wait() == dict.fromkeys(cluster.names, 0)
+    assert list_files(tmp_path / "results") == list_files(by_hand)
+    expected = json.loads((by_hand / "result.json").read_text())
+    assert result.keys() == expected.keys()
+    assert result["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=0.002)
 
 
 @pytest.mark.skipif(

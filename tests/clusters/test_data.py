@@ -77,22 +77,6 @@ def test_workers_that_come_and_go_share_what_is_left(tmp_path, make_files):
     assert num_read - 5000 <= 5000 * checkpoint.get_tensor("sharding/pieces_dealt_out") <= num_read + 4 * 2 * 5000
 
 
-@pytest.mark.promises("dealt-out-goes-on")
-def test_files_are_dealt_out_after_the_loss_of_ps_0(tmp_path, make_files):
-    flags = ["--sharding=dynamic", "--train_steps=1000000", "--log_every_secs=0.1", f"--train_dir={tmp_path / 'train'}"]
-    with Cluster(tmp_path, 2, 2, *flags, f"--data_dir={make_files(12)}") as cluster:
-        cluster.start()
-        for name in ("worker 0", "worker 1"):
-            cluster[name].wait_for_output(PROGRESS)
-        cluster["ps 0"].kill()
-        cluster.start("ps 0")
-        cluster["worker 0"].wait_for_output(r"restored \S+, at global step")
-        for name in ("worker 0", "worker 1"):
-            cluster[name].wait_for_new_output(PROGRESS)
-        for task in cluster.tasks.values():
-            task.kill()
-
-
 @pytest.mark.promises("fault-while-training")
 def test_a_record_that_is_corrupt_ends_its_worker_with_a_line_that_names_it(tmp_path, make_files):
     """With status 1, since the worker has trained by then on what comes before it in its file."""

@@ -14,6 +14,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
 from benchmarks import tables
 from benchmarks.testbed.processes import PROJECT, Cluster, Process, poll_for, running_with
@@ -21,6 +22,7 @@ from runtime.launch.ports import choose_ports
 from runtime.records.events import read_run
 from runtime.records.folder import RunFolder
 from runtime.saving.checkpoints import find_last_step
+from tests import forked
 
 EXAMPLE = PROJECT / "examples" / "fashion_mnist"
 FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
@@ -147,16 +149,10 @@ def test_a_worker_whose_folder_has_another_model_says_so(tmp_path, black_and_whi
     not (os.environ.get("CI") or ICONS.is_dir()),
     reason="needs pictures by class (Debian: apt-get install adwaita-icon-theme)",
 )
-@pytest.mark.parametrize("channels", [3, 1])
-def test_pictures_of_any_size_are_read_by_class(tmp_path, channels):
-    user_dir = PICTURES
-    if channels == 1:
-        copy_files(PICTURES, user_dir := tmp_path)
-        path = tmp_path / "mnist_input.py"
-        path.write_text(path.read_text().replace("[32, 32, 3]", "[32, 32, 1]"))
+def test_pictures_of_any_size_are_read_by_class(tmp_path):
     before = set(ICONS.rglob("*"))
     flags = [f"--data_dir={ICONS}", "--train_steps=300", "--batch_size=32", "--export_dir=exported"]
-    run = launch(tmp_path, user_dir, *flags)
+    run = launch(tmp_path, PICTURES, *flags)
     assert run.wait() == 0, run.output()
     assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.4, "10 classes, of which one has a third"
     names = (tmp_path / "exported" / "1" / "assets" / "class_names.txt").read_text().splitlines()
@@ -177,11 +173,10 @@ def run_classic(script, folder, mnist_dir):
     ps, *workers = (f"localhost:{port}" for port in choose_ports(3))
     command = [sys.executable, script, f"--ps_hosts={ps}", f"--worker_hosts={','.join(workers)}"]
     command += [f"--data_dir={mnist_dir}", "--train_steps=800"]
-    tasks = [("ps", 0), ("worker", 0), ("worker", 1)]
-    processes = [
-        Process([*command, f"--job_name={job}", f"--task_index={index}"], folder / f"{job}-{index}", env)
-        for job, index in tasks
-    ]
+    processes = []
+    for job, index in [("ps", 0), ("worker", 0), ("worker", 1)]:
+        role = [f"--job_name={job}", f"--task_index={index}"]
+        processes.append(Process([*command, *role], folder / f"{job}-{index}", env, popen=forked.Popen))
     try:
         yield processes
     finally:
@@ -264,7 +259,7 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
 
     flags = ["--job_name=evaluator", f"--train_dir={train_dir}", f"--data_dir={data_dir}", "--train_steps=2500"]
     command = [sys.executable, PROJECT / "distributed.py", *flags]
-    evaluator = Process(command, tmp_path / "evaluated", {"USER_DIR": str(LANGUAGES)}, tmp_path)
+    evaluator = Process(command, tmp_path / "evaluated", {"USER_DIR": str(LANGUAGES)}, tmp_path, forked.Popen)
     assert evaluator.wait() == 0, evaluator.output()
     assert f"evaluator 0: test accuracy {accuracy:.4f} " in evaluator.output()
 
@@ -289,7 +284,8 @@ def test_wide_and_deep_rank_late_flights_like_one_plain_process(tmp_path, flight
     assert (result["layers"], result["optimizer"]) == ([64, 32], "build_optimizer")
     (tmp_path / "evaluated.flags").write_text(f"--user_dir={FLIGHTS}\n")
     command = [sys.executable, PROJECT / "distributed.py", "--flagfile=evaluated.flags", "--job_name=evaluator"]
-    evaluator = Process([*command, *flags, "--train_dir=train"], tmp_path / "evaluated", cwd=tmp_path)
+    command += [*flags, "--train_dir=train"]
+    evaluator = Process(command, tmp_path / "evaluated", cwd=tmp_path, popen=forked.Popen)
     assert evaluator.wait() == 0, evaluator.output()
     *_, evaluated = [
         event for event in read_run(RunFolder(tmp_path / "train"), "evaluated") if event["event"] == "evaluated"
@@ -319,24 +315,11 @@ print((ranks[late].mean() - (late.sum() - 1) / 2) / (~late).sum())
 """
 
 
-def test_a_flag_that_a_function_of_the_model_replaces_is_refused(tmp_path, flights_dir):
-    run = launch(tmp_path, FLIGHTS, "--workers=1", f"--data_dir={flights_dir}", "--optimizer=sgd")
-    assert run.wait() == 2
-    assert "error: --optimizer changes nothing, since model.py has build_optimizer(): leave one of them" in run.output()
-
-
-GUESSING_MODEL = """
-import sys
-import tensorflow as tf
-
-class Model(tf.Module):
-    @tf.function(input_signature=[tf.TensorSpec([None, 24], tf.int32, "words")])
-    def guess(self, words):
-        return {"probabilities": tf.one_hot(tf.reduce_max(words, axis=1) - 97, 15)}  # its last letter is the language
-
-model = Model()
-tf.saved_model.save(model, sys.argv[1], model.guess)
-"""
+def test_a_flag_that_a_function_of_the_model_replaces_is_refused(flights_dir):
+    flags = ["--job_name=worker", "--task_index=0", f"--user_dir={FLIGHTS}", f"--data_dir={flights_dir}"]
+    run = forked.run("distributed.py", *flags, "--optimizer=sgd")
+    assert run.returncode == 2
+    assert "error: --optimizer changes nothing, since model.py has build_optimizer(): leave one of them" in run.stderr
 
 
 def predict_languages(folder, *words):
@@ -345,8 +328,12 @@ def predict_languages(folder, *words):
     return ended.returncode, ended.stdout, ended.stderr
 
 
-def test_what_is_no_word_is_told_beside_the_answers(tmp_path):
-    subprocess.run([sys.executable, "-c", GUESSING_MODEL, tmp_path / "exported" / "1"], check=True)
+def test_what_is_no_word_is_told_beside_the_answers(tmp_path, graph):
+    words = tf.placeholder(tf.int32, [None, 24])
+    guess = tf.one_hot(tf.reduce_max(words, axis=1) - 97, 15)  # its last letter is the language
+    with tf.Session() as session:
+        exported = str(tmp_path / "exported" / "1")
+        tf.saved_model.simple_save(session, exported, {"words": words}, {"probabilities": guess})
     status, answers, errors = predict_languages(tmp_path, "abc", "4 2", 25 * "a", "E\N{COMBINING ACUTE ACCENT}", "AbD")
     assert status == 2
     assert re.fullmatch(r"abc: Dutch \(100.*\n\u00e9: .*\nabd: English \(100.*\n", answers)
@@ -386,28 +373,19 @@ def test_a_ported_script_trains_from_the_checkpoint_of_the_old_one(tmp_path, mni
     copy_files(PROJECT, tmp_path)
     _, ported = listings("porting.md")  # before and after
     (tmp_path / "model.py").write_text(ported)
-    flags = ["--workers=1", "--train_steps=1000", "--issync", f"--data_dir={mnist_dir}"]
-    for step_type, origin in (("int64", "model.ckpt-7"), ("int32", "with_int64_step.ckpt-7")):
-        train_dir = tmp_path / step_type
-        train_dir.mkdir()
-        old = Process([sys.executable, "-c", OLD_SCRIPT, step_type, str(train_dir)], tmp_path / f"old-{step_type}")
-        assert old.wait() == 0, old.output()
-        ps, worker = (f"localhost:{port}" for port in choose_ports(2))
-        command = [sys.executable, PROJECT / "distributed.py", f"--ps_hosts={ps}", f"--worker_hosts={worker}"]
-        command += [
-            "--user_dir=.",
-            "--job_name=worker",
-            "--task_index=0",
-            f"--train_dir={train_dir}",
-            f"--data_dir={mnist_dir}",
-        ]
-        alone = Process(command, tmp_path / f"alone-{step_type}", cwd=tmp_path)
+    for step_type in ("int64", "int32"):
+        (tmp_path / step_type).mkdir()
+        assert forked.run("-c", OLD_SCRIPT, step_type, str(tmp_path / step_type)).returncode == 0
+    data = f"--data_dir={mnist_dir}"
+    with Cluster(tmp_path, 1, 1, "--user_dir=.", f"--train_dir={tmp_path / 'int64'}", data) as cluster:
+        alone = cluster.start("worker 0")
         alone.wait_for_output(FITS)
         alone.send(signal.SIGINT)
         assert alone.wait() == 128 + signal.SIGINT
-        run = launch(tmp_path, ".", *flags, train_dir=train_dir)
-        assert run.wait() == 0, run.output()
-        assert f"restored {train_dir}/{origin}, at global step 7" in run.output()
-        assert re.search(FITS, run.output())
-        assert (train_dir / "model.ckpt-7.index").exists(), "the old script's checkpoint stays"
-        assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.9
+    train_dir = tmp_path / "int32"
+    run = launch(tmp_path, ".", "--workers=1", "--train_steps=1000", "--issync", data, train_dir=train_dir)
+    assert run.wait() == 0, run.output()
+    assert f"restored {train_dir}/with_int64_step.ckpt-7, at global step 7" in run.output()
+    assert re.search(FITS, run.output())
+    assert (train_dir / "model.ckpt-7.index").exists(), "the old script's checkpoint stays"
+    assert float(re.search(r"\ntest accuracy (\S+) ", run.output())[1]) > 0.9

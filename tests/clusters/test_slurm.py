@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Process, poll_for, running_with
+from benchmarks.testbed.processes import PROJECT, Process, poll_for, running_with
 from runtime.launch.ports import choose_ports
 
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}  # where the daemons are
@@ -139,8 +139,7 @@ def tasks_of(train_dir, job_name=""):
 def wait_for_end(slurm, job):
     """Return the state in which a job ended."""
     going_on = ("PENDING", "RUNNING", "COMPLETING")
-    # Twelve tasks need long to start.
-    poll_for(lambda: slurm.state(job) not in going_on, f"end of job {job}", 3 * DEADLINE_SECS)
+    poll_for(lambda: slurm.state(job) not in going_on, f"end of job {job}")
     return slurm.state(job)
 
 
@@ -164,13 +163,13 @@ def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
     stopped_at = len(log.read_text())
     poll_for(lambda: slurm.state(job) == "PENDING", "end of the tasks")
     step = int(re.findall(r"worker 0 stopped and saved global step (\d+)", log.read_text())[-1])
-    end.write_text(f"--train_steps={step + 5000}\n")
+    end.write_text(f"--train_steps={step + 1000}\n")
     # Otherwise the job waits for two minutes. A node refuses it in the second in which it ended there: "Job credential
     # revoked", since Slurm compares whole seconds.
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+3seconds")
     assert wait_for_end(slurm, job) == "COMPLETED"
     assert re.search(rf"restored \S+model\.ckpt-{step}, at global step [1-9]", log.read_text()[stopped_at:])
-    assert json.loads((train_dir / "result.json").read_text())["test_accuracy"] >= 0.97
+    assert json.loads((train_dir / "result.json").read_text())["test_accuracy"] >= 0.95
 
 
 def test_jobs_on_the_same_nodes_have_ports_of_their_own_and_one_that_is_cancelled_can_go_on(slurm, black_and_white_dir):
@@ -202,17 +201,22 @@ def test_an_element_of_an_array_is_queued_again_alone(slurm, black_and_white_dir
     assert slurm.state(f"{array}_1") == "RUNNING"
 
 
-@pytest.mark.long
-def test_twelve_tasks_train_together(slurm, black_and_white_dir):
-    train_dir = slurm.folder / "train"
-    flags = ["--sync_replicas", "--train_steps=20", f"--data_dir={black_and_white_dir}", f"--train_dir={train_dir}"]
-    job, log = submit(slurm, *flags, options=["--partition=short", "--account=physics", "--ntasks=12"])
+def test_each_of_twelve_tasks_hears_where_all_listen(slurm):
+    folder = slurm.folder / "project"  # whose tasks only say what they hear
+    folder.mkdir()
+    for name in (".venv", "runtime"):
+        (folder / name).symlink_to(PROJECT / name)
+    (folder / "distributed.py").write_text("import os, sys\n\nprint('port', os.environ['PORTS'], *sys.argv[1:])\n")
+    job, log = submit(slurm, options=["--partition=short", "--account=physics", "--ntasks=12"], folder=folder)
     assert {"Partition=short", "Account=physics"} <= set(slurm.run("scontrol", "show", "job", job).split())
     assert wait_for_end(slurm, job) == "COMPLETED", log.read_text()
-    finished = re.findall(r"worker (\d+): finished at global step 20, after 20 local steps", log.read_text())
-    assert sorted(map(int, finished)) == list(range(11))
-    result = json.loads((train_dir / "result.json").read_text())
-    assert (result["num_ps"], result["num_workers"], result["test_accuracy"]) == (1, 11, 1)
+    pattern = r"port (\d+) --job_name=(\w+) --task_index=(\d+) \S+ (--ps_hosts=\S+ --worker_hosts=\S+)"
+    told = re.findall(pattern, log.read_text())
+    assert len({(job_name, index) for _, job_name, index, _ in told}) == len(told) == 12
+    (lists,) = {lists for *_, lists in told}
+    hosts = {job_name: addresses.split(",") for job_name, addresses in re.findall(r"--(\w+)_hosts=(\S+)", lists)}
+    for port, job_name, index, _ in told:
+        assert hosts[job_name][int(index)].endswith(f":{port}")
 
 
 @pytest.mark.skipif(os.cpu_count() < 2, reason="needs two cores")

@@ -41,7 +41,6 @@ KINDS = {
         "a convolutional network with dropout and `exponential_decay`",
         "deep",
         "`keep_prob` from `is_training`; the decay in `build_learning_rate()`",
-        num_updates=200,
     ),
     "wide_deep": Kind(
         "wide and deep: feature columns with crosses, Ftrl and Adagrad, AUC",
