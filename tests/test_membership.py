@@ -312,9 +312,9 @@ def test_a_name_that_leads_to_another_cluster_may_lead_home_a_little_later(monke
     )
     for address, is_name in (("10.0.0.7:2222", False), ("localhost:2222", False), ("ps-0.jobs:2222", True)):
         task = Task("worker", 1, (address,), ("worker-0:2222", "worker-1:2222"))
-        mine, (ps, _) = Agreement(task, {}), task.needed
+        mine, other, (ps, _) = Agreement(task, {}), Agreement(task, {}), task.needed
         with pytest.raises(SystemExit, match="run the same version of this program everywhere"):
-            mine._heed(ps, mine._read(ps, make_table(HostLists("ps 0", {}))))
+            other._heed(ps, other._read(ps, make_table(HostLists("ps 0", {}))))
         found = mine._read(ps, make_table(stranger))
         if is_name:
             assert not mine._heed(ps, found)
