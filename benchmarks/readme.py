@@ -22,7 +22,7 @@ class Language(NamedTuple):
 
 
 ENGLISH = Language(
-    "Training to 97.5 % test accuracy takes the command below {} s",
+    "To reach 97.5 % test accuracy, the command below takes {} s",
     " in {} rounds on two cores",
     {
         DDP: "PyTorch's `DistributedDataParallel` {} s",
