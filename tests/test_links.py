@@ -296,11 +296,11 @@ EXERCISED = {
     "pkill -STOP worker-1; sleep 15; pkill -CONT worker-1": RunBy("def kill(launcher, name):"),
     **{f"./run_local_cluster.sh {flags}": ParsedFlags() for flags in LAB},
     **{command: RunBy("def test_one_installation_serves_many_copies(") for command in SERVER},
-    "./run_local_cluster.sh --train_steps=1000": ParsedFlags(),
-    ".venv/bin/python distributed.py --job_name=worker --task_index=0 --train_dir=old": RunBy(
+    "./run_local_cluster.sh --user_dir=mine --train_steps=1000": ParsedFlags(),
+    ".venv/bin/python distributed.py --job_name=worker --task_index=0 --user_dir=mine --train_dir=old": RunBy(
         "def test_a_ported_script_trains_"
     ),
-    "./run_local_cluster.sh --train_steps=500 --issync": RunBy("def test_a_ported_script_trains_"),
+    "./run_local_cluster.sh --user_dir=mine --train_steps=500 --issync": RunBy("def test_a_ported_script_trains_"),
     ".venv/bin/pip install --no-deps tf_keras==2.21.*": RunBy("def test_a_ported_script_trains_"),
     "sudo apt-get install dataset-fashion-mnist": RunBy("packages+=(dataset-fashion-mnist)"),
     "./run_local_cluster.sh --user_dir=examples/fashion_mnist --data_dir=/usr/share/datasets/fashion-mnist": RunBy(
