@@ -176,7 +176,7 @@ def run_classic(script, folder, mnist_dir):
     processes = []
     for job, index in [("ps", 0), ("worker", 0), ("worker", 1)]:
         role = [f"--job_name={job}", f"--task_index={index}"]
-        processes.append(Process([*command, *role], folder / f"{job}-{index}", env, popen=forked.Popen))
+        processes.append(Process([*command, *role], folder / f"{job}-{index}", env))
     try:
         yield processes
     finally:
