@@ -14,7 +14,7 @@ from runtime.cluster.host_lists import HostLists
 from runtime.cluster.task import Task
 from runtime.process.errors import UnsavedError, UnusableError
 from runtime.records.folder import RunFolder
-from runtime.saving import checkpoints, train_dir
+from runtime.saving import checkpoint_hook, checkpoints, train_dir
 from runtime.saving.result import Result
 from runtime.saving.saver import make_saver
 from runtime.saving.train_dir import open_train_dir
@@ -139,7 +139,7 @@ def test_a_new_model_never_takes_the_place_of_checkpoints_that_no_file_names(mod
 
 def test_what_cannot_be_removed_of_a_failed_checkpoint_stays(tmp_path):
     (tmp_path / "model.ckpt-5.tempstate1").mkdir()
-    checkpoints.remove_unfinished(RunFolder(tmp_path))
+    checkpoint_hook.remove_unfinished(RunFolder(tmp_path))
 
 
 def test_a_checkpoint_of_which_a_part_is_elsewhere_is_refused(model, tmp_path):
@@ -187,7 +187,7 @@ def test_a_checkpoint_that_was_restored_is_left_as_it_is(graph, tmp_path):
 
     saver = tf.train.Saver()
     scaffold = tf.train.Scaffold(saver=saver, init_fn=restore)
-    hook = checkpoints.CheckpointHook(CHIEF, RunFolder(tmp_path), scaffold, save_secs=60)
+    hook = checkpoint_hook.CheckpointHook(CHIEF, RunFolder(tmp_path), scaffold, save_secs=60)
     with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]):
         assert "w/Adam" in dict(tf.train.list_variables(path)), "the state of another optimizer is lost"
 
@@ -227,7 +227,7 @@ def train_on(folder, num_saves, keep_checkpoints):
     """Restore the last checkpoint in `folder`, save new ones, and return the steps of those that are there then."""
     run, step = RunFolder(folder), tf.train.get_global_step()
     saver = make_saver(CHIEF, "ps", keep_checkpoints)
-    hook = checkpoints.CheckpointHook(CHIEF, run, tf.train.Scaffold(saver=saver), save_secs=60)
+    hook = checkpoint_hook.CheckpointHook(CHIEF, run, tf.train.Scaffold(saver=saver), save_secs=60)
     with tf.Session() as session:
         checkpoints.restore(saver, session, checkpoints.recover(saver, run))
         for _ in range(num_saves):
@@ -296,7 +296,7 @@ def test_what_is_not_finite_is_not_saved_and_the_last_checkpoint_stays(original,
     first = tf.zeros_initializer()
     weights = tf.get_variable("w", [4], None, first, None, not is_state, keys, partitioner=partitioner)
     saver = make_saver(CHIEF, "ps", 1)
-    hook = checkpoints.CheckpointHook(CHIEF, RunFolder(original), tf.train.Scaffold(saver=saver), save_secs=60)
+    hook = checkpoint_hook.CheckpointHook(CHIEF, RunFolder(original), tf.train.Scaffold(saver=saver), save_secs=60)
     step = tf.train.get_global_step()
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -326,7 +326,7 @@ def test_what_a_failed_attempt_leaves_behind_is_removed(tmp_path):
     (tmp_path / "model.ckpt-7_temp").mkdir()
     (tmp_path / "model.ckpt-7_temp" / "part-00000-of-00002.index").touch()
     (tmp_path / "model.ckpt-7.data-00000-of-00001.tempstate123").touch()
-    checkpoints.remove_unfinished(RunFolder(tmp_path))
+    checkpoint_hook.remove_unfinished(RunFolder(tmp_path))
     assert set(tmp_path.iterdir()) == files
     assert tf.train.list_variables(path)
 
@@ -348,7 +348,7 @@ def start(graph, tmp_path):
     def start(save_secs):
         train = tf.train.create_global_step().assign_add(1)
         scaffold = tf.train.Scaffold(saver=tf.train.Saver())
-        hook = checkpoints.CheckpointHook(CHIEF, RunFolder(tmp_path / "train"), scaffold, save_secs)
+        hook = checkpoint_hook.CheckpointHook(CHIEF, RunFolder(tmp_path / "train"), scaffold, save_secs)
         return tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]), train, hook
 
     (tmp_path / "train").mkdir()
@@ -459,7 +459,7 @@ def test_a_new_model_that_cannot_be_saved_is_refused(start, tmp_path):
 
 @pytest.mark.parametrize(("task", "train_dir"), [(CHIEF, ""), (OTHER, "a")])
 def test_nothing_is_saved_without_a_train_dir_or_by_another_worker_than_the_chief(graph, task, train_dir):
-    assert not checkpoints.CheckpointHook(task, RunFolder(train_dir), tf.train.Scaffold(), 60).is_needed
+    assert not checkpoint_hook.CheckpointHook(task, RunFolder(train_dir), tf.train.Scaffold(), 60).is_needed
 
 
 def test_the_chief_makes_the_train_dir_and_the_others_do_not(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ from runtime.process.errors import UnsavedError, UnusableError
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.roles.evaluator import Checkpoint, follow_checkpoints
-from runtime.saving.checkpoints import CheckpointHook
+from runtime.saving.checkpoint_hook import CheckpointHook
 from runtime.saving.result import Goal, Result, evaluate_and_save, is_finished, keep_trying
 from runtime.updates.packing import Packing
 from tests.models import make_model

@@ -16,14 +16,14 @@ from runtime.cluster.membership import Membership
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.records.folder import RunFolder
-from runtime.saving.checkpoints import CheckpointHook
+from runtime.saving.checkpoint_hook import CheckpointHook
 from runtime.session.stopping import StopOnSignalHook
 
 def main():
     tf.disable_eager_execution()
     task = Task("worker", 0, ("a:1",), ("b:2",))
     checkpoint_hook = CheckpointHook(task, RunFolder("{train_dir}"), tf.train.Scaffold(), save_secs=60)
-    checkpoint_hook.saved_step, checkpoint_hook.failure = 7, "{failure}"
+    checkpoint_hook.saved_step, checkpoint_hook.failure, checkpoint_hook.remedy = 7, "{failure}", "; make room"
     step = tf.constant(0)
     scaffold = types.SimpleNamespace(found_session=None)
     hook = StopOnSignalHook(Membership(task, Timeouts(60, 60)), scaffold, checkpoint_hook, 25)
@@ -49,7 +49,7 @@ UNSAVED = "; nothing is saved, so start it again while the ps tasks still run, o
             "no space",
             signal.SIGTERM,
             "stopped",
-            f", and could not save the last steps (no space): make the folder again{GO_ON}",
+            f", and could not save the last steps (no space); make room{GO_ON}",
         ),
         ("", "", signal.SIGINT, "stopped", UNSAVED),
         ("", "a ps is away", signal.SIGINT, "stopped", UNSAVED),  # it would save nothing

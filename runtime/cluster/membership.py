@@ -147,9 +147,10 @@ class Membership:
             events.record("lost", task=f"{peer.job_name} {peer.index}", reason=reason)
             self._sightings[peer].is_lost = True
 
-    def describe_silent(self) -> str:
-        """Return which tasks that this one needs did not answer at the last look, and why; "" if all did."""
-        return describe({peer: seen.status.reason for peer, seen in self._sightings.items() if seen.status.reason})
+    def describe_silent_ps(self) -> str:
+        """Return which ps tasks did not answer at the last look, and why; "" if all did."""
+        reasons = {peer: seen.status.reason for peer, seen in self._sightings.items() if peer.job_name == "ps"}
+        return describe({peer: reason for peer, reason in reasons.items() if reason})
 
     def ended_servers(self, incarnations: Mapping[Peer, str]) -> str:
         """Return each server whose process, of this incarnation, had ended at the last look, with what it held."""

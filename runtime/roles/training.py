@@ -25,7 +25,8 @@ from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook
 from runtime.process.errors import UnusableError
 from runtime.roles.member import Member
-from runtime.saving.checkpoints import CheckpointHook, find_last_step
+from runtime.saving.checkpoint_hook import CheckpointHook
+from runtime.saving.checkpoints import find_last_step
 from runtime.saving.export import export
 from runtime.saving.result import evaluate_and_save, keep_trying, make_result
 from runtime.session.attendance import AttendanceHook, WaitForWorkersHook

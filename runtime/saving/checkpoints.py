@@ -1,32 +1,22 @@
-"""Checkpoints: whether the last one can be used, and how new ones are written."""
+"""Checkpoints: which there are, and whether the last one can be used."""
 
 import contextlib
-import functools
 import glob
 import json
-import math
 import ntpath
 import os
 import re
-import shutil
-import threading
-import time
 from collections.abc import Mapping
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.cluster.task import Task
-from runtime.process.errors import DIVERGED, UnsavedError, UnusableError, reason
-from runtime.process.threads import reminding
-from runtime.records import events
+from runtime.process.errors import UnusableError, reason
 from runtime.records.files import read_json, replace_file
 from runtime.records.folder import RunFolder
-from runtime.saving.saver import NOT_FINITE, whole_variables
-from runtime.saving.train_dir import keep_locked
+from runtime.saving.saver import whole_variables
 
-ON_EACH = ", here and on each ps"  # must the train directory answer
 # What a file server that fails for a moment is to TensorFlow: ESTALE, ECONNRESET, ETIMEDOUT and EIO, in this order. The
 # first two look like a ps that is lost.
 MOMENTARY = (
@@ -58,6 +48,12 @@ def find_last_step(folder: RunFolder) -> int:
     *_, path = list_checkpoints(folder) or [""]
     step = path.rpartition("-")[2]
     return int(step) if step.isdecimal() else 0
+
+
+def is_saved(folder: RunFolder, global_step: int) -> bool:
+    """Return whether the last checkpoint has the model of `global_step`."""
+    *_, path = list_checkpoints(folder) or [""]
+    return path.endswith(f"-{global_step}") and os.path.exists(f"{path}.index")
 
 
 def find_last_checkpoint(folder: RunFolder) -> str | None:
@@ -211,16 +207,6 @@ def _state_of(path: str) -> str:
     return RunFolder(os.path.dirname(path)).checkpoint_state
 
 
-def remove_unfinished(folder: RunFolder) -> None:
-    """Remove what is left of checkpoints that could not be written, or whose writing was cut off."""
-    pattern = f"{glob.escape(folder.checkpoint)}-*"
-    for parts in glob.glob(f"{pattern}_temp"):  # those of the ps tasks
-        shutil.rmtree(parts, ignore_errors=True)
-    for path in glob.glob(f"{pattern}.tempstate*"):
-        with contextlib.suppress(OSError):
-            os.remove(path)
-
-
 def recover(saver: tf.train.Saver, folder: RunFolder) -> str | None:
     """Return the last checkpoint, if there is one; `saver` learns of all that runs have saved here, to delete old ones.
 
@@ -231,138 +217,3 @@ def recover(saver: tf.train.Saver, folder: RunFolder) -> str | None:
         own = [path for path in list_checkpoints(folder) if OWN_NAME.fullmatch(os.path.basename(path))]
         saver.recover_last_checkpoints(own)
     return path
-
-
-def _remove(path: str) -> bool:
-    """Remove a checkpoint; return whether it is gone: another user may have written it, say."""
-    try:
-        tf.train.remove_checkpoint(path)
-        return True
-    except tf.errors.OpError as error:
-        _tell_of_left(path, reason(error))
-        return False
-
-
-@functools.cache  # once for each
-def _tell_of_left(path: str, why: str) -> None:
-    logging.warning("%s cannot be deleted (%s): each save tries again to delete old checkpoints", path, why)
-
-
-def is_saved(folder: RunFolder, global_step: int) -> bool:
-    """Return whether the last checkpoint has the model of `global_step`."""
-    *_, path = list_checkpoints(folder) or [""]
-    return path.endswith(f"-{global_step}") and os.path.exists(f"{path}.index")
-
-
-class CheckpointHook(tf.train.SessionRunHook):
-    """Saves the model at the start of a session, from time to time and at the end, and trains on when that fails.
-
-    The model lives on the ps tasks, and would be lost if a full disk ended the job. Only a new model, which has not
-    trained yet, is refused when it cannot be saved, unless that may pass. TensorFlow's own hook takes a step for saved
-    when saving it fails, and some errors of a file server for the loss of a ps.
-    """
-
-    def __init__(self, task: Task, folder: RunFolder, scaffold: tf.train.Scaffold, save_secs: float):
-        """Save into `folder`, if that is given, every `save_secs`, if `task` is the chief."""
-        self.is_needed = task.is_chief and folder.is_given
-        self.saved_step = 0  # the global step of the last checkpoint that this process knows to be written
-        self.failure = ""  # why the last checkpoint could not be written
-        self._task, self._folder, self._scaffold, self._save_secs = task, folder, scaffold, save_secs
-        self._due_at = math.inf  # a time of `time.monotonic()`
-        self._saving = threading.Lock()  # a signal may stop the worker while it saves
-
-    @property
-    def remedy(self) -> str:
-        """What to do where a checkpoint cannot be written."""
-        return self._folder.remedy
-
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        if self.is_needed:
-            with self._saving:
-                remove_unfinished(self._folder)  # of a process that was ended while it saved
-        is_new = session.run(tf.train.get_global_step(session.graph)) == 0
-        error = self._save_or_log(session)
-        if is_new and error and not isinstance(error.__cause__, MOMENTARY):
-            problem = f"no checkpoint can be written to --train_dir {self._folder.path}: {self.failure}"
-            raise UnusableError(f"{problem}; {self._folder.remedy}{ON_EACH}")
-
-    def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        if time.monotonic() >= self._due_at:
-            self._save_or_log(run_context.session)
-
-    def end(self, session: tf.Session) -> None:
-        self._save_or_log(session)
-
-    def has_saved(self, global_step: int) -> bool:
-        """Return whether the last checkpoint has the model of this step, or nothing is to be saved."""
-        return not self.is_needed or is_saved(self._folder, global_step)
-
-    def save(self, session: tf.Session) -> None:
-        """Save the model, unless the last checkpoint has it, perhaps with more in it: another optimizer's state, say.
-
-        Raises:
-          OpError: a ps is lost, and the session with it.
-          UnsavedError: the checkpoint cannot be written.
-          UnusableError: a parameter is not finite: nothing is written, and the checkpoints that are good stay.
-        """
-        if not self.is_needed:
-            return
-        with self._saving:
-            self._due_at = time.monotonic() + self._save_secs
-            global_step = int(session.run(tf.train.get_global_step(session.graph)))
-            try:
-                keep_locked(self._folder)
-                start, saving = time.monotonic(), f"{self._task}: still saving global step {global_step}"
-                with reminding(saving, self._folder.path, ON_EACH):
-                    if not self.has_saved(global_step):
-                        self._write(session, global_step)
-                        secs = round(time.monotonic() - start, 3)
-                        events.record("checkpoint", global_step=global_step, secs_taken=secs)
-                self.saved_step, self.failure = global_step, ""
-            except UnsavedError as error:
-                self.failure = str(error)
-                raise
-            except (tf.errors.OpError, ValueError) as error:  # a ValueError: the folder is gone
-                self._remove_parts(global_step)
-                why = reason(error) if isinstance(error, tf.errors.OpError) else str(error)
-                if what := NOT_FINITE.search(why):
-                    problem = f"global step {global_step} is not saved, since {what[0]}"
-                    raise UnusableError(f"{problem}: {DIVERGED}") from error
-                session.run(
-                    self._scaffold.ready_op.name
-                )  # fails if a ps is lost; by name, since the graph may be another
-                self.failure = why
-                where = f"global step {global_step} could not be saved in {self._folder.path}"
-                raise UnsavedError(f"the model of {where}: {self.failure}") from error
-
-    def _write(self, session: tf.Session, global_step: int) -> None:
-        """Save, name the last checkpoints, and delete the others: all that are known, as of runs that have kept more.
-
-        TensorFlow's saver would never delete one of them if a checkpoint could not be named.
-        """
-        saver = self._scaffold.saver
-        num_kept = saver.saver_def.max_to_keep
-        path = saver.save(session, self._folder.checkpoint, global_step, write_meta_graph=False, write_state=False)
-        known = [*(other for other in saver.last_checkpoints if other != path), path]
-        saver.recover_last_checkpoints(known)
-        names = [os.path.basename(kept) for kept in known[-num_kept:]]
-        tf.train.update_checkpoint_state(self._folder.path, names[-1], names)
-        left = [old for old in known[:-num_kept] if not _remove(old)]
-        saver.recover_last_checkpoints([*left, *known[-num_kept:]])
-
-    def _remove_parts(self, global_step: int) -> None:
-        """Remove what is left of a checkpoint, unless it is whole: then it is named, or deleted, with the next one."""
-        remove_unfinished(self._folder)
-        path = f"{self._folder.checkpoint}-{global_step}"
-        if path not in self._scaffold.saver.last_checkpoints:
-            _remove(path)
-
-    def _save_or_log(self, session: tf.Session) -> UnsavedError | None:
-        """Save; return why that failed, if it did."""
-        try:
-            self.save(session)
-        except UnsavedError as error:
-            remedy = f"{self._folder.remedy}: the next attempt follows"
-            logging.error("no checkpoint could be written: %s; %s", error, remedy)
-            return error
-        return None

@@ -17,7 +17,8 @@ from runtime.process.errors import UnsavedError, UnusableError
 from runtime.process.threads import reminding
 from runtime.records.files import read_json, replace_file
 from runtime.records.folder import RunFolder
-from runtime.saving.checkpoints import CheckpointHook, is_saved
+from runtime.saving.checkpoint_hook import CheckpointHook
+from runtime.saving.checkpoints import is_saved
 from runtime.saving.train_dir import keep_locked
 
 

@@ -1,18 +1,21 @@
-"""How the chief makes the train directory, and keeps other jobs out of it."""
+"""How the chief makes the train directory, keeps other jobs out of it, and sees that every ps finds it."""
 
 import fcntl
 import os
 import socket
 import uuid
+from collections.abc import Callable
 
+import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.host_lists import HostLists
-from runtime.cluster.task import Task
+from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
-from runtime.process.errors import UnsavedError, UnusableError, check_folder
+from runtime.process.errors import UnsavedError, UnusableError, check_folder, reason
 from runtime.records.folder import RunFolder
 
+ON_EACH = ", here and on each ps"  # must the train directory answer
 LEASE_SECS = 120.0  # how long a file server may keep the lock of a host that is gone: NFS does for 90 s
 
 
@@ -108,3 +111,49 @@ def _lock(folder: RunFolder, cluster: str) -> str:
     os.ftruncate(descriptor, len(content))
     _locked[folder.path] = descriptor, cluster
     return ""
+
+
+class SharedFolder:
+    """A train directory that all ps tasks must see, since each writes its own part of a checkpoint there."""
+
+    def __init__(self, task: Task, folder: RunFolder):
+        """Build the ops for `task`, the chief, in the default graph."""
+        self._task, self._folder = task, folder
+        self._file = tf.placeholder(tf.string, [], name="shared_file")  # a constant's content would be remembered
+        self._content_on = {}
+        for ps in task.others("ps"):
+            with tf.device(f"{ps.device}/device:CPU:0"):
+                self._content_on[ps] = tf.io.read_file(self._file)
+
+    def check(self, session: tf.Session, ask_every_ps: Callable[[], object], timeout_secs: float) -> None:
+        """Wait until every ps sees the lock of this process.
+
+        Raises:
+          OpError: a ps is lost, as `ask_every_ps()` says.
+          UnusableError: a ps still did not after `timeout_secs`.
+        """
+        with open(self._folder.lock, "rb") as file:
+            expected = file.read()
+
+        def describe_blindness(ps: Peer) -> str:
+            try:
+                content = session.run(self._content_on[ps], {self._file: self._folder.lock})
+                return "" if content == expected else "it has another one"
+            except tf.errors.OpError as error:
+                if not (error.op and error.op.type == "ReadFile"):
+                    raise
+                ask_every_ps()
+                return reason(error)
+
+        def describe_blind() -> str:
+            reasons = {ps: why for ps in self._content_on if (why := describe_blindness(ps))}
+            return ", ".join(f"{ps} to see {self._folder.lock} ({why})" for ps, why in reasons.items())
+
+        wait_until_nothing_is_missing(
+            self._task,
+            describe_blind,
+            timeout_secs,
+            "give all tasks one folder as --train_dir, shared under the same name, since each ps writes its own part of"
+            " a checkpoint, and let all read it; or give --checkpoints=chief, so that the chief writes all of it",
+            error=UnusableError,
+        )

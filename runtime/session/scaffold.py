@@ -12,15 +12,16 @@ from absl import logging
 
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import describe
-from runtime.cluster.task import Peer, Task, port_of
+from runtime.cluster.task import Peer, port_of
 from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.machine.session_config import Connection
-from runtime.process.errors import AwayError, FinishedError, UnusableError, reason
+from runtime.process.errors import AwayError, FinishedError, reason
 from runtime.process.threads import reminding
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.saving import checkpoints, result
 from runtime.saving.saver import make_saver
+from runtime.saving.train_dir import ON_EACH, SharedFolder
 from runtime.updates.exchange import Updates
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
@@ -75,16 +76,16 @@ class TrainingScaffold(tf.train.Scaffold):
             init_fn=lambda _, session: self._keep_restore_or_initialize(session),
             saver=make_saver(task, job.written_by, job.keep_checkpoints),
         )
-        self._task, self._membership, self._connection, self._job = task, membership, connection, job
+        self._task, self._membership, self.connection, self._job = task, membership, connection, job
         self._timeouts = membership.timeouts  # of the chief, to initialise the model, and to restore it
         must_share = task.is_chief and job.folder.is_given and job.written_by == "ps"
         self._shared_folder = SharedFolder(task, job.folder) if must_share else None
         self._was_ready = self._has_trained = False
+        self._is_unsure = task.is_chief and not events.has_recorded("tested")
         self._pause_secs = POLL_SECS  # before the next session, after one that never came to be
         self._failing_since, self._ready_at = math.inf, -math.inf  # times of `time.monotonic()`
         self.incarnations: dict[Peer, str] = {}  # of the servers, as they were before the last session was made
         self._global_step = tf.train.get_global_step()
-        self._step = self._global_step.read_value()
         unsaved = job.updates.unsaved_variables
         with tf.name_scope("session"):
             self._uninitialized = tf.report_uninitialized_variables([*unsaved, *tf.global_variables()])
@@ -149,24 +150,6 @@ class TrainingScaffold(tf.train.Scaffold):
         return self
 
     @contextlib.contextmanager
-    def session_to_save(self, session: tf.Session) -> Iterator[tf.Session]:
-        """Give this session, or, in-graph, one that needs none of the workers that compute: one may be gone."""
-        if self._task.batches_per_step == 1:
-            yield session
-            return
-        config = tf.ConfigProto()
-        config.CopyFrom(self._connection.config)
-        config.device_filters[:] = ["/job:ps", self._task.device]
-        # TensorFlow would place all of the graph, also what no such session can run.
-        needed = [self.saver.saver_def.save_tensor_name, self._step.name, self.ready_op.name]
-        nodes = tf.graph_util.extract_sub_graph(session.graph.as_graph_def(), [name.split(":")[0] for name in needed])
-        with tf.Graph().as_default() as graph:
-            tf.import_graph_def(nodes, name="")
-            tf.add_to_collection(tf.GraphKeys.GLOBAL_STEP, graph.get_tensor_by_name(self._step.name))
-        with tf.Session(self._connection.target, graph, config) as of_ps_tasks:
-            yield of_ps_tasks
-
-    @contextlib.contextmanager
     def repeating_cancelled_steps(self) -> Iterator[None]:
         """Suppress the error of a step that was cancelled, so that the training loop takes another one.
 
@@ -194,7 +177,7 @@ class TrainingScaffold(tf.train.Scaffold):
 
     def _describe_unreached(self) -> str:
         """Look which server does not reach this worker, though this worker reaches all of them."""
-        with self._connection.session(self._sent.graph) as session:
+        with self.connection.session(self._sent.graph) as session:
             try:
                 session.run(self._sent)
             except tf.errors.OpError:  # it does not
@@ -212,8 +195,7 @@ class TrainingScaffold(tf.train.Scaffold):
         missing = {of: statuses[of].silence for of, found in self.incarnations.items() if not found}
         # It looks before the membership gives up. The chief must be surer, unless it has ended this very run before: a
         # run that begins anew needs it.
-        is_unsure = self._task.is_chief and not events.has_recorded("tested")
-        late_secs = self._timeouts.startup_secs / 2 if is_unsure else min(LATE_SECS, min(self._timeouts) / 2)
+        late_secs = self._timeouts.startup_secs / 2 if self._is_unsure else min(LATE_SECS, min(self._timeouts) / 2)
         is_late = any(statuses[of].reason for of in missing) and time.monotonic() > start + late_secs
         if is_late and result.is_finished(self._job.folder, self._job.goal):
             raise FinishedError(
@@ -225,7 +207,7 @@ class TrainingScaffold(tf.train.Scaffold):
     def _describe_missing_model(self) -> str:
         """Look with a session of its own, since TensorFlow's would sleep."""
         # A ps may go away after it has answered.
-        with contextlib.suppress(tf.errors.UnavailableError), self._connection.session() as session:
+        with contextlib.suppress(tf.errors.UnavailableError), self.connection.session() as session:
             is_there = not session.run(self._uninitialized).size  # first: the chief publishes before it initialises
             self._membership.agreement.check_flags(self._job.agreed)
             if is_there:
@@ -238,7 +220,7 @@ class TrainingScaffold(tf.train.Scaffold):
         self._membership.agreement.check_flags(self._job.agreed)
         if self._shared_folder:
             what = f"{self._task}: still looking whether every ps sees --train_dir"
-            with reminding(what, self._job.folder.path, checkpoints.ON_EACH):
+            with reminding(what, self._job.folder.path, ON_EACH):
                 ask_every_ps = functools.partial(session.run, self.ready_op)
                 self._shared_folder.check(session, ask_every_ps, min(SHARING_SECS, self._timeouts.startup_secs))
         checkpoint = checkpoints.recover(self.saver, self._job.folder)
@@ -263,49 +245,3 @@ class TrainingScaffold(tf.train.Scaffold):
         self.found_step, self.found_session = int(session.run(self._global_step)), session
         logging.info("%s: %s, at global step %d", self._task, origin, self.found_step)
         events.record("model", origin=origin, global_step=self.found_step)
-
-
-class SharedFolder:
-    """A train directory that all ps tasks must see, since each writes its own part of a checkpoint there."""
-
-    def __init__(self, task: Task, folder: RunFolder):
-        """Build the ops for `task`, the chief, in the default graph."""
-        self._task, self._folder = task, folder
-        self._file = tf.placeholder(tf.string, [], name="shared_file")  # a constant's content would be remembered
-        self._content_on = {}
-        for ps in task.others("ps"):
-            with tf.device(f"{ps.device}/device:CPU:0"):
-                self._content_on[ps] = tf.io.read_file(self._file)
-
-    def check(self, session: tf.Session, ask_every_ps: Callable[[], object], timeout_secs: float) -> None:
-        """Wait until every ps sees the lock of this process.
-
-        Raises:
-          OpError: a ps is lost, as `ask_every_ps()` says.
-          UnusableError: a ps still did not after `timeout_secs`.
-        """
-        with open(self._folder.lock, "rb") as file:
-            expected = file.read()
-
-        def describe_blindness(ps: Peer) -> str:
-            try:
-                content = session.run(self._content_on[ps], {self._file: self._folder.lock})
-                return "" if content == expected else "it has another one"
-            except tf.errors.OpError as error:
-                if not (error.op and error.op.type == "ReadFile"):
-                    raise
-                ask_every_ps()
-                return reason(error)
-
-        def describe_blind() -> str:
-            reasons = {ps: why for ps in self._content_on if (why := describe_blindness(ps))}
-            return ", ".join(f"{ps} to see {self._folder.lock} ({why})" for ps, why in reasons.items())
-
-        wait_until_nothing_is_missing(
-            self._task,
-            describe_blind,
-            timeout_secs,
-            "give all tasks one folder as --train_dir, shared under the same name, since each ps writes its own part of"
-            " a checkpoint, and let all read it; or give --checkpoints=chief, so that the chief writes all of it",
-            error=UnusableError,
-        )

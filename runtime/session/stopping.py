@@ -20,7 +20,7 @@ from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.end import end_process
 from runtime.process.errors import AwayError, UnusableError, reason
 from runtime.process.threads import make_guard, start_guard
-from runtime.saving.checkpoints import CheckpointHook
+from runtime.saving.checkpoint_hook import CheckpointHook
 from runtime.session.scaffold import TrainingScaffold
 
 STEP_SECS = 1.0  # how long a worker may take after a signal to finish its step
@@ -65,7 +65,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
     def _describe_unsaved(self) -> str:
         if self._is_done:
             return ""
-        silent = self._membership.describe_silent()
+        silent = self._membership.describe_silent_ps()
         since = f"{self._task} has not saved the steps after global step {self._checkpoint_hook.saved_step} yet"
         return f"{since}, for want of {silent}" if silent else since
 
@@ -89,8 +89,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                 if not self._is_done:
                     if saves and self._task.clients:
                         self._wait_for_others()
-                    with self._scaffold.session_to_save(session) as saving:
-                        self._checkpoint_hook.end(saving)
+                    self._checkpoint_hook.end_without_workers(session, self._scaffold.connection)
                     self._is_done = not self._checkpoint_hook.failure
                     saying = make_guard("say", self._say_that_it_stops)
                     saying.start()
@@ -103,7 +102,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             failure = (failure or unwritten) if saves else ""  # a worker that saves nothing loses nothing
             saved = f"and saved global step {self._checkpoint_hook.saved_step} " if saves and not failure else ""
             lost = f", and could not save the last steps ({failure})" if failure else ""
-            remedy = f": {self._checkpoint_hook.remedy}" if failure and failure == unwritten else ""
+            remedy = self._checkpoint_hook.remedy if failure and failure == unwritten else ""
             go_on = "start it again to go on"
             if self._task.is_chief and not saves:
                 go_on = "nothing is saved, so start it again while the ps tasks still run, or training begins again"
