@@ -15,6 +15,7 @@ from runtime.cluster.task import Task
 from runtime.data.memory import MemorySource
 from runtime.machine.session_config import make_session_config
 from runtime.model.variables import Lookups
+from runtime.process.errors import UnusableError
 from runtime.records.folder import RunFolder
 from runtime.roles.member import Member, choose_task
 from runtime.updates.mode import EXCHANGES_PER_RUN
@@ -234,6 +235,13 @@ def test_the_cluster_comes_from_tf_config_unless_a_flag_describes_it(set_flags, 
     )
     set_flags("--train_steps=5")
     assert choose_task(distributed.FLAGS) == Task("ps", 0, ("a:1",), ("b:2",))
+
+
+def test_a_manager_that_names_no_cluster_is_quoted(set_flags, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"sparseCluster": {"ps": ["a:1"]}}')
+    set_flags()
+    with pytest.raises(UnusableError, match=r'are required, since TF_CONFIG has no "cluster": {"sparseCluster": {'):
+        choose_task(distributed.FLAGS)
 
 
 def test_flags_win_over_tf_config(set_flags, monkeypatch):

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from benchmarks.testbed.processes import PROJECT
+from benchmarks.testbed.network import ENVIRONMENT, PRIVATE
+from benchmarks.testbed.processes import PROJECT, can_run
 from runtime.launch.options import parse
 from runtime.launch.ports import choose_ports
 from tests.terminal import Terminal
@@ -32,6 +33,15 @@ def test_no_two_processes_choose_the_same_port():
     command = f"from runtime.launch import ports; ports.CANDIDATES = range({other}, {other + 1}); ports.choose_ports(1)"
     done = subprocess.run([sys.executable, "-c", command], cwd=PROJECT, capture_output=True, text=True)
     assert f"OSError: fewer than 1 ports from {other} to {other} are free" in done.stderr
+
+
+@pytest.mark.skipif(not can_run([*PRIVATE, "ip", "link"]), reason="needs unshare and ip")
+def test_a_machine_without_a_loopback_address_is_told(tmp_path):
+    without = ["sh", "-c", 'ip link set lo up && ip address delete 127.0.0.1/8 dev lo && exec "$0" "$@"']
+    command = ["./run_local_cluster.sh", "--no_isolation", f"--train_dir={tmp_path}"]
+    done = subprocess.run([*PRIVATE, *without, *command], cwd=PROJECT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.endswith("\nerror: this machine has no address 127.0.0.1: give it to the loopback interface\n")
 
 
 @pytest.fixture

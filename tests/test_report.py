@@ -417,9 +417,12 @@ def test_a_folder_is_not_looked_for_by_its_name_before_it_is_there(tmp_path, sta
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_events(start_recording):
-    events.start_recording("ps 0", RunFolder("/dev/null/train"))
-    events.record("serving")
+    events.start_recording("worker 1", RunFolder("/dev/null/train"))
+    events.record("training")
     assert not events.wait_until_written(DEADLINE_SECS)
+    events.record("finished")
+    said = events.wait_until_written(DEADLINE_SECS)
+    assert said.startswith("this task has not seen --train_dir /dev/null/train, so nothing there is by it: ")
 
 
 def test_events_that_another_user_lets_nobody_write_are_told_and_cost_no_summaries(start_recording, tmp_path, caplog):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from runtime.cluster.task import Task
 from runtime.process.errors import UnusableError
 
+MANAGERS = ("TF_CONFIG", "CLUSTER_SPEC")  # environment variables
 # What each job is here.
 JOBS = {"chief": "chief", "evaluator": "evaluator", "master": "chief", "ps": "ps", "worker": "worker"}
 JOBS |= {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
@@ -33,7 +34,7 @@ def discover(environment: Mapping[str, str]) -> Discovery | None:
     Raises:
       UnusableError: the text is not JSON of this form, or the cluster in it is unusable.
     """
-    for name in ("TF_CONFIG", "CLUSTER_SPEC"):
+    for name in MANAGERS:
         if text := environment.get(name, "").strip():
             try:
                 return _parse(name, json.loads(text))

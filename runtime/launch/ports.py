@@ -1,7 +1,7 @@
 """Which ports a local cluster can listen on."""
 
 import collections
-import contextlib
+import errno
 import os
 import random
 import socket
@@ -27,11 +27,16 @@ def choose_ports(count: int) -> list[int]:
         if len(ports) == count:
             return ports
         claim = socket.socket(type=socket.SOCK_DGRAM)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            claim.bind(("127.0.0.1", port))
-            listener.bind(("", port))
-            ports.append(port)
-            _claims.append(claim)
+        try:
+            with socket.socket() as listener:
+                claim.bind(("127.0.0.1", port))
+                listener.bind(("", port))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise OSError("this machine has no address 127.0.0.1: give it to the loopback interface") from error
+            continue
+        ports.append(port)
+        _claims.append(claim)
     raise OSError(f"fewer than {count} ports from {CANDIDATES.start} to {CANDIDATES.stop - 1} are free")
 
 

@@ -62,7 +62,11 @@ class Supervisor:
         Returns:
           The exit status of the launcher.
         """
-        addresses = [f"localhost:{port}" for port in choose_ports(len(self._tasks))]
+        try:
+            addresses = [f"localhost:{port}" for port in choose_ports(len(self._tasks))]
+        except OSError as error:
+            self._console.close([], f"error: {error}")
+            return UNUSABLE_STATUS
         ps_hosts, worker_hosts = ",".join(addresses[: self._options.ps]), ",".join(addresses[self._options.ps :])
         self._hosts = [f"--ps_hosts={ps_hosts}", f"--worker_hosts={worker_hosts}"]
         self._console.say(f"ps at {ps_hosts}, workers at {worker_hosts}, logs in {self._options.folder.logs}")

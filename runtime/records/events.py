@@ -77,6 +77,10 @@ def wait_until_written(secs: float = WRITING_SECS) -> str:
     with work.all_tasks_done:
         work.all_tasks_done.wait_for(lambda: not work.unfinished_tasks, secs)
     num_lines = len(_recorder.lines) if _recorder.path or _recorder.failure else 0
+    if not num_lines and any(b'"event": "finished"' in line for line in _recorder.lines):  # the chief has made it
+        return (
+            f"this task has not seen --train_dir {_recorder.folder.path}, so nothing there is by it: share the folder"
+        )
     num_missing = _recorder.num_lost + work.unfinished_tasks + num_lines
     what = f"of the records of this task are missing{f' ({_recorder.failure})' if _recorder.failure else ''}"
     return f"{num_missing} {what}: see that {_recorder.folder.path} answers, and has room" if num_missing else ""

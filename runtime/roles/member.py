@@ -10,7 +10,7 @@ from absl import flags, logging
 from absl.command_name import set_kernel_process_name
 
 from runtime.cluster.departure import Departure
-from runtime.cluster.discovery import discover
+from runtime.cluster.discovery import MANAGERS, discover
 from runtime.cluster.holdings import Holding
 from runtime.cluster.membership import start_membership
 from runtime.cluster.task import Task
@@ -193,7 +193,8 @@ def choose_task(values: flags.FlagValues) -> Task:
     Raises:
       UnusableError: nothing says which task this is, or what says so is wrong.
     """
-    if not any(values[name].present for name in ("job_name", "task_index", "ps_hosts", "worker_hosts")):
+    are_given = any(values[name].present for name in ("job_name", "task_index", "ps_hosts", "worker_hosts"))
+    if not are_given:
         if discovery := discover(os.environ):
             try:
                 values.set_default("train_dir", discovery.model_dir)
@@ -203,6 +204,9 @@ def choose_task(values: flags.FlagValues) -> Task:
     elif "TF_CONFIG" in os.environ:
         logging.info("TF_CONFIG is ignored, since flags describe the cluster")
     if values.job_name is None or (values.task_index is None and values.job_name != "evaluator"):
-        beside = " beside flags of the cluster, with which TF_CONFIG is not read" * ("TF_CONFIG" in os.environ)
-        raise UnusableError(f"--job_name (ps, worker or evaluator) and --task_index are required{beside}")
+        why = " beside flags of the cluster, with which TF_CONFIG is not read" * ("TF_CONFIG" in os.environ)
+        if not are_given:
+            found = {name: os.environ[name] for name in MANAGERS if name in os.environ}
+            why = "".join(f', since {name} has no "cluster": {text[:200]}' for name, text in found.items())
+        raise UnusableError(f"--job_name (ps, worker or evaluator) and --task_index are required{why}")
     return Task(values.job_name, values.task_index or 0, tuple(values.ps_hosts), tuple(values.worker_hosts))
