@@ -41,7 +41,7 @@ def test_a_machine_without_a_loopback_address_is_told(tmp_path):
     command = ["./run_local_cluster.sh", "--no_isolation", f"--train_dir={tmp_path}"]
     done = subprocess.run([*PRIVATE, *without, *command], cwd=PROJECT, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.endswith("\nerror: this machine has no address 127.0.0.1: give it to the loopback interface\n")
+    assert done.stderr.endswith("error: this machine has no address 127.0.0.1: give it to the loopback interface\n")
 
 
 @pytest.fixture
