@@ -107,6 +107,24 @@ def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypat
     assert ends == [(1, f"{missing}: start what is missing, or correct --ps_hosts and --worker_hosts")]
 
 
+@pytest.mark.promises("late-worker")
+@pytest.mark.parametrize("job_name", ["ps", "worker"])
+def test_a_task_that_is_started_again_after_the_end_gives_up_with_0(monkeypatch, job_name):
+    ends = []
+    monkeypatch.setattr(membership, "end_process", lambda *end, is_error=True: ends.append((*end, is_error)))
+    member = Membership(Task(job_name, 1, PS, WORKERS, "in_graph"), Timeouts(10, 20))
+    member.describe_result = lambda: "nothing is left to do"
+    for peer in member.task.needed:
+        member._note_status(peer, SILENT, 100.0)
+        member._sightings[peer].missed_since = 100.0
+    member._end_if_somebody_stays_away(109.0)
+    assert not ends
+    member._end_if_somebody_stays_away(111.0)
+    status, told, is_error = ends[0]
+    assert (status, is_error) == (0, False)
+    assert told.startswith(f"{job_name} 1: nothing is left to do, and there is no ")
+
+
 @pytest.mark.promises("recovery-timeout")
 def test_a_ps_that_stays_busy_is_said_to_be_and_is_not_waited_for_for_ever(monkeypatch, caplog):
     caplog.set_level("INFO")

@@ -20,7 +20,7 @@ from runtime.data.memory import MemorySource
 from runtime.process import threads
 from runtime.process.errors import FinishedError, UnusableError
 from runtime.records.folder import RunFolder
-from runtime.saving.result import Goal
+from runtime.saving.result import Goal, describe_result
 from runtime.session import scaffold, stopping
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.steps import StepsHook
@@ -34,6 +34,7 @@ class Worker:
     def __init__(self, servers, index, train_dir="", startup_timeout_secs=20, last_step=100):
         self.task = servers.task("worker", index)
         self.membership = servers.membership("worker", index, startup_timeout_secs, recovery_secs=20)
+        self.membership.describe_result = lambda: describe_result(RunFolder(train_dir), Goal(100))
         self.connection = servers.connection("worker", index)
         self.graph = tf.Graph()
         if train_dir:

@@ -54,6 +54,7 @@ class Membership:
     def __init__(self, task: Task, timeouts: Timeouts):
         """Prepare to look around as `task`, whose server is up."""
         self.task, self.timeouts = task, timeouts
+        self.describe_result: Callable[[], str] = str  # says where a finished run has left its result, if one has
         self.decisions: list[Callable[[], None]] = [self._end_if_this_cannot_go_on]
         self.pause_secs = POLL_SECS  # from one time that all of them are taken to the next
         self._incarnation = ""
@@ -107,6 +108,8 @@ class Membership:
         secs = max(missed[peer] for peer in missed if missed[peer] > limits[peer])
         # Others may have given up just now, for the same reason.
         away = {peer: self._sightings[peer].status.silence for peer in missed if missed[peer] > secs / 2}
+        if left := self.describe_result():
+            end_process(0, f"{self.task}: {left}, and there is no {describe(away)}", is_error=False)
         remedy = "start what is missing, or correct --ps_hosts and --worker_hosts"
         if BUSY in away.values():
             remedy = (

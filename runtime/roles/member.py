@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 from typing import Any
 
@@ -32,7 +33,7 @@ from runtime.records.folder import RunFolder
 from runtime.roles.evaluator import follow_checkpoints
 from runtime.saving.checkpoints import find_last_step
 from runtime.saving.export import check_export_dir, check_serving
-from runtime.saving.result import Goal
+from runtime.saving.result import Goal, describe_result
 from runtime.saving.train_dir import open_train_dir
 from runtime.updates import placement
 from runtime.updates.mode import Mode
@@ -102,6 +103,7 @@ class Member:
         wait_until_address_leads_here(self.task, self.timeouts.startup_secs)
         self.connection = Connection(server.target, self.session_config)
         self.membership = start_membership(self.task, self.timeouts)
+        self.membership.describe_result = functools.partial(describe_result, self.folder, self.goal)
         if not self.task.only_serves:
             logging.info("%s: building its graph", self.task)  # which takes a busy machine some time
 

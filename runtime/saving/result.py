@@ -142,6 +142,11 @@ def is_finished(folder: RunFolder, goal: Goal) -> bool:
     return (global_step >= goal.train_steps or is_good) and is_saved(folder, global_step)
 
 
+def describe_result(folder: RunFolder, goal: Goal) -> str:
+    """Return what tells a task that the run has ended without it; "" if that has not."""
+    return f"nothing is left to do: {folder.path} has the result of a finished run" if is_finished(folder, goal) else ""
+
+
 def is_of_finished_run(folder: RunFolder, goal: Goal, global_step: int) -> bool:
     """Return whether the model of this global step is the one of the result, and has reached `goal`."""
     return read_json(folder.result).get("global_step") == global_step and is_finished(folder, goal)
