@@ -95,12 +95,13 @@ class Membership:
     def _end_if_somebody_stays_away(self, now: float) -> None:
         since = {peer: seen.missed_since or seen.busy_since for peer, seen in self._sightings.items()}
         missed = {peer: now - start for peer, start in since.items() if start}
-        if busy := {
-            peer: f"busy for {secs:.0f} s"
+        reasons = {peer: self._sightings[peer].status.reason for peer in missed}
+        if awaited := {
+            peer: reasons[peer] or f"busy for {secs:.0f} s"
             for peer, secs in missed.items()
-            if secs > REMINDER_SECS and not self._sightings[peer].status.reason
+            if secs > REMINDER_SECS and (self.task.only_serves or not reasons[peer])  # who trains says it elsewhere
         }:
-            logging.log_every_n_seconds(logging.INFO, "%s: waiting for %s", REMINDER_SECS, self.task, describe(busy))
+            logging.log_every_n_seconds(logging.INFO, "%s: waiting for %s", REMINDER_SECS, self.task, describe(awaited))
         startup_secs, recovery_secs = self.timeouts
         limits = {peer: recovery_secs if self._sightings[peer].was_there else startup_secs for peer in missed}
         if self._is_over.is_set() or all(missed[peer] <= limits[peer] for peer in missed):
