@@ -58,7 +58,7 @@ def define_flags() -> flags.FlagValues:
 
 
 def _define_cluster() -> None:
-    """Define the cluster, and which of its tasks this process is."""
+    """Define the cluster and this task."""
     flags.DEFINE_boolean("version", False, "print the versions of this program and its packages, and exit")
     flags.DEFINE_enum("job_name", None, ["ps", "worker", "evaluator"], "the job of this process")
     flags.DEFINE_integer("task_index", None, "index of this process in its job; worker 0 is the chief", 0)
@@ -73,7 +73,7 @@ def _define_cluster() -> None:
 
 
 def _define_folders() -> None:
-    """Define the folders, and who writes there."""
+    """Define folders."""
     flags.DEFINE_string(
         "user_dir",
         None,
@@ -99,9 +99,9 @@ def _define_folders() -> None:
 
 
 def _define_training() -> None:
-    """Define how the model is trained."""
+    """Define training."""
     flags.DEFINE_integer("train_steps", 10000, "global step at which training ends", lower_bound=1)
-    flags.DEFINE_integer("batch_size", 100, "number of examples per worker and step", lower_bound=1)
+    flags.DEFINE_integer("batch_size", 100, "examples per worker and step", lower_bound=1)
     flags.DEFINE_float("learning_rate", 0.001, "highest learning rate of the run")
     flags.DEFINE_enum(
         "lr_schedule", "constant", LR_SCHEDULES, "after the warm-up, the learning rate stays constant, or falls to 0"
@@ -124,12 +124,12 @@ def _define_training() -> None:
     flags.DEFINE_boolean("sync_replicas", False, "use synchronous updates, which average the gradients of the workers")
     flags.DEFINE_alias("issync", "sync_replicas")
     flags.DEFINE_integer(
-        "replicas_to_aggregate", None, "number of gradients per synchronous update; default: one of each worker", 1
+        "replicas_to_aggregate", None, "gradients per synchronous update; default: one of each worker", 1
     )
     flags.DEFINE_integer(
         "max_staleness",
         None,
-        "number of exchanges that a worker may be ahead of the slowest one; default: no limit",
+        "how many exchanges a worker may be ahead of the slowest; default: no limit",
         0,
     )
     flags.DEFINE_enum(
@@ -194,7 +194,7 @@ def _define_periods() -> None:
 
 
 def _define_evaluation() -> None:
-    """Define evaluation while the workers train."""
+    """Define evaluation."""
     flags.DEFINE_float(
         "eval_every_secs", None, "seconds between the chief's evaluations; default: only one, at the end", 0.1
     )
