@@ -16,8 +16,8 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 NUM_CLASSES = 10
-flags.DEFINE_integer("num_classes", NUM_CLASSES, "how many classes there are, such as 26, 47 or 62 in EMNIST", 2, 256)
-flags.DEFINE_integer("first_label", 0, "label of the first class, such as 1 in EMNIST's letters", 0, 255)
+flags.DEFINE_integer("num_classes", NUM_CLASSES, "number of classes, such as 26, 47 or 62 for EMNIST", 2, 256)
+flags.DEFINE_integer("first_label", 0, "label of the first class, such as 1 for EMNIST's letters", 0, 255)
 
 IMAGE_SHAPE = (28, 28)
 NUM_PIXELS = math.prod(IMAGE_SHAPE)

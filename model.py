@@ -7,8 +7,8 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum("model", "mlp", ["mlp", "cnn"], "a hidden layer, or two convolutions with pooling before it")
-flags.DEFINE_integer("hidden_units", 100, "width of the hidden layer", lower_bound=1)
+flags.DEFINE_enum("model", "mlp", ["mlp", "cnn"], "one hidden layer, or two convolutions with pooling before it")
+flags.DEFINE_integer("hidden_units", 100, "number of units in the hidden layer", lower_bound=1)
 
 
 def build_logits(images, is_training):

@@ -1,4 +1,4 @@
-"""One trace of the whole cluster, for Perfetto or `chrome://tracing`, from what each worker traced of its own runs.
+"""One trace of the whole cluster for Perfetto or `chrome://tracing`, merged from the traces of the workers.
 
 A part is a file that a worker wrote about one run: a `RunMetadata` of TensorFlow. It holds the ops of that run on the
 worker and on each ps, with the times when they began and ended, and the messages between them. Each task has taken the

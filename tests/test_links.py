@@ -39,7 +39,7 @@ TEACHING = {
     "porting.md",
     "constructs.md",
 }  # may show code and output
-MAX_README_LINES, MAX_PAGE_LINES, MAX_WORDS = 152, 200, 15_600
+MAX_README_LINES, MAX_PAGE_LINES, MAX_WORDS = 152, 200, 15_000
 NUM_PIECES = 2  # a message may be put together from this many string literals between two variable parts
 
 FENCE = re.compile(r"^```(.*)\n((?s:.*?))^```$", re.MULTILINE)

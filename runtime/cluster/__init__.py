@@ -1,1 +1,1 @@
-"""Who is in the cluster, and are they there?"""
+"""Who is in the cluster, and whether they answer."""

@@ -1,1 +1,1 @@
-"""Where the examples come from, who reads which of them, and in which order."""
+"""Where examples come from, who reads which of them, and in which order."""

@@ -1,1 +1,1 @@
-"""What the launcher shows on a terminal while a run goes on: how far it is, and what each task does."""
+"""The launcher's terminal display of a run: its progress, and what each task does."""

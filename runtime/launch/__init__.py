@@ -1,1 +1,1 @@
-"""The launcher: it gets a machine ready for a cluster, starts the tasks, watches over them and ends them."""
+"""The launcher, which prepares a machine, and starts, watches and ends the tasks."""

@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str]) -> Options:
     flags.DEFINE_string("data_dir", download.default_data_dir(), "folder of the examples", flag_values=own)
     flags.DEFINE_string("export_dir", "", "folder of the finished model", flag_values=own)
     flags.DEFINE_float(
-        "stop_timeout_secs", STOP_SECS, "how long the chief may take to save after a signal", flag_values=own
+        "stop_timeout_secs", STOP_SECS, "how long the chief may take to save the model after a signal", flag_values=own
     )
     flags.DEFINE_integer("max_restarts", 3, "how often a task may be started again", 0, flag_values=own)
     for name in ("no_isolation", "locked", "tensorboard", "prepare"):

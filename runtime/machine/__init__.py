@@ -1,1 +1,1 @@
-"""What a task takes of its machine: threads, devices, priority, and a port."""
+"""What a task uses on its machine: threads, devices, priority, and a port."""

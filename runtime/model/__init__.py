@@ -1,1 +1,1 @@
-"""What a user's two files compute, taken for a function of inputs and parameters: traced once, copied where needed."""
+"""The user's two files as a function of inputs and parameters, traced once and copied where needed."""

@@ -1,1 +1,1 @@
-"""What people see of a run while it goes on: progress, evaluations, summaries, traces."""
+"""What people see of a run in progress: progress lines, evaluations, summaries, traces."""

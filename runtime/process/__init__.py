@@ -1,1 +1,1 @@
-"""This process: its environment, what it says, its threads, its errors, and its end."""
+"""This process: its environment, messages, threads, errors, and end."""

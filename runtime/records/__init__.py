@@ -1,1 +1,1 @@
-"""What a run records in its folder: what lies where, its events, and files that appear whole."""
+"""What a run records in its folder: its events, and files that appear whole."""

@@ -1,4 +1,4 @@
-"""The report of a run: one page without network, from what the tasks recorded in the train directory."""
+"""The report of a run, a self-contained page made from the recorded events."""
 
 from absl import logging
 

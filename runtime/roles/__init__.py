@@ -1,1 +1,1 @@
-"""The role of a process: its flags, its task, and how it trains or evaluates, from its start to its end."""
+"""The role of a process: its flags, its task, and how it trains or evaluates."""

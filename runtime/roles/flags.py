@@ -58,33 +58,39 @@ def define_flags() -> flags.FlagValues:
 
 
 def _define_cluster() -> None:
-    """Define the cluster, and which of its tasks this process is."""
-    flags.DEFINE_boolean("version", False, "print the version of this program and of what it uses, and end")
-    flags.DEFINE_enum("job_name", None, ["ps", "worker", "evaluator"], "what this process is")
-    flags.DEFINE_integer("task_index", None, "its index within the job; worker 0 is the chief", 0)
-    flags.DEFINE_list("ps_hosts", "localhost:2222", "comma-separated host:port of the ps tasks")
-    flags.DEFINE_list("worker_hosts", "localhost:2223,localhost:2224", "comma-separated host:port of the workers")
-    flags.DEFINE_string("gpus", "auto", "the GPUs of each host for its workers: auto for all, none, or some, as in 0,2")
+    """Define the cluster and this task."""
+    flags.DEFINE_boolean("version", False, "print the versions of this program and its packages, and exit")
+    flags.DEFINE_enum("job_name", None, ["ps", "worker", "evaluator"], "the job of this process")
+    flags.DEFINE_integer("task_index", None, "index of this process in its job; worker 0 is the chief", 0)
+    flags.DEFINE_list("ps_hosts", "localhost:2222", "comma-separated host:port addresses of the ps tasks")
+    flags.DEFINE_list(
+        "worker_hosts", "localhost:2223,localhost:2224", "comma-separated host:port addresses of the workers"
+    )
+    flags.DEFINE_string(
+        "gpus", "auto", "GPUs that the workers of a host may use: auto (all), none, or a list such as 0,2"
+    )
     flags.register_validator("gpus", is_gpu_list, "it is auto, none, or numbers of GPUs, such as 0,2")
 
 
 def _define_folders() -> None:
-    """Define the folders, and who writes there."""
+    """Define folders."""
     flags.DEFINE_string(
         "user_dir",
         None,
-        "folder of model.py and mnist_input.py; default: USER_DIR in the environment, or this script's",
+        "folder with model.py and mnist_input.py; default: the variable USER_DIR, or the folder of this script",
     )
     flags.DEFINE_string(
         "data_dir",
         download.default_data_dir(),
-        "folder of the examples, as mnist_input.py reads them; into an empty one, MNIST's are fetched",
+        "folder with the examples that mnist_input.py reads; MNIST is downloaded into an empty one",
     )
     flags.DEFINE_string(
-        "train_dir", "", "shared folder for checkpoints, summaries and result.json; empty: nothing is saved"
+        "train_dir", "", "shared folder for checkpoints, summaries and result.json; if empty, nothing is saved"
     )
-    flags.DEFINE_enum("checkpoints", "ps", ["ps", "chief"], "who writes them: each ps its part, or the chief all")
-    flags.DEFINE_string("export_dir", "", "folder for the finished model as a SavedModel; empty: it is not exported")
+    flags.DEFINE_enum(
+        "checkpoints", "ps", ["ps", "chief"], "who writes checkpoints: each ps its own part, or the chief everything"
+    )
+    flags.DEFINE_string("export_dir", "", "folder for the finished model as a SavedModel; if empty, it is not exported")
     for name in ("user_dir", "data_dir"):
         flags.register_validator(name, lambda folder: folder != "", "it must name a folder")
     for name in ("data_dir", "train_dir", "export_dir"):
@@ -93,41 +99,62 @@ def _define_folders() -> None:
 
 
 def _define_training() -> None:
-    """Define how the model is trained."""
+    """Define training."""
     flags.DEFINE_integer("train_steps", 10000, "global step at which training ends", lower_bound=1)
     flags.DEFINE_integer("batch_size", 100, "examples per worker and step", lower_bound=1)
-    flags.DEFINE_float("learning_rate", 0.001, "learning rate of the optimizer, at its highest")
-    flags.DEFINE_enum("lr_schedule", "constant", LR_SCHEDULES, "after the warm-up, constant or falling to 0 at the end")
-    flags.DEFINE_integer(
-        "warmup_steps", None, "global steps in which the learning rate rises; default: 0, or 30 % of one cycle", 0
+    flags.DEFINE_float("learning_rate", 0.001, "highest learning rate of the run")
+    flags.DEFINE_enum(
+        "lr_schedule", "constant", LR_SCHEDULES, "after the warm-up, the learning rate stays constant, or falls to 0"
     )
-    flags.DEFINE_enum("optimizer", "adam", OPTIMIZERS, "the optimizer; momentum is 0.9, Nesterov's too")
-    flags.DEFINE_float("clip_norm", None, "the largest norm of all gradients of a worker together", lower_bound=0)
+    flags.DEFINE_integer(
+        "warmup_steps", None, "global steps during which the learning rate rises; default: 0, or 30 % of one cycle", 0
+    )
+    flags.DEFINE_enum("optimizer", "adam", OPTIMIZERS, "the optimizer; momentum and nesterov use a momentum of 0.9")
+    flags.DEFINE_float(
+        "clip_norm",
+        None,
+        "largest global norm of a worker's gradients; larger gradients are scaled down",
+        lower_bound=0,
+    )
     flags.register_validator("clip_norm", lambda norm: norm != 0, "nothing would be trained: leave it out, or raise it")
-    flags.DEFINE_float("ema_decay", None, "of moving averages of the parameters, which are then tested and exported", 0)
+    flags.DEFINE_float(
+        "ema_decay", None, "decay of moving averages of the parameters; tests and exports use these averages", 0
+    )
     flags.register_validator("ema_decay", lambda decay: decay is None or decay < 1, "it must be below 1, such as 0.999")
-    flags.DEFINE_boolean("sync_replicas", False, "average the gradients of the workers in synchronous updates")
+    flags.DEFINE_boolean("sync_replicas", False, "use synchronous updates, which average the gradients of the workers")
     flags.DEFINE_alias("issync", "sync_replicas")
-    flags.DEFINE_integer("replicas_to_aggregate", None, "gradients per synchronous update; default: all workers", 1)
+    flags.DEFINE_integer(
+        "replicas_to_aggregate", None, "gradients per synchronous update; default: one of each worker", 1
+    )
     flags.DEFINE_integer(
         "max_staleness",
         None,
-        "exchanges that a worker may be ahead of the slowest; default: any number",
+        "how many exchanges a worker may be ahead of the slowest; default: no limit",
         0,
     )
     flags.DEFINE_enum(
-        "replication", "between_graph", REPLICATIONS, "each worker builds a graph, or the chief builds one for all"
+        "replication",
+        "between_graph",
+        REPLICATIONS,
+        "each worker builds its own graph, or the chief builds one for all workers",
     )
     flags.DEFINE_enum(
-        "ps_strategy", "round_robin", placement.PS_STRATEGIES, "how variables are spread over the ps tasks"
+        "ps_strategy", "round_robin", placement.PS_STRATEGIES, "how variables are distributed over the ps tasks"
     )
-    flags.DEFINE_integer("partition_bytes", None, "split variables larger than this over the ps tasks", lower_bound=1)
-    flags.DEFINE_integer("local_steps", 1, "steps on a worker's own copy between exchanges with the ps", lower_bound=1)
-    flags.DEFINE_enum("exchange_dtype", "float32", EXCHANGE_DTYPES, "how parameters and gradients travel")
+    flags.DEFINE_integer(
+        "partition_bytes", None, "split variables that are larger than this over the ps tasks", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "local_steps", 1, "steps that a worker takes on its own copy of the parameters per exchange", lower_bound=1
+    )
+    flags.DEFINE_enum("exchange_dtype", "float32", EXCHANGE_DTYPES, "type in which parameters and gradients are sent")
     flags.DEFINE_enum(
-        "sharding", "static", SHARDINGS, "a share of the examples for each worker, or as workers take them"
+        "sharding",
+        "static",
+        SHARDINGS,
+        "each worker has a fixed share of the examples, or asks for one shard at a time",
     )
-    flags.DEFINE_integer("seed", 0, "seed of the initial weights and of the order of examples", 0, 2**31 - 1)
+    flags.DEFINE_integer("seed", 0, "seed of the initial weights and the order of the examples", 0, 2**31 - 1)
     flags.register_validator("learning_rate", lambda rate: 0 < rate < float("inf"), "it must be a number above 0")
     flags.register_multi_flags_validator(
         ["warmup_steps", "train_steps"],
@@ -153,25 +180,29 @@ def _define_training() -> None:
 
 def _define_periods() -> None:
     """Define periods and timeouts."""
-    flags.DEFINE_float("save_checkpoint_secs", 60, "period of the chief's checkpoints", lower_bound=1)
-    flags.DEFINE_integer("keep_checkpoints", 5, "how many of the last checkpoints are kept", lower_bound=1)
-    flags.DEFINE_float("log_every_secs", 2, "period of the progress line and of summaries", lower_bound=0.1)
-    flags.DEFINE_float("startup_timeout_secs", 300, "how long to wait for the ps tasks and the chief at start", 1)
-    flags.DEFINE_float("recovery_timeout_secs", 600, "how long to wait for a lost ps or chief to come back", 1)
-    flags.DEFINE_float("stop_timeout_secs", STOP_SECS, "how long the chief may take to save after a signal", 1)
-    flags.DEFINE_string("profile_steps", None, "A:B: trace the steps of each worker between these two global steps")
+    flags.DEFINE_float("save_checkpoint_secs", 60, "seconds between the chief's checkpoints", lower_bound=1)
+    flags.DEFINE_integer("keep_checkpoints", 5, "number of most recent checkpoints to keep", lower_bound=1)
+    flags.DEFINE_float("log_every_secs", 2, "seconds between progress lines, and between summaries", lower_bound=0.1)
+    flags.DEFINE_float("startup_timeout_secs", 300, "how long to wait for the ps tasks and the chief at the start", 1)
+    flags.DEFINE_float("recovery_timeout_secs", 600, "how long to wait for a lost ps or chief to return", 1)
+    flags.DEFINE_float(
+        "stop_timeout_secs", STOP_SECS, "how long the chief may take to save the model after a signal", 1
+    )
+    flags.DEFINE_string("profile_steps", None, "A:B: trace every worker between the global steps A and B")
     flags.register_validator("profile_steps", profiling.is_step_range, "it must be A:B, two global steps")
     _refuse_without("profile_steps", "train_dir")
 
 
 def _define_evaluation() -> None:
-    """Define evaluation while the workers train."""
-    flags.DEFINE_float("eval_every_secs", None, "period of the chief's evaluations; default: only at the end", 0.1)
+    """Define evaluation."""
+    flags.DEFINE_float(
+        "eval_every_secs", None, "seconds between the chief's evaluations; default: only one, at the end", 0.1
+    )
     flags.DEFINE_string(
-        "stop_at", None, "NAME:VALUE: end training when an evaluation finds this metric as high; as low: NAME:<VALUE"
+        "stop_at", None, "NAME:VALUE: stop training once this metric is at least VALUE; NAME:<VALUE: at most VALUE"
     )
     flags.register_validator("stop_at", _is_target, "it must be NAME:VALUE, such as accuracy:0.97, or loss:<0.1")
-    flags.DEFINE_float("stop_at_accuracy", None, "the same as --stop_at=accuracy:VALUE", 0, 1)
+    flags.DEFINE_float("stop_at_accuracy", None, "short for --stop_at=accuracy:VALUE", 0, 1)
     _refuse_without("stop_at", "eval_every_secs")
     _refuse_without("stop_at_accuracy", "eval_every_secs")
     flags.mark_flags_as_mutual_exclusive(["stop_at", "stop_at_accuracy"])

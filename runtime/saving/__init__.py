@@ -1,1 +1,1 @@
-"""What stays of a run: its checkpoints, its result, its exported model."""
+"""What remains of a run: its checkpoints, its result, its exported model."""

@@ -1,1 +1,1 @@
-"""The sessions of a worker: how one becomes ready, its steps, and how it is stopped or lost."""
+"""The sessions of a worker: how one starts, takes steps, and is stopped or lost."""

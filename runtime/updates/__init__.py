@@ -1,1 +1,1 @@
-"""How what the workers compute reaches the parameters."""
+"""How the results of the workers reach the parameters."""
