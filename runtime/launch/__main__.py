@@ -1,8 +1,6 @@
 """`python runtime/launch ARGUMENT...`, as `run_local_cluster.sh` calls it, runs a cluster on this machine.
 
-It gets the machine ready, and starts itself again in a private network. There it imports TensorFlow once, and forks a
-process for each task: so twenty start as soon as one. Only the tasks import the user's files, each for itself, since
-what these make meanwhile, such as random numbers, threads or the runtime of TensorFlow, cannot be forked.
+It gets the machine ready, and becomes `cluster.py`, in a private network where there can be one.
 """
 
 import signal
@@ -21,8 +19,6 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import NoReturn
 
 LAUNCH = pathlib.Path(__file__).parent
@@ -31,18 +27,11 @@ importlib.import_module("runtime")
 del sys.path[0]  # so nobody's file beside distributed.py takes the place of a module of Python's, until it is told
 
 from runtime.data import download
-from runtime.launch.options import HELP, PROJECT, Options, parse, refuse, say
-from runtime.launch.supervisor import Supervisor
-from runtime.launch.tasks import fork
+from runtime.launch.options import HELP, PROJECT, Options, end_as, parse, refuse, say
 from runtime.model import user_dir
 from runtime.process import limits
-from runtime.process.end import end_process, end_with_parent
 from runtime.records.folder import RunFolder, why_misread
 
-SCRIPT = "distributed"  # the module that each task runs
-# What the tasks get of `runtime/`, already imported.
-SHARED = ("process.environment", "roles.flags", "roles.member", "roles.training")
-READY = "--ready"  # the first argument of the second half
 # Shows the run in folder $1 until process $0 has ended, which makes the folder $2 when it has checked its flags.
 SHOW_TENSORBOARD = """
 until [ -d "$2" ]; do
@@ -90,16 +79,10 @@ WAYS = (
 )
 
 
-REMINDER_SECS = 10.0
-
-
 def main() -> None:
-    """Get ready, start again in a private network, and run the cluster there."""
+    """Get ready, and become what runs the cluster."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # no file of ours may take the number of a closed output
         os.set_inheritable(descriptor, True)
-    if sys.argv[1:2] == [READY]:
-        del sys.argv[1]
-        run_cluster(parse(sys.argv[1:]))
     if is_interruptible:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # it waits for who fetches
     try:
@@ -109,14 +92,14 @@ def main() -> None:
 
 
 def get_ready(options: Options) -> NoReturn:
-    """Fetch the data, start TensorBoard, and become the second half, in a private network where there can be one."""
+    """Fetch the data, start TensorBoard, and become what runs the cluster."""
     if asked := list(filter(HELP.match, options.flags)):
         files = f"--user_dir={user_dir.find()}"  # whose flags are shown, too
         subprocess.run([sys.executable, str(PROJECT / "distributed.py"), files, *asked])
         sys.exit()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # a private network has another user
-    os.environ.setdefault("PYTHONHASHSEED", "0")  # as distributed.py sets it, for the second half and what it forks
+    os.environ.setdefault("PYTHONHASHSEED", "0")  # as distributed.py sets it, for the tasks
     if why := limits.why_too_low(options.ps + options.workers):
         refuse(why)
     fetch(options)
@@ -131,7 +114,7 @@ def get_ready(options: Options) -> NoReturn:
             refuse(f"the folder of this run, {train_dir}, {why}, with --train_dir")
     if options.tensorboard:
         start_tensorboard(train_dir, options)
-    command = [sys.executable, str(LAUNCH), READY, *arguments]
+    command = [sys.executable, str(LAUNCH / "cluster.py"), *arguments]
     if not options.no_isolation:
         command = isolate(command)
     os.execvp(command[0], command)
@@ -152,13 +135,6 @@ def fetch(options: Options) -> None:
         command = [sys.executable, "-c", FETCH, str(PROJECT), os.path.abspath(options.data_dir), *options.task_flags]
         if code := subprocess.run(command).returncode:
             end_as(code, "fetching the examples")
-
-
-def end_as(code: int, what: str) -> NoReturn:
-    """End as a process has ended, by its exit code, that was busy with `what`."""
-    if code < 0:
-        print(f"error: {signal.Signals(-code).name} ended {what}", file=sys.stderr)
-    sys.exit(code if code > 0 else 128 - code)
 
 
 def start_tensorboard(train_dir: str, options: Options) -> None:
@@ -192,82 +168,6 @@ def isolate(command: list[str]) -> list[str]:
     risk = "other accounts, and other machines that reach its ports, can use the cluster"
     say(f"no private network here ({why}): {risk}")
     return command
-
-
-def run_cluster(options: Options) -> NoReturn:
-    """Check the flags, make the folder, run the cluster in it, and end this process when all tasks have ended."""
-    say("loading TensorFlow")
-    with silence():
-        for module in SHARED:
-            importlib.import_module(f"runtime.{module}")
-    predicts = try_script(options.task_flags)
-    options = options._replace(train_dir=os.path.abspath(options.train_dir))
-    try:
-        os.makedirs(options.folder.logs, exist_ok=True)
-    except OSError as error:
-        refuse(f"--train_dir {error.filename} cannot be written: {error.strerror}")
-    try:
-        supervisor = Supervisor(options, run_script, predicts)
-    except BlockingIOError:
-        remedy = "wait until all its processes have ended, or give another folder"
-        refuse(f"--train_dir {options.train_dir} is in use by another run: {remedy}")
-    sys.exit(supervisor.run())
-
-
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
-    """Leave out what TensorFlow's libraries write to standard error while they are loaded."""
-    standard_error = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(standard_error, 2)
-        os.close(standard_error)
-
-
-def try_script(arguments: Sequence[str]) -> str:
-    """Import the script and parse its flags, in a process that ends after that, so that a mistake is reported once.
-
-    Returns:
-      `PREDICTS` of the user's mnist_input.py, or "".
-    """
-    reader, writer = fork.Pipe(duplex=False)
-
-    def try_it() -> None:
-        end_with_parent()
-        sys.argv = [f"{SCRIPT}.py", *arguments]
-        script = import_script()
-        script.program.parse_flags(sys.argv)
-        writer.send(getattr(script.FILES.reader, "PREDICTS", ""))
-        with contextlib.suppress(OSError):  # there may be no reader
-            sys.stdout.flush()
-        end_process(0)  # whatever threads the user's files have started
-
-    process = fork.Process(target=try_it)
-    process.start()
-    while process.is_alive():
-        process.join(REMINDER_SECS)
-        if process.is_alive():
-            say("still importing model.py and mnist_input.py")
-    if process.exitcode:
-        end_as(process.exitcode, f"the import of {SCRIPT}.py")
-    return str(reader.recv()) if reader.poll() else sys.exit()  # it has shown the version
-
-
-def import_script() -> ModuleType:
-    """Import the script, and with it the user's files, as a process of its own does."""
-    if numbers := sys.modules.get("numpy.random"):
-        numbers.seed()  # all tasks have a copy of one state
-    sys.path.insert(0, str(PROJECT))
-    return importlib.import_module(SCRIPT)
-
-
-def run_script() -> None:
-    """Do what the script does when Python runs it."""
-    script = import_script()
-    script.program.start(script.main)
 
 
 if __name__ == "__main__":

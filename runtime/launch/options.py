@@ -4,6 +4,8 @@ import contextlib
 import os
 import pathlib
 import re
+import signal
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -95,3 +97,10 @@ def refuse(message: str) -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(2, f"error: {message}\n".encode(errors="surrogateescape"))
     raise SystemExit(UNUSABLE_STATUS)
+
+
+def end_as(code: int, what: str) -> NoReturn:
+    """End as a process has ended, by its exit code, that was busy with `what`."""
+    if code < 0:
+        print(f"error: {signal.Signals(-code).name} ended {what}", file=sys.stderr)
+    sys.exit(code if code > 0 else 128 - code)
