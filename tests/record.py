@@ -1,6 +1,7 @@
 """Renew the pictures in the documents, each of a real run: .venv/bin/python tests/record.py.
 
-`docs/display-80.svg` moves: it is what a terminal of 80 columns shows of the launcher, from start to end.
+`docs/display-80.svg` moves: it is what a terminal of 80 columns shows of the launcher, from start to end; half-way the
+ps is killed.
 `docs/display-140.svg` is one moment of a run, in a terminal of 140 columns. `docs/report-*.png` are the report of a run
 in which a ps was killed, as Chromium shows it on several screens.
 """
@@ -13,27 +14,32 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+import psutil
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from benchmarks.testbed.processes import PROJECT, Cluster
+from benchmarks.testbed.processes import PROJECT, Cluster, poll_for
 from tests import browser
 from tests.terminal import Terminal
 
 DOCS = PROJECT / "docs"
-COMMAND = "./run_local_cluster.sh"
+COMMAND = ["./run_local_cluster.sh", "--save_checkpoint_secs=2"]
 NUM_FRAMES, FRAME_SECS, END_FRAMES = 14, 0.8, 6  # the end stays for so many frames
 FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # rich would have the reader fetch one
 SIZE = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 
 
 def record(columns):
-    """Run the launcher, and return what the terminal showed, with colors: a list of lines for each moment."""
-    terminal = Terminal([COMMAND], columns, rows=40, cwd=PROJECT)
+    """Run the launcher, and kill the ps half-way; return what the terminal showed: colored lines for each moment."""
+    terminal = Terminal(COMMAND, columns, rows=40, cwd=PROJECT)
+    poll_for(lambda: is_half_way(terminal.screen), "half of the steps")
+    for process in psutil.Process().children(recursive=True):
+        if process.name() == "ps-0":
+            process.kill()
     assert terminal.wait(600) == 0, terminal.lines
     whole = [screen for screen in terminal.history if not screen[-1]]
-    return [[f"$ {COMMAND}", *(line.replace(f"{PROJECT}/", "") for line in screen)] for screen in whole]
+    return [[f"$ {' '.join(COMMAND)}", *(line.replace(f"{PROJECT}/", "") for line in screen)] for screen in whole]
 
 
 def is_half_way(screen):
