@@ -69,7 +69,7 @@ def test_a_task_that_is_killed_for_want_of_memory_is_told_with_what_helps(
 ):
     monkeypatch.setattr(tasks, "KERNEL_COUNTS", counts := tmp_path / "vmstat")
     counts.write_text(f"oom_kill {kills_before}\n")
-    task = tasks.Task("ps-0", str(tmp_path / "log"))
+    task = tasks.TaskProcess("ps-0", str(tmp_path / "log"))
     task.start(["distributed.py"], lambda: os.kill(os.getpid(), number))
     poll_for(task.has_just_ended, "end of the task")
     counts.write_text(f"oom_kill {kills_after}\n")
@@ -425,8 +425,8 @@ def test_a_signal_to_a_task_whose_end_was_seen_already_is_no_error(tmp_path):
     """Python itself looks for the ends of processes, whenever it starts one."""
     script = """
 import sys
-from runtime.launch.tasks import Task, fork
-task = Task("ps-0", sys.argv[1])
+from runtime.launch.tasks import TaskProcess, fork
+task = TaskProcess("ps-0", sys.argv[1])
 task.start(["distributed.py"], lambda: None)
 while fork.active_children():
     pass

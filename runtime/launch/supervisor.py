@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from runtime.launch.console import Console
 from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options
 from runtime.launch.ports import choose_ports
-from runtime.launch.tasks import Task
+from runtime.launch.tasks import TaskProcess
 from runtime.model import user_dir
 from runtime.process import output
 from runtime.records.events import join_run
@@ -41,7 +41,7 @@ class Supervisor:
         self._options, self._run_script, self._predicts = options, run, predicts
         names = [f"ps-{index}" for index in range(options.ps)]
         names += [f"worker-{index}" for index in range(options.workers)]
-        self._tasks = {name: Task(name, options.folder.log_of(name)) for name in names}
+        self._tasks = {name: TaskProcess(name, options.folder.log_of(name)) for name in names}
         self._chief = self._tasks["worker-0"]
         _lock(options.folder)
         events = ""
@@ -98,7 +98,7 @@ class Supervisor:
         number = signal.SIGTERM if self._received == signal.SIGHUP else self._received
         return 128 + number if number else 0
 
-    def _start(self, task: Task) -> None:
+    def _start(self, task: TaskProcess) -> None:
         def run() -> None:
             if task == self._chief:
                 output.reader_of_lost = self._console.lost_lines_of_chief
@@ -112,7 +112,7 @@ class Supervisor:
             why = f"cannot be started: {error.filename or 'a new process'}: {error.strerror}"
             raise GivenUpError(task, why, UNUSABLE_STATUS if error.filename else 1) from error
 
-    def _running(self) -> list[Task]:
+    def _running(self) -> list[TaskProcess]:
         return [task for task in self._tasks.values() if task.status is None]
 
     def _wait(self) -> None:
@@ -157,7 +157,7 @@ class Supervisor:
             elif task.status is None and self._leave_by and time.monotonic() > self._leave_by:
                 raise GivenUpError(task, f"did not end within {LEAVE_SECS:g} s of the chief", 1)
 
-    def _restart(self, task: Task) -> None:
+    def _restart(self, task: TaskProcess) -> None:
         if task.status == UNUSABLE_STATUS:
             raise GivenUpError(task, "cannot use what it was given, or save what it has made", UNUSABLE_STATUS)
         if self._leave_by and task.name.startswith("ps-"):
@@ -192,7 +192,7 @@ class Supervisor:
         what = "go on from the last checkpoint" if self._has_saved() else "begin again"
         return f"to {what}: {_make_command(sys.argv[1:])}"
 
-    def _read_last_lines(self, task: Task) -> list[str]:
+    def _read_last_lines(self, task: TaskProcess) -> list[str]:
         """Return the last lines of a task, from its log and, of the chief, from what a full disk did not take."""
         return [*task.read_last_lines(), *(self._console.lost_lines if task == self._chief else [])]
 

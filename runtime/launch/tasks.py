@@ -20,7 +20,7 @@ KERNEL_COUNTS = pathlib.Path("/proc/vmstat")  # of the whole machine, with what 
 fork = multiprocessing.get_context("fork")
 
 
-class Task:
+class TaskProcess:
     """A task, and its process."""
 
     def __init__(self, name: str, log: str):
