@@ -1,11 +1,13 @@
 """Computations: some outputs of a trace as a function of examples and parameters, of which tables give rows."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from runtime.model.template import Template, find_ancestors, is_random
+from runtime.model.ops import find_ancestors, is_random, value_of
+from runtime.model.template import Template
 from runtime.model.trace import Trace
 from runtime.model.variables import Lookups, Parameters, Rows, find_places
 
@@ -80,6 +82,30 @@ class Computation:
                 else:
                     rows.append(tf.gather(parameter, ids))
         return self._outputs.copy([*columns, *samples, *rows], values, name, stream), lookups
+
+
+def make_constants(computations: Sequence[Computation], variables: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """Let computations use copies, on this worker, of what never changes, which each session makes anew.
+
+    These are `variables`, whose copies are returned, and large constants, of which the graph has none.
+    """
+    of_variables = {name: _make_copy(name, tf.convert_to_tensor(variable)) for name, variable in variables.items()}
+    copies = dict[bytes, tf.Tensor]()  # by the checksum: tests have the same constants as training
+    for computation in computations:
+        computation.constants = dict(of_variables)
+        for name, op in computation.large.items():
+            value = value_of(op)
+            key = hashlib.sha256(repr((value.shape, value.dtype)).encode() + value.tobytes()).digest()
+            if key not in copies:
+                made = tf.numpy_function(lambda value=value: value, [], value.dtype)
+                copies[key] = _make_copy(name, tf.ensure_shape(made, value.shape))
+            computation.constants[name] = copies[key]
+    return of_variables
+
+
+def _make_copy(name: str, value: tf.Tensor) -> tf.Tensor:
+    keys = [tf.GraphKeys.LOCAL_VARIABLES]
+    return tf.Variable(value, trainable=False, collections=keys, name=f"{name}/copy").read_value()
 
 
 def build_global_step() -> tf.Tensor:

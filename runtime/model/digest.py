@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from runtime.model.template import find_ancestors
+from runtime.model.ops import find_ancestors
 from runtime.model.trace import Trace
 from runtime.process.phases import functions_in
 

@@ -1,6 +1,5 @@
 """The model as a function: from examples and parameters to a loss, gradients and measures."""
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,11 +7,12 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from runtime.model.computation import Computation
+from runtime.model.computation import Computation, make_constants
 from runtime.model.digest import JOINS, digest_uses
 from runtime.model.files import Files, ScopedOptimizers
+from runtime.model.ops import find_ancestors
 from runtime.model.roles import find_roles, flat
-from runtime.model.template import Template, find_ancestors, value_of
+from runtime.model.template import Template
 from runtime.model.trace import Trace, trace, traced_as_users_expect
 from runtime.model.variables import Lookups, Parameters, add_rows
 from runtime.process.errors import UnusableError
@@ -124,23 +124,8 @@ class Model:
         return lambda steps: template.copy([steps], {}, "rate")[0]
 
     def make_constants(self, variables: Mapping[str, Any]) -> None:
-        """Compute with copies, on this worker, of what never changes, which each session makes anew.
-
-        These are variables, and large constants, of which the graph has none.
-        """
-        self.constants = {
-            name: _make_copy(name, tf.convert_to_tensor(variable)) for name, variable in variables.items()
-        }
-        copies = dict[bytes, tf.Tensor]()  # by the checksum: tests have the same constants as training
-        for computation in (self._training, self._summaries, self._test):
-            computation.constants = dict(self.constants)
-            for name, op in computation.large.items():
-                value = value_of(op)
-                key = hashlib.sha256(repr((value.shape, value.dtype)).encode() + value.tobytes()).digest()
-                if key not in copies:
-                    made = tf.numpy_function(lambda value=value: value, [], value.dtype)
-                    copies[key] = _make_copy(name, tf.ensure_shape(made, value.shape))
-                computation.constants[name] = copies[key]
+        """Compute with copies of what never changes, on this worker: see `computation.make_constants()`."""
+        self.constants = make_constants([self._training, self._summaries, self._test], variables)
 
     def check_python(self, what: str) -> None:
         """Raise an UnusableError if training calls a Python function; `what` says why none can be."""
@@ -274,11 +259,6 @@ class Model:
     def build_summary_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
         """Build which rows of the tables the user's summaries of a batch need."""
         return self._summaries.build_lookups(columns, self._stream)
-
-
-def _make_copy(name: str, value: tf.Tensor) -> tf.Tensor:
-    keys = [tf.GraphKeys.LOCAL_VARIABLES]
-    return tf.Variable(value, trainable=False, collections=keys, name=f"{name}/copy").read_value()
 
 
 def _lookup_tables_of(made: Trace) -> list[tuple[str, Any]]:

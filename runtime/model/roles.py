@@ -18,7 +18,7 @@ from absl import logging
 
 from runtime.model.computation import gathers_of
 from runtime.model.files import Files
-from runtime.model.template import STATEFUL, control_flow_v2, find_ancestors, is_change, is_random, refuse_functions
+from runtime.model.ops import STATEFUL, control_flow_v2, find_ancestors, has_functions, is_change, is_random, refusal
 from runtime.model.trace import Trace, build_total_loss
 from runtime.process.errors import UnusableError
 
@@ -162,8 +162,8 @@ def replay(files: Files, made: Trace, step: list[tf.Operation]) -> tuple[Trace, 
         changes = [op for op in uses if is_change(op) and op is not variable.initializer]
         value_after = _values_of(files, variable)
         for op in uses:
-            if op in always:
-                refuse_functions(op)
+            if op in always and has_functions(op.node_def):
+                raise refusal(op)
             if op.type.startswith(("ResourceApply", "ResourceSparseApply")):
                 place = files.place_of(op)
                 raise UnusableError(f"{place}: an optimizer changes {name}: return it from build_optimizer()")

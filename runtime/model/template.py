@@ -4,35 +4,27 @@ A copy has no variables. Where the traced graph reads one, the copy has whatever
 a worker's own copy, or what is fed. (`tf.compat.v1.wrap_function` keeps the variables; Haiku's `transform` is closer.)
 """
 
-import contextlib
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
+from runtime.model.ops import (
+    LOOKUP_TABLES,
+    control_flow_v2,
+    has_functions,
+    holds_state,
+    is_change,
+    is_large,
+    refusal,
+    value_of,
+)
 from runtime.process.errors import UnusableError
 from runtime.process.phases import PYTHON, find_place_of, functions_in, note_copy
 
-LOOKUP_TABLES = ("HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2")
-STATEFUL = ("While", "If", "Case", "StatefulPartitionedCall", "PyFunc", "EagerPyFunc")  # may draw random numbers inside
-OF_ONE_RUN = ("TensorArrayV3", "StackV2")  # each copy has its own
-LARGE_BYTES = 1 << 20  # a graph has no copies of constants above that: a message holds 2 GB, and copies take time
 _numbers = itertools.count(1)
-
-
-@contextlib.contextmanager
-def control_flow_v2() -> Iterator[None]:
-    """Build loops and conditions of version 2; within it, TensorFlow also puts up with a colocation it cannot see."""
-    was_enabled = tf.control_flow_v2_enabled()
-    tf.enable_control_flow_v2()
-    try:
-        yield
-    finally:
-        if not was_enabled:
-            tf.disable_control_flow_v2()
 
 
 class Template:
@@ -68,7 +60,7 @@ class Template:
         seen = set(todo)
         while todo:
             op = todo.pop()
-            if _is_large(op):
+            if is_large(op):
                 self.large.append(op)
                 continue
             node = self._definition.node.add()
@@ -85,10 +77,10 @@ class Template:
                     axis = self._definition.node.add(name=f"{op.name}/axis", op="Const")
                     axis.attr["dtype"].type = tf.int32.as_datatype_enum
                     axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0))
-            elif _holds_state(op) and op.name not in kept_handles:
-                raise UnusableError(f"{find_place_of(op) or 'model.py'}: {_refusal(op)}")
+            elif holds_state(op) and op.name not in kept_handles:
+                raise refusal(op)
             befores = [b for b in op.control_inputs if not (is_change(b) and b.inputs[0].op.name not in kept_handles)]
-            befores = [before for before in befores if not _is_large(before)]
+            befores = [before for before in befores if not is_large(before)]
             del node.input[len(node.input) - len(op.control_inputs) :]
             node.input.extend(f"^{before.name}" for before in befores)
             self._names.update(tensor.name for tensor in inputs)
@@ -97,7 +89,7 @@ class Template:
                 if before not in seen:
                     seen.add(before)
                     todo.append(before)
-        if any(_functions_of(node) for node in self._definition.node):
+        if any(has_functions(node) for node in self._definition.node):
             self._definition.library.CopyFrom(graph.as_graph_def().library)
             for function in self._definition.library.function:
                 for node in function.node_def:
@@ -201,58 +193,7 @@ def _take_value(op: tf.Operation, node: tf.NodeDef) -> None:
         node.attr["T"].type = op.inputs[0].op.get_attr("dtype").as_datatype_enum
         node.attr["out_type"].CopyFrom(attributes["out_type"])
     else:
-        raise UnusableError(f"{find_place_of(op) or 'model.py'}: {_refusal(op)}")
-
-
-def _refusal(op: tf.Operation) -> str:
-    text = f"TensorFlow's op {op.type} ({op.name}) cannot be copied, as a model is for each step"
-    if op.type == "Placeholder":
-        text += ": nobody feeds it; take an argument of the function, is_training or a constant"
-    if _functions_of(op.node_def):
-        text += (
-            ": a loop, a branch or a tf.function looks up rows of a variable by embedding_lookup() or assigns to it;"
-            " give it tf.identity(variable), and assign outside, where `if is_training:` is a branch"
-        )
-    return text
-
-
-def refuse_functions(op: tf.Operation) -> None:
-    """Raise an UnusableError if an op on the handle of a variable is a loop or a branch: what is inside has no copy."""
-    if _functions_of(op.node_def):
-        raise UnusableError(f"{find_place_of(op) or 'model.py'}: {_refusal(op)}")
-
-
-def _is_large(op: tf.Operation) -> bool:
-    if op.type != "Const" or op.outputs[0].dtype == tf.string:
-        return False
-    return op.outputs[0].shape.num_elements() * op.outputs[0].dtype.size > LARGE_BYTES
-
-
-def value_of(constant: tf.Operation) -> npt.NDArray[Any]:
-    """Return the value of a constant."""
-    return tf.make_ndarray(constant.get_attr("value"))
-
-
-def _holds_state(op: tf.Operation) -> bool:
-    """Return whether an op is, or has, something that its copies would have to share."""
-    if op.type in ("Placeholder", "VariableV2", "Variable"):
-        return True
-    return op.type not in (*LOOKUP_TABLES, *OF_ONE_RUN) and any(output.dtype == tf.resource for output in op.outputs)
-
-
-def is_change(op: tf.Operation) -> bool:
-    """Return whether an op assigns to a variable."""
-    kinds = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign", "ResourceCountUpTo")
-    return op.type.startswith(kinds) and bool(op.inputs)
-
-
-def is_random(op: tf.Operation) -> bool:
-    """Return whether an op has another result in each run."""
-    return "seed2" in op.node_def.attr
-
-
-def _functions_of(node: tf.NodeDef) -> bool:
-    return any(value.HasField("func") or value.list.func for value in node.attr.values())
+        raise refusal(op)
 
 
 def _adapt(nodes: Iterable[tf.NodeDef], names: Mapping[str, str], salt: str) -> None:
@@ -264,21 +205,3 @@ def _adapt(nodes: Iterable[tf.NodeDef], names: Mapping[str, str], salt: str) -> 
                 function.name = names.get(function.name, function.name)
         if salt and "seed2" in node.attr:
             node.attr["seed2"].i = zlib.crc32(f"{node.attr['seed2'].i} {salt}".encode()) % 2**31
-
-
-def find_ancestors(
-    ops: Sequence[tf.Operation], by_values: bool = False, values: Mapping[tf.Operation, tf.Tensor] | None = None
-) -> set[tf.Operation]:
-    """Return `ops` and all that must run before them; `by_values`, only that whose values they take.
-
-    Of an op in `values`, that is what it finds in a variable: see `replay()`.
-    """
-    found, todo = set(ops), list(ops)
-    while todo:
-        op = todo.pop()
-        taken = [*op.inputs, values[op]] if values and op in values else op.inputs
-        for before in (*(tensor.op for tensor in taken), *(() if by_values else op.control_inputs)):
-            if before not in found:
-                found.add(before)
-                todo.append(before)
-    return found

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from runtime.model.files import Files
-from runtime.model.template import control_flow_v2, find_ancestors
+from runtime.model.ops import control_flow_v2, find_ancestors
 from runtime.process import environment
 from runtime.process.errors import UnusableError
 from runtime.process.phases import find_place_of, functions_in

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
-from runtime.model.template import Template, find_ancestors, is_random
+from runtime.model.ops import find_ancestors, is_random
+from runtime.model.template import Template
 from runtime.model.trace import Trace
 from runtime.process.errors import UnusableError
 

@@ -8,7 +8,7 @@ from absl import logging
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS
 from runtime.data.reader import Batches
-from runtime.model.template import find_ancestors
+from runtime.model.ops import find_ancestors
 from runtime.model.trace import Trace
 from runtime.process.threads import SessionThread
 

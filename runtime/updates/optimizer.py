@@ -13,7 +13,8 @@ from absl import logging
 
 from runtime.model.computation import GLOBAL_STEP
 from runtime.model.function import Own
-from runtime.model.template import Template, control_flow_v2, find_ancestors
+from runtime.model.ops import control_flow_v2, find_ancestors
+from runtime.model.template import Template
 from runtime.model.variables import build_first_values
 from runtime.process.errors import UnusableError
 from runtime.process.phases import find_place_of
