@@ -34,4 +34,4 @@ for argument; do
 done
 unset PYTHONHOME PYTHONINSPECT # of another Python, as some sites set it; and what ends in a prompt
 python="$("$here/runtime/launch/venv.sh" ${locked:+"$locked"} requirements.txt)" || exit
-exec "$python" "$here/runtime/launch" "$@"
+exec "$python" "$here/runtime/launch" prepare "$@"

@@ -40,12 +40,11 @@ def make_command(folder, worker, *options):
     """Return what launches a cluster of one ps and one worker, which runs `worker`, in `folder`."""
     if not (folder / "runtime").exists():
         shutil.copytree(PROJECT / "runtime", folder / "runtime", copy_function=os.symlink)
-        main = folder / "runtime" / "launch" / "__main__.py"
-        text = main.read_text()
-        main.unlink()
-        main.write_text(
-            re.sub(r"\nSHARED = .*", "\nSHARED = ()", text)
-        )  # these import TensorFlow, and no task needs it
+        cluster = folder / "runtime" / "launch" / "cluster.py"
+        text, count = re.subn(r"\nSHARED = .*", "\nSHARED = ()", cluster.read_text())
+        assert count == 1  # these import TensorFlow, and no task needs it
+        cluster.unlink()
+        cluster.write_text(text)
         (folder / "model.py").touch()
         if not (folder / "mnist_input.py").exists():
             (folder / "mnist_input.py").write_text(READER)
@@ -54,4 +53,4 @@ def make_command(folder, worker, *options):
     own = ["--no_isolation", "--workers=1", "--train_dir=train", f"--data_dir={folder}"]
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (folder / f"{name}-ubyte.gz").touch()
-    return [sys.executable, os.path.join(folder, "runtime", "launch"), *own, *options]
+    return [sys.executable, os.path.join(folder, "runtime", "launch"), "prepare", *own, *options]

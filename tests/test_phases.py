@@ -274,7 +274,7 @@ def test_a_file_that_cannot_be_imported_is_told(copy, name, text, status, mistak
     (copy / name).write_text(text)
     command = [sys.executable, PROJECT / "distributed.py", "--job_name=ps", "--task_index=0"]
     if "SystemExit" in mistake:
-        command = [sys.executable, PROJECT / "runtime" / "launch", f"--train_dir={copy / 'run'}"]
+        command = [sys.executable, PROJECT / "runtime" / "launch", "prepare", f"--train_dir={copy / 'run'}"]
     found, line, traceback = run(copy, *command)
     assert found == status
     assert re.fullmatch(f"error: ({copy}/)?{mistake}", line)
@@ -282,11 +282,11 @@ def test_a_file_that_cannot_be_imported_is_told(copy, name, text, status, mistak
     assert ('File "' in traceback) == ("; correct" in mistake)
 
 
-@pytest.mark.parametrize("program", ["distributed.py", "runtime/launch"])
-def test_a_set_has_the_same_order_in_every_process(copy, program):
+@pytest.mark.parametrize(("program", "stage"), [("distributed.py", []), ("runtime/launch", ["prepare"])])
+def test_a_set_has_the_same_order_in_every_process(copy, program, stage):
     (copy / "model.py").write_text("raise ValueError(*{*map(str, range(9))})")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
-    command = [sys.executable, PROJECT / program, f"--train_dir={copy / 'run'}", "--data_dir=/"]
+    command = [sys.executable, PROJECT / program, *stage, f"--train_dir={copy / 'run'}", "--data_dir=/"]
     lines = {run(copy, *command, env=environment)[1] for _ in range(2)}
     assert len(lines) == 1, lines
     assert run(copy, *command, env={**environment, "PYTHONHASHSEED": "7"})[1] not in lines

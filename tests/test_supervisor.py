@@ -233,7 +233,7 @@ def test_a_project_whose_path_is_a_pattern_is_told_before_anything_is_made(tmp_p
     for name in ("distributed.py", "model.py", "mnist_input.py"):
         shutil.copy(PROJECT / name, project)
     done = subprocess.run(
-        [sys.executable, project / "runtime" / "launch", "--data_dir=/"], capture_output=True, text=True
+        [sys.executable, project / "runtime" / "launch", "prepare", "--data_dir=/"], capture_output=True, text=True
     )
     assert done.returncode == 2
     assert re.match(r"error: the folder of this run, .*, has one of the characters .*, with --train_dir\n", done.stderr)

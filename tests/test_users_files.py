@@ -61,7 +61,7 @@ def test_a_file_beside_the_script_that_hides_a_module_is_told_by_each_way_to_sta
     for name in ("queue", "random", "runtime", "types"):
         (tmp_path / f"{name}.py").touch()
     told = f"error: {tmp_path} has queue.py, random.py, runtime.py, types.py, but the program needs its own modules of"
-    for command in (["distributed.py", "--job_name=ps", "--task_index=0"], ["runtime/launch", "--prepare"]):
+    for command in (["distributed.py", "--job_name=ps", "--task_index=0"], ["runtime/launch", "prepare", "--prepare"]):
         process = Process([sys.executable, *command], tmp_path / "output", cwd=tmp_path)
         assert process.wait() == 2
     assert process.output().count(told) == 2

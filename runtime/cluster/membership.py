@@ -95,29 +95,38 @@ class Membership:
     def _end_if_somebody_stays_away(self, now: float) -> None:
         since = {peer: seen.missed_since or seen.busy_since for peer, seen in self._sightings.items()}
         missed = {peer: now - start for peer, start in since.items() if start}
-        reasons = {peer: self._sightings[peer].status.reason for peer in missed}
-        if awaited := {
-            peer: reasons[peer] or f"busy for {secs:.0f} s"
-            for peer, secs in missed.items()
-            if secs > REMINDER_SECS and (self.task.only_serves or not reasons[peer])  # who trains says it elsewhere
-        }:
-            logging.log_every_n_seconds(logging.INFO, "%s: waiting for %s", REMINDER_SECS, self.task, describe(awaited))
+        self._say_who_is_missed(missed)
         startup_secs, recovery_secs = self.timeouts
         limits = {peer: recovery_secs if self._sightings[peer].was_there else startup_secs for peer in missed}
-        if self._is_over.is_set() or all(missed[peer] <= limits[peer] for peer in missed):
+        late = [secs for peer, secs in missed.items() if secs > limits[peer]]
+        if self._is_over.is_set() or not late:
             return
-        secs = max(missed[peer] for peer in missed if missed[peer] > limits[peer])
         # Others may have given up just now, for the same reason.
-        away = {peer: self._sightings[peer].status.silence for peer in missed if missed[peer] > secs / 2}
-        if left := self.describe_result():
-            end_process(0, f"{self.task}: {left}, and there is no {describe(away)}", is_error=False)
+        away = {peer: self._sightings[peer].status.silence for peer in missed if missed[peer] > max(late) / 2}
+        if finished := self.describe_end_without(away):
+            end_process(0, finished, is_error=False)
         remedy = "start what is missing, or correct --ps_hosts and --worker_hosts"
         if BUSY in away.values():
             remedy = (
                 "see what it computes or writes; end it, and start it again, or give a longer --recovery_timeout_secs"
             )
         # The main thread may be inside TensorFlow, where nothing interrupts it.
-        end_process(1, f"{self.task} waited {secs:.0f} s for {describe(away)}: {remedy}")
+        end_process(1, f"{self.task} waited {max(late):.0f} s for {describe(away)}: {remedy}")
+
+    def _say_who_is_missed(self, missed: Mapping[Peer, float]) -> None:
+        """Say it from time to time; the training of a worker says itself who does not answer."""
+        reasons = {peer: self._sightings[peer].status.reason for peer in missed}
+        if awaited := {
+            peer: reasons[peer] or f"busy for {secs:.0f} s"
+            for peer, secs in missed.items()
+            if secs > REMINDER_SECS and (self.task.only_serves or not reasons[peer])
+        }:
+            logging.log_every_n_seconds(logging.INFO, "%s: waiting for %s", REMINDER_SECS, self.task, describe(awaited))
+
+    def describe_end_without(self, away: Mapping[Peer, str]) -> str:
+        """Return that nothing is left to do, and that these are away, if a run has ended; else ""."""
+        left = self.describe_result()
+        return f"{self.task}: {left}, and there is no {describe(away)}" if left else ""
 
     def look(self) -> dict[Peer, Status]:
         """Ask the tasks that this one needs which processes they are, and log who is lost, and who is back."""

@@ -1,29 +1,19 @@
-"""Runs a cluster on this machine, which is ready for it: `python runtime/launch/cluster.py ARGUMENT...`.
+"""Runs a cluster on this machine, which is ready for it: `python runtime/launch cluster ARGUMENT...`.
 
 It imports TensorFlow once, and forks a process for each task: so twenty start as soon as one. Only the tasks import the
 user's files, each for itself, since what these make meanwhile, such as random numbers, threads or the runtime of
 TensorFlow, cannot be forked.
 """
 
-import signal
-
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # see __main__.py; a shell may ignore it
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 import contextlib
 import importlib
 import os
-import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
-sys.path[0] = str(pathlib.Path(__file__).parents[2])
-importlib.import_module("runtime")
-del sys.path[0]  # see __main__.py
-
-from runtime.launch.options import PROJECT, Options, end_as, parse, refuse, say
+from runtime.launch.options import PROJECT, end_as, parse, refuse, say
 from runtime.launch.supervisor import Supervisor
 from runtime.launch.tasks import fork
 from runtime.process.end import end_process, end_with_parent
@@ -34,8 +24,9 @@ SHARED = ("process.environment", "roles.flags", "roles.member", "roles.training"
 REMINDER_SECS = 10.0
 
 
-def run_cluster(options: Options) -> NoReturn:
+def main() -> NoReturn:
     """Check the flags, make the folder, run the cluster in it, and end this process when all tasks have ended."""
+    options = parse(sys.argv[1:])
     say("loading TensorFlow")
     with silence():
         for module in SHARED:
@@ -108,7 +99,3 @@ def run_script() -> None:
     """Do what the script does when Python runs it."""
     script = import_script()
     script.program.start(script.main)
-
-
-if __name__ == "__main__":
-    run_cluster(parse(sys.argv[1:]))

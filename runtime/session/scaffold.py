@@ -198,8 +198,8 @@ class TrainingScaffold(tf.train.Scaffold):
         # run that begins anew needs it.
         late_secs = self._timeouts.startup_secs / 2 if self._is_unsure else min(LATE_SECS, min(self._timeouts) / 2)
         is_late = any(statuses[of].reason for of in missing) and time.monotonic() > start + late_secs
-        if is_late and (left := self._membership.describe_result()):
-            raise FinishedError(f"{self._task}: {left}, and there is no {describe(missing)}")
+        if is_late and (finished := self._membership.describe_end_without(missing)):
+            raise FinishedError(finished)
         return describe(missing)
 
     def _describe_missing_model(self) -> str:

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import mnist_input
 from benchmarks import tables
 from benchmarks.testbed.processes import PROJECT, Cluster, Process, poll_for, running_with
 from runtime.launch.ports import choose_ports
 from runtime.records.events import read_run
 from runtime.records.folder import RunFolder
 from runtime.saving.checkpoints import find_last_step
-from tests import forked
+from tests import forked, idx_files
 
 EXAMPLE = PROJECT / "examples" / "fashion_mnist"
 FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
@@ -44,7 +45,8 @@ def copy_files(example, folder):
 
 def launch(folder, user_dir, *flags, train_dir="train"):
     """Start what trains the model of the files in `user_dir`, from another folder, and puts its results there."""
-    command = [sys.executable, PROJECT / "runtime" / "launch", f"--user_dir={user_dir}", f"--train_dir={train_dir}"]
+    command = [sys.executable, PROJECT / "runtime" / "launch", "prepare"]
+    command += [f"--user_dir={user_dir}", f"--train_dir={train_dir}"]
     return Process([*command, *flags], folder / f"{pathlib.Path(train_dir).name}.output", cwd=folder)
 
 
@@ -222,10 +224,11 @@ def test_a_script_that_is_kept_ends_with_its_ps_and_needs_no_second_worker_to_st
         assert [process.wait() for process in processes] == [0, 0, 0], processes[0].output()
 
 
-def test_the_example_refuses_the_digits(mnist_dir):
+def test_the_example_refuses_the_digits(tmp_path, mnist_dir):
+    idx_files.write(tmp_path, "t10k", *mnist_input.load(mnist_dir, "t10k"))
     own = runpy.run_path(str(EXAMPLE / "mnist_input.py"))
     with pytest.raises(own["DataError"], match="are not Fashion-MNIST's"):
-        own["load"](mnist_dir, "train")
+        own["load"](str(tmp_path), "t10k")
 
 
 @pytest.mark.long
@@ -352,6 +355,8 @@ def test_the_example_of_words_ends_with_2_where_it_cannot_do_what_it_is_told(tmp
 OLD_SCRIPT = """
 import sys
 import tensorflow.compat.v1 as tf
+
+import mnist_input
 
 tf.disable_v2_behavior()
 step_type, folder = getattr(tf, sys.argv[1]), sys.argv[2]

@@ -43,7 +43,7 @@ def train_on_a_cluster(kind, folder, flags, project):
             assert set(cluster.wait().values()) == {0}
             output = "".join(task.output() for task in cluster.tasks.values())
     else:
-        run = Process([sys.executable, project / "runtime" / "launch", *flags], folder / "output")
+        run = Process([sys.executable, project / "runtime" / "launch", "prepare", *flags], folder / "output")
         assert run.wait() == 0, run.output()
         output = run.output()
     return json.loads((folder / "train" / "result.json").read_text()), output
