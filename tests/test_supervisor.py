@@ -61,7 +61,7 @@ def test_a_task_is_started_again_as_often_as_was_asked_for(launch):
             "(signal 9, likely for want of memory: the kernel has killed a process for that; a smaller",
         ),
         (signal.SIGKILL, 2, 2, "(signal 9)"),  # somebody else has sent it
-        (signal.SIGSEGV, 2, 3, "(signal 11)"),
+        (signal.SIGXCPU, 2, 3, "(signal 24)"),
     ],
 )
 def test_a_task_that_is_killed_for_want_of_memory_is_told_with_what_helps(
