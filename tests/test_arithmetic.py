@@ -254,6 +254,7 @@ def cluster(local_servers, set_flags, monkeypatch, request):
     return Cluster(mode, local_servers(mode.num_ps, mode.num_workers))
 
 
+@pytest.mark.slow
 @pytest.mark.promises("same-seed-several")
 @pytest.mark.parametrize("cluster", MODES, indirect=True)
 def test_training_in_each_mode_is_that_of_one_plain_session(cluster):
@@ -261,6 +262,7 @@ def test_training_in_each_mode_is_that_of_one_plain_session(cluster):
     cluster.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["asynchronous", "synchronous"], indirect=True)
 def test_schedules_and_the_state_of_optimizers_go_on_after_a_resume(cluster, tmp_path):
     cluster.train()

@@ -59,6 +59,7 @@ def test_the_chief_does_not_wait_for_a_dead_worker_for_ever(local_servers, monke
     assert f"worker 0: ending without {gone}, which has not taken its last step" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.promises("last-wait")
 def test_the_chief_waits_for_a_slow_worker_that_answers(local_servers, monkeypatch):
     monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)

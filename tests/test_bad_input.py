@@ -52,6 +52,7 @@ def assert_refused(tmp_path):
     return assert_refused
 
 
+@pytest.mark.slow
 @pytest.mark.promises("posix-folder", "in-graph-refused")
 @pytest.mark.parametrize(
     ("flags", "message"),

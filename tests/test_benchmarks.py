@@ -156,6 +156,7 @@ def test_a_contender_that_is_not_tuned_ends_the_comparison():
         tuning.setting_of(contenders.Contender("another", "classic"))
 
 
+@pytest.mark.slow
 def test_a_peer_is_trained_by_its_processes_and_measured(mnist_dir):
     classic = contenders.BY_NAME[contenders.CLASSIC]
     # So many that worker 1 joins in before worker 0 has taken all of them, and its server leaves.
@@ -166,6 +167,7 @@ def test_a_peer_is_trained_by_its_processes_and_measured(mnist_dir):
     assert 0 < result["test_accuracy"] <= 1
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_ends_the_comparison():
     classic = contenders.BY_NAME[contenders.CLASSIC]
     with pytest.raises(SystemExit, match=r"error: .* has ended with status 1:(?s:.*)not-there"):

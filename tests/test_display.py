@@ -249,6 +249,7 @@ def test_the_display_shows_lines_above_and_the_result_below(launch):
     assert "\n".join(terminal.lines).count("global step 0") == 1, "no old picture is left"
 
 
+@pytest.mark.slow
 def test_a_window_of_few_rows_keeps_one_picture(launch):
     """A terminal keeps, above its window, what is erased from its first row on, or written below its last."""
     terminal = launch(f"{WAIT} echo 'test accuracy 1.0'", "--ps=9", rows=6, columns=60)
@@ -352,6 +353,7 @@ def test_a_display_that_fails_hurts_nobody(launch, pause):
     assert terminal.lines[-3:] == ["worker 0: goes on", "test accuracy 1.0", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.promises("folder-in-use")
 def test_a_second_launcher_is_kept_out_of_the_folder(launch):
     """The logs and events of two would be mixed."""

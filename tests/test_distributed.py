@@ -95,6 +95,7 @@ def test_only_examples_that_workers_share_need_a_variable(graph, set_flags):
         assert devices == {**variable_devices(), "sharding/runs_dealt_out": PS_0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -116,6 +117,7 @@ def test_every_op_has_its_place(graph, set_flags, flags):
     assert elsewhere <= {"", "/device:CPU:0", "/device:CPU:*"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--sync_replicas"]])
 def test_what_computes_is_on_the_worker_and_what_updates_is_on_the_ps(graph, set_flags, flags):
     build(set_flags, *flags)
@@ -130,6 +132,7 @@ def test_what_computes_is_on_the_worker_and_what_updates_is_on_the_ps(graph, set
     assert queues == ({f"{ps}/device:CPU:*" for ps in (PS_0, PS_1)} if flags else set()), "each ps has its own"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -154,6 +157,7 @@ def test_parameters_and_gradients_are_one_message_for_each_ps_each_way(graph, se
     assert tensors == expected, "nothing goes from ps to ps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -199,6 +203,7 @@ def run_once(graph, set_flags, local_servers, count, *flags):
         return count(session, updates.train_op)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights(local_servers, set_flags):
     servers = local_servers(1, 1)
 
@@ -214,6 +219,7 @@ def test_the_same_seed_gives_the_same_weights(local_servers, set_flags):
     assert (weights(3) != weights(4)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "replicas"),
     [

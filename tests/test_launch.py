@@ -35,6 +35,7 @@ def test_no_two_processes_choose_the_same_port():
     assert f"OSError: fewer than 1 ports from {other} to {other} are free" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_run([*PRIVATE, "ip", "link"]), reason="needs unshare and ip")
 def test_a_machine_without_a_loopback_address_is_told(tmp_path):
     without = ["sh", "-c", 'ip link set lo up && ip address delete 127.0.0.1/8 dev lo && exec "$0" "$@"']
@@ -134,6 +135,7 @@ def test_an_environment_that_somebody_else_has_made_is_not_removed(install):
     assert (venv / "work.py").exists()
 
 
+@pytest.mark.slow
 def test_an_environment_of_this_program_may_lie_elsewhere_and_is_made_anew_for_another_python(install):
     venv = install.project / "other" / "env"
     venv.mkdir(parents=True)
@@ -147,6 +149,7 @@ def test_an_environment_of_this_program_may_lie_elsewhere_and_is_made_anew_for_a
     assert (install.project / ".venv" / "bin" / "python").read_text() == FAKE_PYTHON
 
 
+@pytest.mark.slow
 def test_an_environment_whose_python_an_upgrade_of_the_system_has_replaced_is_made_anew(install):
     venv = install.project / ".venv"
     (venv / "bin" / "python").write_text('#!/bin/sh\ncase "$2" in *pip*) exit 1 ;; esac\n')  # it has no packages
@@ -170,6 +173,7 @@ def test_an_environment_whose_python_is_away_for_now_is_kept(install):
     assert (venv / "made-by-venv.sh").exists()
 
 
+@pytest.mark.slow
 def test_no_file_where_it_is_called_is_taken_for_a_module(install, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pip.py").write_text("raise SystemExit(1)")
@@ -210,6 +214,7 @@ def test_a_failure_of_pip_is_told_with_a_remedy(install):
     assert done.stderr.endswith(f": {remedy}\n")
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_half_made_is_made_anew(install):
     (install.project / ".venv" / "unfinished-by-venv.sh").touch()
     script = install.project / "runtime" / "launch" / "venv.sh"
@@ -269,6 +274,7 @@ def test_what_the_launcher_cannot_use_is_refused(capfd, argument, message):
     assert capfd.readouterr().err.startswith(f"error: {message}")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("localedef"), reason="needs localedef")
 @pytest.mark.parametrize("name", ["train_dir", "export_dir"])
 def test_letters_that_python_and_tensorflow_write_in_other_ways_are_refused(tmp_path, name):

@@ -121,6 +121,7 @@ def test_a_task_that_others_can_reach_says_so(caplog, host, warns):
     assert (line in caplog.text) == warns
 
 
+@pytest.mark.slow
 @NEEDS_PRIVATE_MOUNTS
 def test_a_task_whose_name_leads_to_loopback_says_that_others_can_reach_it(tmp_path):
     """As Debian has it: the name of a machine is that of 127.0.1.1."""
@@ -182,6 +183,7 @@ def make_cgroup(controller):
         group.rmdir()
 
 
+@pytest.mark.slow
 def test_a_real_quota_counts_as_cores():
     with make_cgroup("cpu") as (group, run_in_it):
         name, quota = ("cpu.max", "100000 100000") if (group / "cpu.max").exists() else ("cpu.cfs_quota_us", "100000")

@@ -259,6 +259,7 @@ def test_a_task_that_has_ended_has_told_the_others_why(ends):
     assert ends.empty(), "the first is not told its own reason"
 
 
+@pytest.mark.slow
 def test_a_task_that_tells_the_others_does_not_say_its_own_reason_again(local_servers, monkeypatch):
     said = queue.SimpleQueue()
     monkeypatch.setattr(agreement, "end_process", lambda status, message, tell: said.put(message))

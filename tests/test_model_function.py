@@ -938,6 +938,7 @@ def test_a_change_that_no_step_makes_is_told(is_added, caplog):
     assert len(found.state) == 2 * is_added
 
 
+@pytest.mark.slow
 def test_the_digest_of_a_graph_is_the_same_in_every_process():
     """Also where a loop and a branch name two functions each: those of an op have another order in each process."""
     text = (

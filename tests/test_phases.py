@@ -243,6 +243,7 @@ def run(copy, *command, env=None):
     return done.returncode, line, done.stderr[: done.stderr.index(line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "status", "mistake"),
     [
@@ -282,6 +283,7 @@ def test_a_file_that_cannot_be_imported_is_told(copy, name, text, status, mistak
     assert ('File "' in traceback) == ("; correct" in mistake)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "stage"), [("distributed.py", []), ("runtime/launch", ["prepare"])])
 def test_a_set_has_the_same_order_in_every_process(copy, program, stage):
     (copy / "model.py").write_text("raise ValueError(*{*map(str, range(9))})")
@@ -292,6 +294,7 @@ def test_a_set_has_the_same_order_in_every_process(copy, program, stage):
     assert run(copy, *command, env={**environment, "PYTHONHASHSEED": "7"})[1] not in lines
 
 
+@pytest.mark.slow
 @pytest.mark.promises("status-2")
 @pytest.mark.parametrize(
     ("name", "old", "new", "line"),

@@ -101,6 +101,7 @@ def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(dat
         open_source(data_dir, "train", reader_of(lambda *_: build_dataset(data_dir, "train").apply(fused)))
 
 
+@pytest.mark.slow
 @pytest.mark.promises("undisturbed")
 def test_each_worker_reads_each_example_of_its_own_once_in_each_epoch(data_dir):
     source = open_source(data_dir, "train", reader_of(build_dataset))
@@ -124,6 +125,7 @@ def test_it_goes_on_where_it_was(data_dir):
     assert rest.tolist() == whole[45:75].tolist()
 
 
+@pytest.mark.slow
 def test_no_more_is_counted_than_is_left_out(tmp_path):
     def build_endless(data_dir, split):
         return tf.data.Dataset.range(2**62).map(lambda n: (tf.cast([n, n], tf.float32), n))

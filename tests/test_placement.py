@@ -17,6 +17,7 @@ def bytes_by_ps(num_ps, *flags):
         return [placement.held_bytes(variables) for variables in placement.held_variables(num_ps)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ps", [2, 4])
 def test_only_partitions_balance_the_cnn(num_ps):
     flags = ["--model=cnn", "--sync_replicas", "--local_steps=2"]  # the mode with the smallest graph

@@ -21,6 +21,7 @@ NUM_EXAMPLES = 400
 LEFT_OUT = {"word2vec", "tf_config"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(KINDS.keys() - LEFT_OUT))
 def test_a_ported_script_takes_the_steps_of_one_plain_session(local_servers, set_flags, monkeypatch, mnist_dir, name):
     kind = KINDS[name]

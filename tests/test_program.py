@@ -31,6 +31,7 @@ program.start(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.promises("ps-lost-in-test", "unwritable-result", "status-1", "status-2")
 @pytest.mark.parametrize(
     ("statement", "status", "message"),
@@ -78,6 +79,7 @@ def test_a_signal_while_tensorflow_is_imported_ends_a_process_without_a_tracebac
     assert process.returncode == status
 
 
+@pytest.mark.slow
 def test_a_task_ends_though_its_events_cannot_be_written_and_says_so(tmp_path):
     """A lock that is never released stands for a file server that does not answer."""
     (tmp_path / "events").mkdir()
@@ -92,6 +94,7 @@ def test_a_task_ends_though_its_events_cannot_be_written_and_says_so(tmp_path):
     assert done.stderr == said
 
 
+@pytest.mark.slow
 def test_a_task_may_open_as_many_files_as_the_system_allows():
     print_limits = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     command = ["sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh", sys.executable, "-c"]
@@ -135,6 +138,7 @@ def start_task(body):
                 os.killpg(task.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_signal_to_a_child_that_a_task_has_forked_ends_the_child_and_not_the_task():
     """As the end of each `multiprocessing.Pool`; in its first moment, too."""
     body = """
@@ -155,6 +159,7 @@ time.sleep(600)
         assert task.wait(DEADLINE_SECS) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_signal_that_a_users_file_handles_is_left_to_it():
     body = """
 signal.signal(signal.SIGALRM, lambda *_: print("handled", flush=True))
@@ -172,6 +177,7 @@ time.sleep(600)
         assert task.wait(DEADLINE_SECS) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_what_a_task_forks_while_it_asks_others_neither_hangs_nor_crashes():
     """As a `multiprocessing.Pool` in load(), while a thread looks who is there."""
     body = """
@@ -206,6 +212,7 @@ def is_alive(pid):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_child_that_a_task_has_forked_ends_with_it_and_leaves_its_port(number):
     body = """
@@ -224,6 +231,7 @@ time.sleep(600)
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [["examples/convert.py", "-h"], ["examples/digits/predict.py", "-h"], ["distributed.py", "--version"]]
 )

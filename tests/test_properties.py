@@ -43,6 +43,7 @@ contents = st.tuples(headers, st.integers(0, 3), st.sampled_from([0, -1, 1]), st
 files = st.one_of(contents.map(gzip.compress), st.binary(max_size=60), contents)
 
 
+@pytest.mark.slow
 @many
 @given(images=files, labels=files)
 def test_any_file_is_read_right_or_refused(tmp_path, images, labels):
@@ -66,6 +67,7 @@ addresses = st.one_of(
 )
 
 
+@pytest.mark.slow
 @many
 @given(
     job_name=st.sampled_from(["ps", "worker", "chief"]), index=st.integers(-1, 3), hosts=st.lists(addresses, max_size=4)
@@ -95,6 +97,7 @@ configs = st.one_of(
 )
 
 
+@pytest.mark.slow
 @many
 @given(text=st.one_of(configs.map(json.dumps), st.text(max_size=30)))
 def test_any_tf_config_makes_a_task_or_is_refused(text):

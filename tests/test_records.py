@@ -101,6 +101,7 @@ def read_folder(folder):
 # What becomes such files
 
 
+@pytest.mark.slow
 @pytest.mark.promises("convert")
 def test_the_command_converts_and_the_same_examples_give_the_same_bytes(data_dir, make_files, tmp_path):
     output_dir = str(tmp_path / "output")
@@ -137,6 +138,7 @@ def test_what_is_sorted_is_mixed_by_a_conversion(make_files):
         assert len(set(part // 100) - {10}) == 10  # of all tenths of the data set
 
 
+@pytest.mark.slow
 @pytest.mark.promises("convert-whole")
 def test_a_killed_conversion_leaves_nothing_that_is_taken_for_whole(data_dir, tmp_path):
     slow = """
@@ -172,6 +174,7 @@ convert.convert(load_slowly, mnist_input.FEATURES, *sys.argv[1:3], 2)
     assert not os.path.exists(left)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_conversion_without_a_traceback_and_leaves_nothing(data_dir, tmp_path):
     slow = """
 import time
@@ -193,6 +196,7 @@ convert.main()
     assert os.listdir(tmp_path) == ["data"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -220,6 +224,7 @@ def test_the_command_refuses_what_is_not_meant(mnist_dir, tmp_path, flags, messa
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["FEATURES", "load"])
 def test_a_file_that_does_not_say_what_to_convert_is_refused(data_dir, tmp_path, name):
     code = f"import mnist_input; from examples import convert; del mnist_input.{name}; convert.main()"
@@ -290,6 +295,7 @@ def test_files_as_others_name_and_compress_them(tmp_path, name, compression):
     assert (labels == numbers_of(images) % 10).all()
 
 
+@pytest.mark.slow
 @pytest.mark.promises("several-lengths")
 def test_pictures_sequences_and_sparse_ids(tmp_path):
     """JPEG and PNG; ids of several lengths, as each kind of feature has them; strings."""
@@ -426,6 +432,7 @@ def test_the_description_tells_other_files(make_files):
     assert open_source(str(folder), "train", mnist_input).description != description
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_files(make_files, tmp_path):
     small = (make_files(1) / name_of("train", 0, 1)).read_bytes()
     big = tmp_path / "big"
@@ -579,6 +586,7 @@ def enlarge_a_picture(path, records):
     write(path, [*records[:-3], example(image=bytes(3 * 784), label=1), *records[-2:]])
 
 
+@pytest.mark.slow
 @pytest.mark.promises("fault-while-training")
 @pytest.mark.parametrize(
     ("damage", "message"),

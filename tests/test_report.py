@@ -338,6 +338,7 @@ def test_a_perfect_model_and_an_old_run_have_a_report(train_dir, mistakes):
     assert ("The model made no mistake." in (train_dir / "report.html").read_text()) == (not mistakes)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_and_left_half_a_line_has_a_report(tmp_path, capsys):
     write(tmp_path, {task: of_task[:6] for task, of_task in EVENTS.items()})
     with open(tmp_path / "events" / "1" / "worker-0.jsonl", "a", errors="surrogateescape") as file:

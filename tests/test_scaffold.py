@@ -298,6 +298,7 @@ def test_a_worker_that_comes_after_the_end_finds_out(local_servers, tmp_path, le
         worker.session()
 
 
+@pytest.mark.slow
 @pytest.mark.promises("old-checkpoints")
 def test_old_checkpoints_are_counted_over_restarts(local_servers, tmp_path):
     for life in range(3):

@@ -118,6 +118,7 @@ def count(numbers):
     return np.bincount(numbers, minlength=NUM_EXAMPLES).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.promises("undisturbed")
 def test_examples_in_memory_are_read_once_whoever_comes_and_goes(start):
     start_worker = start(MemorySource(EXAMPLES), DYNAMIC)
@@ -135,6 +136,7 @@ def test_examples_in_memory_are_read_once_whoever_comes_and_goes(start):
     assert count([*first.numbers, *leaving.numbers, *late.numbers]) == [2] * NUM_EXAMPLES
 
 
+@pytest.mark.slow
 @pytest.mark.promises("dynamic-pieces", "undisturbed")
 @pytest.mark.parametrize(("num_files", "num_parts", "flags"), [(2, 3, ["--local_steps=2"]), (20, 0.5, [])])
 def test_some_files_or_a_part_of_one_are_dealt_to_whoever_asks_next(
@@ -157,6 +159,7 @@ def test_some_files_or_a_part_of_one_are_dealt_to_whoever_asks_next(
     assert all(set(worker.numbers) != set(range(NUM_EXAMPLES)) for worker in workers)
 
 
+@pytest.mark.slow
 @pytest.mark.promises("static-shares", "undisturbed")
 @pytest.mark.parametrize(
     ("open_files", "num_files", "sizes"),
@@ -179,6 +182,7 @@ def test_each_worker_reads_a_share_of_its_own_in_each_epoch(start, open_files, n
     assert (of_few in caplog.text) == (num_files == 2)
 
 
+@pytest.mark.slow
 @pytest.mark.promises("order-goes-on", "skipped")
 @ALSO_IN_MEMORY
 def test_a_share_goes_on_at_the_step_of_the_run(start, open_files):
@@ -192,6 +196,7 @@ def test_a_share_goes_on_at_the_step_of_the_run(start, open_files):
     assert later.numbers == undisturbed.numbers[4 * RUN_SIZE :]
 
 
+@pytest.mark.slow
 @pytest.mark.promises("held-by-the-dead", "never-back-in-files")
 def test_of_a_killed_worker_only_what_it_held_is_not_read(start, open_files, caplog):
     caplog.set_level("INFO", logger="absl")
@@ -212,6 +217,7 @@ def test_of_a_killed_worker_only_what_it_held_is_not_read(start, open_files, cap
     assert set(lost) <= set(workers[0].numbers), "the next epoch has them"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("open_files", [mnist_input], indirect=True)
 def test_a_session_ends_though_ps_0_has_no_answer_and_another_one_begins(start, open_files, monkeypatch):
     count_up, is_asked = Table.count_up, threading.Event()
@@ -246,6 +252,7 @@ def test_a_session_ends_though_ps_0_has_no_answer_and_another_one_begins(start, 
     worker.train()
 
 
+@pytest.mark.slow
 @pytest.mark.promises("dealt-out-goes-on")
 @ALSO_IN_MEMORY
 def test_what_is_dealt_out_goes_on_where_the_checkpoint_was(start, open_files, tmp_path):

@@ -77,6 +77,7 @@ def test_the_connection_to_a_server_stays_open(local_servers):
     assert status._channels[address] is channel
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_connection_that_is_being_made_is_asked_twice_before_the_name_is_looked_up_again():
     """Else a name that takes longer than one question would never be found."""
@@ -141,6 +142,7 @@ def test_the_question_to_what_sends_for_ever_has_an_end(chunk, pause_secs):
         assert reasons.get(timeout=60) in ("no answer", "something else answers there")
 
 
+@pytest.mark.slow
 def test_ten_silent_hosts_take_as_long_as_one():
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(10)]
@@ -162,6 +164,7 @@ def test_what_does_not_answer_is_named_with_its_reason(local_servers):
     )
 
 
+@pytest.mark.slow
 def test_a_task_may_ask_for_the_first_time_while_another_thread_forks():
     """As a `multiprocessing.Pool` in load() does; the lock of Python's thread pools must have been there before."""
     code = """

@@ -104,6 +104,7 @@ def train(servers, index, train_dir):
             return session.run_step_fn(lambda step_context: step_context.session.run(parameters))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "steps_of_run", "steps_of_gradient"),
     [
@@ -156,6 +157,7 @@ def test_a_learning_rate_of_the_users_has_the_same_tag(local_servers, set_flags,
     assert [value for _, value in read(tmp_path)["learning_rate"]] == pytest.approx([RATE / 2] * NUM_RUNS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "of_mode"), [([], {"worker/staleness"}), (["--sync_replicas", "--replicas_to_aggregate=1"], set())]
 )
@@ -171,6 +173,7 @@ def test_another_worker_writes_what_it_alone_knows(local_servers, set_flags, tmp
         assert [step for step, _ in entries] == [N * run for run in range(NUM_RUNS + 1, 2 * NUM_RUNS + 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ps", [1, 2])
 def test_staleness_is_what_others_add_between_a_read_and_its_write(local_servers, tmp_path, num_ps):
     """Of two ps tasks, that of the global step has no parameter."""
@@ -261,6 +264,7 @@ def test_a_full_disk_is_not_strewn_with_empty_files(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_diverges_costs_its_histograms_and_nothing_else(local_servers, set_flags, tmp_path, caplog):
     set_flags("--optimizer=momentum", "--learning_rate=1e38", f"--batch_size={BATCH_SIZE}")
     parameters = train(local_servers(1, 1), 0, str(tmp_path))

@@ -76,6 +76,7 @@ def test_a_task_that_is_killed_for_want_of_memory_is_told_with_what_helps(
     assert task.describe_end().startswith(f"ended with status {128 + number} {told}")
 
 
+@pytest.mark.slow
 @pytest.mark.promises("launcher-ends-all")
 def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
     assert launch("echo 'of an earlier run'").wait(DEADLINE_SECS) == 0
@@ -159,6 +160,7 @@ def test_many_lines_at_once_are_all_shown(launch):
     assert len(re.findall(r"^worker 0: line \d+$", run.output(), re.MULTILINE)) == 20000
 
 
+@pytest.mark.slow
 def test_a_pipe_that_nobody_reads_keeps_the_launcher_from_nothing(launch):
     """Its output is full before the task goes on; the second run is stopped by a signal."""
     lines = "yes 'worker 0: a line' | head -100000; touch full; while ! [ -e go-on ]; do sleep 0.05; done"
@@ -368,6 +370,7 @@ def test_the_end_of_a_task_is_told_before_what_the_chief_tells_of_it(launch):
     assert re.search(r"ps-0 ended with status 7: starting it again \(1 of 3\)\nworker 0: lost ps 0\n", run.output())
 
 
+@pytest.mark.slow
 def test_a_ps_that_dies_when_the_chief_has_ended_well_costs_nothing(launch):
     launch.folder.joinpath("ps.sh").write_text("while ! [ -e ended ]; do sleep 0.05; done; kill -9 $$")
     run = launch("true", "--max_restarts=0")
@@ -390,6 +393,7 @@ def test_a_task_that_stays_when_the_chief_has_ended_ends_the_run(launch):
     assert run.output().endswith("\nthe chief had ended with 0: the result is saved\n")
 
 
+@pytest.mark.slow
 def test_who_is_waited_for_when_the_chief_has_ended_is_said(launch):
     run = launch("case $* in *task_index=1*) while ! [ -e done ]; do sleep 0.05; done;; esac", "--workers=2")
     run.wait_for_output("the chief has ended: waiting for worker-1 to end, up to 60 s")

@@ -241,6 +241,7 @@ def test_asynchronous_updates_change_the_rows_of_a_batch_and_no_others(servers_o
     np.testing.assert_array_equal(worker.read()[0][4:8], FIRST_ROWS[4:8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_synchronous_update_averages_what_all_workers_sent_for_a_row(servers_of, optimizer):
     mode, expected = make_mode(optimizer=optimizer, sync_replicas=True), Reference(optimizer)
@@ -263,6 +264,7 @@ def test_in_graph_replication_equals_a_batch_of_all_workers(servers_of):
     expected.assert_equals(worker.read())
 
 
+@pytest.mark.slow
 @MODES
 def test_local_steps_send_the_change_of_the_rows_that_they_used(servers_of, sync_replicas, num_ps):
     num_workers, local_steps = 1 + sync_replicas, 3
@@ -282,6 +284,7 @@ def test_local_steps_send_the_change_of_the_rows_that_they_used(servers_of, sync
     expected.assert_equals(workers[0].read())
 
 
+@pytest.mark.slow
 @MODES
 def test_a_model_may_have_two_tables(servers_of, sync_replicas, num_ps):
     mode, tables = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), ("table", "other")
@@ -295,6 +298,7 @@ def test_a_model_may_have_two_tables(servers_of, sync_replicas, num_ps):
     expected.assert_equals(workers[0].read())
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_backup_worker_that_comes_late_are_dropped(servers_of):
     def make_queue(name):
         with tf.device("/job:worker/task:1"):
@@ -325,6 +329,7 @@ def test_the_rows_of_a_backup_worker_that_comes_late_are_dropped(servers_of):
     expected.assert_equals(fast.read())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync_replicas", [False, True])
 def test_two_slices_of_a_table_may_lie_on_one_ps(servers_of, tmp_path, sync_replicas):
     mode, expected = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), Reference("adagrad")
@@ -360,6 +365,7 @@ def test_an_exchange_keeps_its_messages_and_the_ids_of_a_run_are_one_more(server
         assert sent[("worker", 0), ("ps", ps)] == mode.exchanges_per_run + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ps", [1, 4])
 def test_a_checkpoint_of_three_ps_restores_into_any_number_of_them(servers_of, tmp_path, num_ps):
     saving = Worker(servers_of(3, 1), 0, make_mode(optimizer="adagrad"))
@@ -374,6 +380,7 @@ def test_a_checkpoint_of_three_ps_restores_into_any_number_of_them(servers_of, t
     np.testing.assert_array_equal(restoring.read()[0], saving.read()[0])
 
 
+@pytest.mark.slow
 @MODES
 def test_a_table_may_be_looked_up_twice(servers_of, sync_replicas, num_ps):
     mode, expected = make_mode(optimizer="adagrad", sync_replicas=sync_replicas), Reference("adagrad")
@@ -426,6 +433,7 @@ def sum_up(logits, labels):
     return tf.reduce_sum(logits)
 
 
+@pytest.mark.slow
 @MODES
 def test_the_loss_uses_the_random_rows_that_were_fetched_for_it(local_servers, sync_replicas, num_ps):
     model, mode = make_model(build_sampled_logits, sum_up, IDS), make_mode(optimizer="sgd", learning_rate=1.0)

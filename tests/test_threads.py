@@ -34,6 +34,7 @@ REPEAT = """threads.SessionThread("watch", lambda *_: act(), 0.01, "it failed").
 PROGRAM = "UNUSABLE.append(KeyError)  # as a user's DataError is\nprogram.start(main)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [START, REPEAT])
 @pytest.mark.parametrize(
     ("statement", "status", "message"),
@@ -54,6 +55,7 @@ def test_a_thread_ends_its_process_as_the_main_thread_does(start, statement, sta
     forked.check_end(RUN.format(statement=statement, start=start, run=PROGRAM), status, message)
 
 
+@pytest.mark.slow
 def test_a_thread_of_another_program_ends_it_too():
     script = RUN.format(statement="raise tf.errors.AbortedError(None, None, 'no')", start=START, run="main()")
     process = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, timeout=240)

@@ -62,6 +62,7 @@ class Client:
         self.images, self.labels = (column[indices] for column in self.shard)
 
 
+@pytest.mark.slow
 def test_of_what_towers_assign_the_last_counts_and_what_they_add_adds_up(set_flags, monkeypatch):
     def build_logits(images, is_training):
         largest, total, count, moving = (
@@ -116,6 +117,7 @@ def assert_close(found, expected):
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.promises("in-graph-average")
 def test_in_graph_a_step_averages_a_batch_of_each_worker(local_servers, set_flags):
     set_flags(*FLAGS, "--train_steps=1")

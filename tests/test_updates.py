@@ -269,6 +269,7 @@ def test_the_gradients_of_a_backup_worker_are_dropped(local_servers):
     assert [worker.read() for worker in (fast, slow)] == 2 * [[0 - 0.5 * (1 + 2), 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.promises("synchronous-need-chief")
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_synchronous_workers_wait_for_the_chief_unless_the_others_are_enough(local_servers, replicas):
@@ -311,6 +312,7 @@ class ClassicWorker:
     step, start_step, read = Worker.step, Worker.start_step, Worker.read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_synchronous_updates_do_what_sync_replicas_optimizer_does(local_servers, optimizer):
     losses = [lambda weight: (weight - 1) ** 2 / 2, lambda weight: (weight - 2) ** 2 / 2]
@@ -346,6 +348,7 @@ def start_step_without_update(servers, worker):
     return thread
 
 
+@pytest.mark.slow
 @pytest.mark.promises("synchronous")
 def test_a_fast_worker_waits_for_a_slow_one_in_each_update_of_a_run(local_servers):
     def slow(weight):
@@ -376,6 +379,7 @@ def test_a_ps_without_parameters_counts_no_step_before_it_is_computed(graph):
     assert exchange.loss.op in before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_worker_that_dies_and_returns_before_its_update_counts_once(local_servers, dying):
     servers = local_servers(2, 2)
@@ -400,6 +404,7 @@ def test_a_worker_that_dies_and_returns_before_its_update_counts_once(local_serv
     assert workers[0].read() == [0 - 0.5 * (1 + 2) / 2 * 5, 5]
 
 
+@pytest.mark.slow
 def test_synchronous_training_ends_at_the_last_step_and_nobody_waits_after_it(local_servers):
     servers = local_servers(2, 2)
     workers = [Worker(servers, index, 2, exchanges=N, train_steps=N + 3) for index in range(2)]
@@ -456,6 +461,7 @@ def train_on(threads, workers):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.promises("staleness-bound")
 @pytest.mark.parametrize(("num_ps", "local_steps", "max_staleness"), [(1, 1, 2), (2, 1, 0), (2, 3, 2)])
 def test_no_worker_is_further_ahead_of_the_slowest_than_it_may_be(local_servers, num_ps, local_steps, max_staleness):
@@ -474,6 +480,7 @@ def test_no_worker_is_further_ahead_of_the_slowest_than_it_may_be(local_servers,
     assert workers[0].read()[1] == 2 * N * local_steps
 
 
+@pytest.mark.slow
 @pytest.mark.promises("staleness-of-the-lost")
 def test_a_lost_worker_keeps_nobody_waiting_and_begins_where_the_slowest_is(local_servers, away, caplog):
     servers = local_servers(1, 3)
@@ -491,6 +498,7 @@ def test_a_lost_worker_keeps_nobody_waiting_and_begins_where_the_slowest_is(loca
     assert workers[0].read()[1] == 5 * N
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_the_slowest_after_the_last_step(local_servers):
     servers = local_servers(1, 2)
     workers = [Worker(servers, index, max_staleness=N, train_steps=N + 2) for index in range(2)]
@@ -503,6 +511,7 @@ def test_nobody_waits_for_the_slowest_after_the_last_step(local_servers):
     assert workers[0].read()[1] == N + 2
 
 
+@pytest.mark.slow
 @pytest.mark.promises("nothing-after-the-goal")
 @pytest.mark.parametrize(
     ("num_ps", "mode"),
@@ -525,6 +534,7 @@ def test_the_end_is_where_the_model_is_and_stops_who_waits_and_who_comes_later(l
     assert late.read() == at_end, "training is over"
 
 
+@pytest.mark.slow
 @pytest.mark.promises("fewer-gradients")
 def test_an_update_averages_the_gradients_of_the_workers_that_answer(local_servers, away, caplog):
     servers = local_servers(2, 3)
@@ -567,6 +577,7 @@ def test_no_update_waits_for_who_came_in_the_place_of_a_worker(local_servers, mo
     assert chief.read() == [0 - 0.5 * ((1 + 2) / 2 + 1 + (1 + 2) / 2), 3]
 
 
+@pytest.mark.slow
 def test_no_worker_takes_over_after_others_were_lost_and_are_back(local_servers, away):
     servers = local_servers(2, 4)
     workers = [Worker(servers, index, replicas=3) for index in range(4)]
@@ -589,6 +600,7 @@ def test_no_worker_takes_over_after_others_were_lost_and_are_back(local_servers,
     assert workers[0].read() == [before[0] - 0.5 * (1 + 2 + 3) / 3, before[1] + 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_a_restarted_worker_has_one_gradient_in_an_update(local_servers, away, replicas):
     servers = local_servers(2, 3)
@@ -615,6 +627,7 @@ def test_a_restarted_worker_has_one_gradient_in_an_update(local_servers, away, r
     assert workers[0].read() == [0 - 0.5 * sum(gradients) / replicas, 1]
 
 
+@pytest.mark.slow
 def test_an_update_lacks_what_a_lost_worker_has_not_sent_to_each_ps(local_servers, away):
     servers = local_servers(2, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
@@ -628,6 +641,7 @@ def test_an_update_lacks_what_a_lost_worker_has_not_sent_to_each_ps(local_server
     assert workers[0].read() == [0 - 0.5 * 1, 1]
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_back_sends_what_a_ps_has_not_got(local_servers, away):
     servers = local_servers(2, 2)
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
@@ -688,6 +702,7 @@ def join_all(threads):
         assert not thread.is_alive(), "a worker waits for ever"
 
 
+@pytest.mark.slow
 def test_workers_do_not_wait_for_each_other_though_each_ps_went_on_without_another_one_meanwhile(local_servers):
     servers = local_servers(2, 3)
     chief, first, second = (Parts(servers, index) for index in range(3))
@@ -702,6 +717,7 @@ def test_workers_do_not_wait_for_each_other_though_each_ps_went_on_without_anoth
     assert {worker.join(ps) for worker in (chief, first, second) for ps in range(2)} == {2}
 
 
+@pytest.mark.slow
 def test_workers_that_are_taken_for_lost_while_they_train_never_wait_for_each_other(local_servers, away, monkeypatch):
     """Each ps makes its updates without others of them."""
     monkeypatch.setattr(lost_workers, "LOOK_SECS", 0.001)
@@ -727,6 +743,7 @@ def test_workers_that_are_taken_for_lost_while_they_train_never_wait_for_each_ot
     has_ended.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "replicas", "is_counted"), [(2, 2, True), (4, 3, False)])
 @pytest.mark.parametrize("ps_with_update", [[0], [1], [0, 1]])
 def test_training_goes_on_after_a_worker_has_died_while_it_made_an_update(
@@ -747,6 +764,7 @@ def test_training_goes_on_after_a_worker_has_died_while_it_made_an_update(
     assert num_updates == int(num_updates) > 0, "each has averaged all"
 
 
+@pytest.mark.slow
 @pytest.mark.promises("begun-is-awaited")
 def test_an_update_waits_for_a_worker_that_computes_however_long_that_takes(local_servers, away, caplog, monkeypatch):
     monkeypatch.setattr(lost_workers, "REMINDER_SECS", 1.0)
@@ -763,6 +781,7 @@ def test_an_update_waits_for_a_worker_that_computes_however_long_that_takes(loca
     assert "from synchronous update" not in caplog.text
 
 
+@pytest.mark.slow
 def test_who_is_waited_for_is_named_though_another_is_lost(local_servers, away, caplog, monkeypatch):
     monkeypatch.setattr(lost_workers, "REMINDER_SECS", 1.0)
     servers = local_servers(2, 3)
@@ -776,6 +795,7 @@ def test_who_is_waited_for_is_named_though_another_is_lost(local_servers, away, 
     assert not waiting.is_alive()
 
 
+@pytest.mark.slow
 def test_after_the_end_nobody_is_lost(local_servers, away, caplog):
     servers = local_servers(1, 2)
     chief, other = (Worker(servers, index, replicas=1, train_steps=1) for index in range(2))
@@ -787,6 +807,7 @@ def test_after_the_end_nobody_is_lost(local_servers, away, caplog):
     assert "from synchronous update" not in caplog.text
 
 
+@pytest.mark.slow
 def test_nobody_waits_on_another_ps_for_a_chief_that_has_taken_its_last_step(local_servers, away):
     servers = local_servers(2, 2)
     workers = [Worker(servers, index, replicas=2, train_steps=1) for index in range(2)]
@@ -802,6 +823,7 @@ def test_nobody_waits_on_another_ps_for_a_chief_that_has_taken_its_last_step(loc
     assert workers[0].read() == [0 - 0.5 * 2, 1]
 
 
+@pytest.mark.slow
 def test_nobody_waits_on_another_ps_for_a_chief_that_has_died_there_in_its_last_step(local_servers, away):
     servers = local_servers(2, 2)
     chief, other = (Worker(servers, index, replicas=2, train_steps=1) for index in range(2))
@@ -816,6 +838,7 @@ def test_nobody_waits_on_another_ps_for_a_chief_that_has_died_there_in_its_last_
     assert not waiting.is_alive()
 
 
+@pytest.mark.slow
 def test_what_wakes_workers_does_not_pile_up_for_those_that_are_away(local_servers, away):
     servers = local_servers(2, 3)
     workers = [Worker(servers, index, replicas=2, exchanges=N) for index in range(3)]
@@ -866,6 +889,7 @@ def test_what_wakes_the_workers_serves_the_next_chief(local_servers):
     assert other.read() == [0 - 0.5 * 1.5 * 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.promises("local-steps")
 def test_local_steps_are_taken_on_a_copy_and_their_sum_is_added(local_servers):
     servers = local_servers(2, 2)
@@ -877,6 +901,7 @@ def test_local_steps_are_taken_on_a_copy_and_their_sum_is_added(local_servers):
     assert second.read() == [0 - 4 * 0.5 * (1 + 2 + 1) * N, 12 * N]
 
 
+@pytest.mark.slow
 @pytest.mark.promises("local-steps")
 def test_a_pending_exchange_counts_once(local_servers):
     worker = Worker(local_servers(2, 1), 0, local_steps=2, train_steps=10**6, loss=lambda w: 0.01 * (w - 1) ** 2 / 2)
@@ -887,6 +912,7 @@ def test_a_pending_exchange_counts_once(local_servers):
     assert 1 - value == pytest.approx((1 - 0.5 * 0.01) ** step, rel=1e-5), "as if one step followed the other"
 
 
+@pytest.mark.slow
 @pytest.mark.promises("synchronous-local-steps")
 def test_synchronous_local_steps_are_averaged(local_servers):
     servers = local_servers(2, 2)
@@ -918,6 +944,7 @@ def test_the_exchanges_become_shorter_near_the_end(graph):
     assert num_steps_by_left == {100: 4, 25: 4, 24: 3, 9: 2, 8: 1, 1: 1, 0: 0, -7: 0}
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_into_the_steps_that_others_have_left_is_not_applied(local_servers):
     def loss(weight):
         step = tf.train.get_global_step()  # the others take the first 4 meanwhile
@@ -936,6 +963,7 @@ def one_cycle(step, train_steps):
     return LEARNING_RATE * min((step + 1) / warmup_steps, (train_steps - step) / (train_steps - warmup_steps))
 
 
+@pytest.mark.slow
 def test_the_rate_follows_the_global_step_wherever_a_step_is_applied(local_servers):
     rates = [one_cycle(step, 40) for step in range(40)]
     for replicas in (None, 1):  # asynchronous, and synchronous
@@ -958,6 +986,7 @@ def test_every_optimizer_takes_the_rate_of_its_step(local_servers, optimizer):
     assert worker.read() == [pytest.approx(-np.dot(rates, speeds), rel=1e-4), N]
 
 
+@pytest.mark.slow
 def test_the_rate_of_local_steps_follows_the_global_step(local_servers):
     servers = local_servers(2, 2)
     workers = [Worker(servers, i, 2, local_steps=4, train_steps=40, lr_schedule="one_cycle") for i in range(2)]
@@ -981,6 +1010,7 @@ def to_bfloat16(value):
     return np.float32(tf.bfloat16.as_numpy_dtype(value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [None, 1])
 def test_parameters_and_gradients_travel_rounded_and_are_kept_exact(local_servers, replicas):
     servers = local_servers(2, 1)
@@ -993,6 +1023,7 @@ def test_parameters_and_gradients_travel_rounded_and_are_kept_exact(local_server
     assert weight != to_bfloat16(weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [None, 1])
 def test_the_changes_of_local_steps_travel_rounded_and_add_up_exactly(local_servers, replicas):
     options = {"local_steps": 2, "train_steps": 10**6, "loss": lambda w: (w - GOAL) ** 2 / 2, "dtype": tf.bfloat16}

@@ -53,6 +53,7 @@ def test_a_folder_that_lacks_a_file_or_hides_a_module_is_told(tmp_path, names, w
     assert found.startswith(f"--user_dir {tmp_path} {why}") if why else not found
 
 
+@pytest.mark.slow
 def test_a_file_beside_the_script_that_hides_a_module_is_told_by_each_way_to_start(tmp_path):
     """Also what Python, or the program, imports before anything can be checked; all are told at once."""
     for name in ("distributed.py", "model.py", "mnist_input.py"):
