@@ -127,7 +127,7 @@ def find_tests_of_lines(folder: pathlib.Path) -> dict[tuple[str, int], set[str]]
 def find_turns() -> list[list[str]]:
     """Return the unit tests in turns: TensorFlow's servers take memory until their process ends."""
     units = sorted(str(file.relative_to(PROJECT)) for file in (PROJECT / "tests").glob("test_*.py"))
-    return [units[first : first + 15] for first in range(0, len(units), 15)]
+    return [units[first : first + 8] for first in range(0, len(units), 8)]
 
 
 def make_stages(mutant: Mutant, tests: dict[tuple[str, int], set[str]]) -> list[list[str]]:
@@ -138,7 +138,8 @@ def make_stages(mutant: Mutant, tests: dict[tuple[str, int], set[str]]) -> list[
     package, _, name = module.rpartition(r"\.")
     names_it = re.compile(rf"\b{module}\b|\bfrom {package} import .*\b{name}\b")
     name_it = [unit for turn in find_turns() for unit in turn if names_it.search((PROJECT / unit).read_text())]
-    return [stage for stage in (run_it, name_it, ["tests/clusters"]) if stage]
+    others = [] if run_it else find_turns()  # those that run it in other processes
+    return [stage for stage in (run_it, name_it, *others, ["tests/clusters"]) if stage]
 
 
 def find_killer(mutant: Mutant, folder: pathlib.Path, stages: list[list[str]]) -> str:
