@@ -981,6 +981,22 @@ def test_a_summary_of_an_average_of_rows_needs_these_rows_alone(graph):
         assert session.run(summary)
 
 
+def test_a_change_that_no_step_makes_is_seen_by_who_waits_for_it(graph):
+    def build_logits(inputs, is_training):
+        state = tf.get_variable("state", [], initializer=tf.ones_initializer(), trainable=False)
+        with tf.control_dependencies([tf.assign(state, state + 1.0)]):
+            tf.summary.scalar("state", state.read_value())
+        return two_layers(inputs, is_training)
+
+    model = trace(make_files(build_logits))
+    variables = make_variables(model.training, model.tables, 1)
+    parameters = {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}
+    (summary,) = model.build_summaries(parameters, [tf.constant(column) for column in BATCH])
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        assert tf.Summary.FromString(session.run(summary)).value[0].simple_value == 2.0
+
+
 def made_in_order(order, scale=1.0, summary=False):
     def build_logits(inputs, is_training):
         if summary:  # as of one worker alone
