@@ -582,6 +582,13 @@ def test_seconds_are_counted_from_the_first_step_of_training(train_dir):
     assert '<tr><th scope="row">worker 1</th><td>7</td><td>0.007692</td></tr>' in page
 
 
+def test_a_lane_tells_what_lasts_and_no_moment(train_dir):
+    assert report.write(RunFolder(train_dir))
+    page = (train_dir / "report.html").read_text()
+    assert 'aria-label="worker 1: starting until 2.0 s, training until 9.0 s, gone until 30.0 s"' in page
+    assert page.count('<i class="event"') > 0
+
+
 @pytest.mark.parametrize(("low", "high", "ticks"), [(0, 10, [0, 2, 4, 6, 8, 10]), (0.93, 1, [0.94, 0.96, 0.98, 1.0])])
 def test_ticks_are_round_numbers(low, high, ticks):
     assert charts.make_ticks(low, high) == ticks
