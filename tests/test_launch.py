@@ -101,7 +101,7 @@ def test_a_python_that_is_killed_while_it_is_asked_costs_no_environment(install)
     script = install.project / "runtime" / "launch" / "venv.sh"
     done = subprocess.run([script, "requirements.txt"], capture_output=True, text=True)
     assert done.returncode == 128 + 9
-    assert "was ended by signal 9 before it named its version: try again" in done.stderr
+    assert "was ended by signal 9 before it reported its version: try again" in done.stderr
     assert python.exists()
 
 
@@ -210,7 +210,7 @@ def test_a_failure_of_pip_is_told_with_a_remedy(install):
     environment = {**os.environ, "PYTHON": "", "TMPDIR": "/small"}  # not those of who runs the tests
     done = subprocess.run([script, "requirements.txt"], env=environment, capture_output=True, text=True)
     assert done.returncode == 2
-    remedy = "where there is no room, set VENV_DIR=/another/folder; where /small has none, TMPDIR"
+    remedy = "if its disk is full, set VENV_DIR=/another/folder; if /small is full, set TMPDIR"
     assert done.stderr.endswith(f": {remedy}\n")
 
 

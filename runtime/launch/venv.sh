@@ -37,7 +37,7 @@ is_suitable() {
   local status=0
   "$1" -Ic "import sys${2:+, $2}; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))" 2>/dev/null || status=$?
   if ((status >= 128)); then
-    echo "error: $1 was ended by signal $((status - 128)) before it named its version: try again" >&2
+    echo "error: $1 was ended by signal $((status - 128)) before it reported its version: try again" >&2
     exit "$status"
   fi
   return "$status"
@@ -46,7 +46,7 @@ is_suitable() {
 version_of() { "$1" -Ic 'import sys; print(sys.version_info[:2])' 2>/dev/null || echo none; }
 
 # Two that make or fill one environment at the same time would break it for each other. Some file systems know no locks.
-mkdir -p "$(dirname "$venv")" || fail "$venv cannot be made: set VENV_DIR=/another/folder"
+mkdir -p "$(dirname "$venv")" || fail "$venv cannot be created: set VENV_DIR=/another/folder"
 exec 9<"$(dirname "$venv")"
 if command -v flock >/dev/null; then
   status=0
@@ -83,7 +83,7 @@ if [[ -e "$venv/unfinished-by-venv.sh" ]] || ((status)) ||
   fi
   [[ ! -e "$venv" || -w "$venv" ]] || fail "$venv belongs to another user: set VENV_DIR=/a/new/folder"
   rm -rf "$venv"
-  mkdir "$venv" || fail "$venv cannot be made: set VENV_DIR=/another/folder"
+  mkdir "$venv" || fail "$venv cannot be created: set VENV_DIR=/another/folder"
   touch "$venv/unfinished-by-venv.sh"
   "$python" -m venv "$venv" >&2 || exit 2
   mv "$venv/unfinished-by-venv.sh" "$venv/made-by-venv.sh"
@@ -94,8 +94,8 @@ for requirements in "$@"; do
   if ! cmp -s "$project/$file" "$installed"; then
     echo "installing $file into $venv; the first time, this downloads TensorFlow, 600 MB" >&2
     "$venv/bin/python" -Im pip install "${options[@]}" -r "$project/$file" >&2 ||
-      fail "pip could not install $file into $venv: where there is no room, set VENV_DIR=/another/folder; where" \
-        "${TMPDIR:-/tmp} has none, TMPDIR"
+      fail "pip could not install $file into $venv: if its disk is full, set VENV_DIR=/another/folder; if" \
+        "${TMPDIR:-/tmp} is full, set TMPDIR"
     mkdir -p "$(dirname "$installed")"
     cp "$project/$file" "$installed"
   fi

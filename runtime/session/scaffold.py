@@ -112,7 +112,7 @@ class TrainingScaffold(tf.train.Scaffold):
         with tf.name_scope("session"):
             super().finalize()
         if self._was_ready:
-            logging.info("%s: the last session is lost: making a new one", self._task)
+            logging.info("%s: the last session is lost: creating a new one", self._task)
             if time.monotonic() > self._ready_at + MAX_FAILING_SECS:
                 self._failing_since = math.inf
             self._end_if_failing("each session was lost before its first step", "start this task on another host")

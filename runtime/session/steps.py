@@ -63,7 +63,7 @@ class StepsHook(tf.train.SessionRunHook):
             raise UnusableError(f"{self._task}: the loss is not finite at global step {step}: {remedy}")
         self._seen_step = int(step)
         if not last_step:
-            logging.info("%s: the model is good enough: training is over", self._task)
+            logging.info("%s: the model is good enough: training ends", self._task)
         if step >= last_step:
             run_context.request_stop()
 
@@ -121,6 +121,6 @@ class LongStepHook(SessionThread):
             told = f"a call of {self._num_exchanges} exchanges has taken {now - self._began_at:.0f} s so far"
             hint = "; where the network is slow, --local_steps exchanges less often"
             hint *= self._task.replication == "between_graph"
-            logging.warning("%s: %s: it may wait for other workers%s", self._task, told, hint)
+            logging.warning("%s: %s: it may be waiting for other workers%s", self._task, told, hint)
         self._looked_at = time.monotonic()
         return False

@@ -18,7 +18,7 @@ def test_in_graph_the_chief_trains_on_all_workers_and_outlives_the_death_of_one(
         cluster.start("worker 1")
         cluster["worker 0"].wait_for_output(PROGRESS)
         cluster["worker 1"].kill()
-        cluster["worker 0"].wait_for_output("the last session is lost: making a new one")
+        cluster["worker 0"].wait_for_output("the last session is lost: creating a new one")
         steps_before = max(steps_logged(cluster["worker 0"]))
         cluster.start("worker 1")
         assert_all_end(cluster)
