@@ -85,7 +85,9 @@ def test_weights_that_were_those_of_another_variable_are_refused(graph, tmp_path
     for _ in range(2):
         with pytest.raises(UnusableError) as error:
             checkpoints.check_last_checkpoint(RunFolder(tmp_path), find_uses("213"))
-        assert str(error.value).startswith(f"{path} has the weights of Variable under the name Variable_1: give ")
+        assert str(error.value).startswith(
+            f"{path} has the weights of Variable under the name Variable_1: name the variables, or "
+        )
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:10], lambda data: data[:-1] + b"x"])

@@ -91,11 +91,11 @@ def test_what_cannot_work_is_refused_and_quoted(cluster, others, message):
         ('{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}}', "TF_CONFIG is not of the form"),
         (
             '{"cluster": {"ps": ["a:1"], "worker": ["b:2", "c:3"]}, "task": {"type": "worker", "index": 2}}',
-            "TF_CONFIG has the task worker 2, and 2 workers",
+            "TF_CONFIG has the task worker 2, but only 2 workers",
         ),
         (
             '{"cluster": {"ps": ["a:1"], "chief": ["b:2"]}, "task": {"type": "worker", "index": 0}}',
-            "TF_CONFIG has the task worker 0, and 0 workers",
+            "TF_CONFIG has the task worker 0, but only 0 workers",
         ),
         (
             '{"cluster": {"ps": ["a:1"], "chief": ["b:2"], "worker": ["c:3"]}, "task": {"type": "worker", "index":-1}}',

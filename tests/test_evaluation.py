@@ -274,10 +274,10 @@ def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_
     [
         (["a", "b"], [0, 1], ""),
         ([], [0, 1], ""),  # whoever has the names no more
-        (["a", "c"], [0, 1], "class 1 was 'b', and is 'c' in mnist_input.py: give the --data_dir, or the names, that"),
-        (["b", "a"], [0, 1], "class 0 was 'a', and is 'b' in"),
-        (["a", "b", "c"], [0, 1], "class 2 was none, and is 'c' in"),
-        (["a"], [0, 1], "class 1 was 'b', and is none in"),
+        (["a", "c"], [0, 1], "class 1 was 'b', but is 'c' in mnist_input.py: give the --data_dir, or the names, that"),
+        (["b", "a"], [0, 1], "class 0 was 'a', but is 'b' in"),
+        (["a", "b", "c"], [0, 1], "class 2 was none, but is 'c' in"),
+        (["a"], [0, 1], "class 1 was 'b', but is none in"),
         (["a", "b"], [1, 1], "the test examples have changed, and the model may have been trained on them: give the"),
     ],
 )

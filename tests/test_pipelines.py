@@ -554,7 +554,7 @@ def test_of_few_files_the_place_of_the_fault_is_told(tmp_path):
     reader = reader_of(build_dataset, tf.TensorSpec([], tf.int32, "n"), list_files=list_files)
     source = open_source(str(tmp_path), "train", reader).share(1, 2)
     (tmp_path / "3.csv").write_text(30 * "1\n" + "1,5\n")
-    expected = r"/3\.csv cannot be read after 24 examples \(InvalidArgumentError: .* record 6\); correct it"
+    expected = r"/3\.csv cannot be read after 24 examples \(InvalidArgumentError: .* record 6\); fix it"
     with pytest.raises(UnusableError, match=expected):
         source.load()
 
@@ -584,6 +584,8 @@ def test_lists_of_other_files_are_told_apart(words_dir, tmp_path_factory):
 )
 def test_what_is_no_list_of_files_is_refused(tmp_path, files, found):
     reader = reader_of(lambda *_: None, list_files=lambda *_: files)
-    expected = r"list_files\(\) must return a list of paths, or a tuple of columns of equal length"
-    with pytest.raises(UnusableError, match=rf"^tests/\S+, line \d+: {expected} .*, found {found}$"):
+    expected = (
+        r"list_files\(\) must return a list of paths, or a tuple of columns of equal length, with the paths first"
+    )
+    with pytest.raises(UnusableError, match=rf"^tests/\S+, line \d+: {expected}, found {found}$"):
         open_source(str(tmp_path), "train", reader)

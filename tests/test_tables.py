@@ -633,7 +633,7 @@ def test_what_the_chief_cannot_save_is_refused():
 
 def test_a_table_of_more_rows_than_ids_have_numbers_for_is_refused():
     check_size("t", make_table(2**31 - 1, 1), "ps")
-    with pytest.raises(UnusableError, match="table t has 2147483648 rows, expected 2147483647 at most"):
+    with pytest.raises(UnusableError, match="table t has 2147483648 rows, expected at most 2147483647"):
         check_size("t", make_table(2**31, 1, num_slices=2), "ps")
 
 
