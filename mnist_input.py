@@ -33,7 +33,7 @@ FEATURES = {  # of an example in a TFRecord file: its pixels as they lie in memo
 IMAGES_MAGIC = 0x00000803
 LABELS_MAGIC = 0x00000801
 WORDS = {"train": "train", "t10k": "t10k|test"}  # in the names of the files of a split
-REMEDY = "put the right file there, or give an empty --data_dir to have MNIST's fetched"
+REMEDY = "put the right file there, or give an empty --data_dir to download MNIST"
 
 
 class DataError(Exception):
@@ -71,8 +71,8 @@ def load(data_dir: str, split: str) -> Examples:
     labels = _read_idx(labels_path, LABELS_MAGIC, item_shape=())
     if len(images) != len(labels):
         raise DataError(
-            f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels: these are not"
-            " files of one data set"
+            f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels: they belong"
+            " to different data sets"
         )
     first, num_classes = (int(flags.FLAGS[name].value or 0) for name in ("first_label", "num_classes"))
     are_wrong = (labels < first) | (labels >= first + num_classes)
@@ -100,10 +100,10 @@ def find_file(data_dir: str, split: str, kind: str) -> str:
     for match in filter(None, map(pattern.fullmatch, names)):
         path, other = (os.path.join(data_dir, name) for name in (match[0], found.setdefault(match[1], match[0])))
         if path != other and _read(path) != _read(other):
-            raise DataError(f"{other} and {path} differ: remove the one that is not meant")
+            raise DataError(f"{other} and {path} differ: delete the wrong one")
     if len(found) > 1:
         several = ", ".join(found.values())
-        raise DataError(f"--data_dir {data_dir} has several data sets, {several}: give a folder that has one of them")
+        raise DataError(f"--data_dir {data_dir} has several data sets, {several}: give a folder with only one")
     if not found:
         path, has = os.path.join(data_dir, f"{split}-{kind}-ubyte.gz"), ", ".join(names[:5]) or "nothing"
         raise DataError(f"{path} is missing, and {data_dir} has {has}: {REMEDY}")
@@ -134,8 +134,8 @@ def _read_idx(path: str, magic: int, item_shape: tuple[int, ...]) -> npt.NDArray
     expected_bytes = header_bytes + num_items * math.prod(item_shape)
     if num_items == 0 or len(content) != expected_bytes:
         raise DataError(
-            f"{path} has {len(content)} bytes, expected {expected_bytes} for the {num_items} items that its header"
-            f" promises, one at least: {REMEDY}"
+            f"{path} has {len(content)} bytes, expected {expected_bytes} for the {num_items} items in its header (at"
+            f" least 1): {REMEDY}"
         )
     return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(num_items, *item_shape)
 

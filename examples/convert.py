@@ -48,7 +48,7 @@ def convert(load: Load, features: Mapping[str, Any], data_dir: str, output_dir: 
     output_dir = os.path.abspath(output_dir)
     unfinished = output_dir + ".unfinished"
     if os.path.exists(output_dir):
-        raise UnusableError(f"{output_dir} is there already: remove it, or give another --output_dir")
+        raise UnusableError(f"{output_dir} already exists: remove it, or give another --output_dir")
     try:
         os.makedirs(unfinished)
         try:
@@ -59,7 +59,7 @@ def convert(load: Load, features: Mapping[str, Any], data_dir: str, output_dir: 
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     except FileExistsError as error:
-        raise UnusableError(f"{unfinished} is there: if no other conversion is running, remove it") from error
+        raise UnusableError(f"{unfinished} exists: if no other conversion is running, remove it") from error
     except (OSError, tf.errors.OpError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.message
         raise UnusableError(f"{output_dir} cannot be written: {reason}") from error

@@ -87,7 +87,7 @@ def read(folder: RunFolder) -> Profile:
             with open(path, "rb") as file:
                 run = _read_run(worker, tf.RunMetadata.FromString(file.read()).step_stats)
         except (OSError, ValueError, DecodeError) as error:
-            logging.error("the trace goes without %s, which cannot be read: %s", path, error)
+            logging.error("the trace omits %s, which cannot be read: %s", path, error)
         else:
             trace.spans.extend(run.spans)
             trace.messages.extend(run.messages)

@@ -87,7 +87,7 @@ def assert_refused(tmp_path):
         ([*WORKER, "--train_dir=run[1]"], "--train_dir run[1] has one of the characters * ? [ ] \\ in its path"),
         (
             [*WORKER, "--train_dir=~/run"],
-            "~ is only understood by a shell, and only at the start of a word: write $HOME",
+            "only a shell expands ~, and only at the start of a word: write $HOME",
         ),
         ([*WORKER, "--train_steps=0"], "flag --train_steps=0: 0 is not a positive integer"),
         ([*WORKER, "--train_steps=many"], "flag --train_steps=many"),
@@ -99,7 +99,7 @@ def assert_refused(tmp_path):
             [*WORKER, "--stop_at=accuracy:nan", "--eval_every_secs=1"],
             "flag --stop_at=accuracy:nan: it must be NAME:VALUE",
         ),
-        ([*WORKER, "--clip_norm=0"], "flag --clip_norm=0.0: nothing would be trained: leave it out, or raise it"),
+        ([*WORKER, "--clip_norm=0"], "flag --clip_norm=0.0: nothing would be trained: omit it, or raise it"),
         ([*WORKER, "--batch_size=0"], "flag --batch_size=0"),
         ([*WORKER, "--hidden_units=0"], "flag --hidden_units=0"),
         ([*WORKER, "--learning_rate=0"], "flag --learning_rate=0.0: it must be a number above 0"),
@@ -122,19 +122,22 @@ def assert_refused(tmp_path):
         ([*WORKER, "--sharding=random"], "flag --sharding=random: value should be one of <static|dynamic>"),
         ([*WORKER, "--local_steps=0"], "flag --local_steps=0"),
         ([*WORKER, "--replication=graph"], "flag --replication=graph: value should be one of <between_graph|in_graph>"),
-        ([*WORKER, "--replication=in_graph", "--issync=1"], "it takes neither --sync_replicas nor --local_steps"),
-        ([*WORKER, "--max_staleness=2", "--sync_replicas"], "are not ahead: leave --max_staleness out"),
-        ([*WORKER, "--max_staleness=2", "--replication=in_graph"], "are not ahead: leave --max_staleness out"),
-        ([*WORKER, "--replication=in_graph", "--local_steps=2"], "it takes neither --sync_replicas nor --local_steps"),
+        ([*WORKER, "--replication=in_graph", "--issync=1"], "omit --sync_replicas and --local_steps"),
+        ([*WORKER, "--max_staleness=2", "--sync_replicas"], "never get ahead of each other: omit --max_staleness"),
+        (
+            [*WORKER, "--max_staleness=2", "--replication=in_graph"],
+            "never get ahead of each other: omit --max_staleness",
+        ),
+        ([*WORKER, "--replication=in_graph", "--local_steps=2"], "omit --sync_replicas and --local_steps"),
         ([*WORKER, "--ps_strategy=random"], "flag --ps_strategy=random: value should be one of <round_robin|greedy>"),
         ([*WORKER, "--partition_bytes=0"], "flag --partition_bytes=0"),
         ([*WORKER, "--profile_steps=5:9"], "it needs --train_dir"),
         ([*WORKER, "--profile_steps=9:5", "--train_dir=t"], "it must be A:B, two global steps"),
         ([*WORKER, "--profile_steps=5", "--train_dir=t"], "it must be A:B, two global steps"),
         ([*WORKER, "--checkpoints=worker"], "flag --checkpoints=worker: value should be one of <ps|chief>"),
-        ([*WORKER, "--gpus="], "flag --gpus=: it is auto, none, or numbers of GPUs, such as 0,2"),
-        ([*WORKER, "--gpus=0,0"], "flag --gpus=0,0: it is auto, none, or numbers of GPUs, such as 0,2"),
-        ([*WORKER, "--gpus=all"], "flag --gpus=all: it is auto, none, or numbers of GPUs, such as 0,2"),
+        ([*WORKER, "--gpus="], "flag --gpus=: it must be auto, none, or GPU numbers, such as 0,2"),
+        ([*WORKER, "--gpus=0,0"], "flag --gpus=0,0: it must be auto, none, or GPU numbers, such as 0,2"),
+        ([*WORKER, "--gpus=all"], "flag --gpus=all: it must be auto, none, or GPU numbers, such as 0,2"),
         ([*WORKER, "--gpus=999"], "GPUs on its host: there is no GPU 999"),
         ([*WORKER, "--seed=-1"], "flag --seed=-1"),
         ([*WORKER, "--seed=2147483648"], "flag --seed=2147483648"),
@@ -145,11 +148,11 @@ def assert_refused(tmp_path):
         ([*WORKER, "--train_dir=bad\udcff"], "--train_dir=bad\\udcff: it must be UTF-8"),
         (
             [*WORKER, "--user_dir=nowhere"],
-            "/cwd/nowhere is not a folder: give one that has model.py and mnist_input.py",
+            "/cwd/nowhere is not a folder: name a folder with model.py and mnist_input.py",
         ),
         (
             [*WORKER, "--user_dir="],
-            "/cwd has no mnist_input.py and no model.py: give one that has model.py and mnist_in",
+            "/cwd has no mnist_input.py and no model.py: name a folder with model.py and mnist_in",
         ),
         ([*WORKER, "--data_dir="], "flag --data_dir=: it must name a folder"),
         ([*WORKER, "--data_dir=/dev/null/data"], "/dev/null/data"),
@@ -180,7 +183,7 @@ def test_an_unusable_tf_config_is_refused(assert_refused):
 
 def test_an_unusable_model_dir_is_refused(assert_refused):
     cluster = {"cluster": {"ps": ["a:1"], "chief": ["b:1"]}, "task": {"type": "ps", "index": 0}, "model_dir": "~/run"}
-    message = "model_dir in TF_CONFIG: flag --train_dir=~/run: ~ is only understood by a shell"
+    message = "model_dir in TF_CONFIG: flag --train_dir=~/run: only a shell expands ~"
     assert_refused([], message, {"TF_CONFIG": json.dumps(cluster)})
 
 
@@ -198,7 +201,7 @@ def test_an_unusable_data_file_is_refused(assert_refused):
 @pytest.mark.promises("checked-before-training")
 def test_an_unusable_tfrecord_file_is_refused(assert_refused):
     (assert_refused.folder / "train-00000-of-00001.tfrecord").write_bytes(b"no record")
-    message = "error: ./train-00000-of-00001.tfrecord is no TFRecord file, or has no record, or its first"
+    message = "error: ./train-00000-of-00001.tfrecord is not a TFRecord file, has no record, or has a"
     assert_refused([*WORKER, "--data_dir=."], message)
 
 

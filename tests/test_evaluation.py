@@ -212,7 +212,7 @@ def test_an_evaluator_leaves_out_a_broken_checkpoint_when_the_user_has_named_an_
     with pytest.raises(TimeoutError, match="waited 0 s for a checkpoint after"):  # the chief trains on from 30
         finished_run.follow(lambda _: evaluated.append(1) or MEASURES)
     assert len(evaluated) == 1
-    assert f"leaving out {paths[1]}: OutOfRangeError: " in caplog.text
+    assert f"skipping {paths[1]}: OutOfRangeError: " in caplog.text
 
 
 def test_an_evaluator_initialises_what_a_monitored_session_does(finished_run):
@@ -265,7 +265,7 @@ def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_
     (finished_run.folder / "events" / "1").mkdir(parents=True)
     entry = {"unix_secs": 1.0, "event": EXAMPLES, "checksum": chief.checksum}
     (finished_run.folder / "events" / "1" / "worker-0.jsonl").write_text(json.dumps(entry))
-    with pytest.raises(UnusableError, match=r"the test examples are others than before, .*: give the --data_dir and"):
+    with pytest.raises(UnusableError, match=r"the test examples have changed, .*: give the --data_dir and"):
         finished_run.follow(evaluator)
 
 
@@ -274,11 +274,11 @@ def test_an_evaluator_refuses_to_test_on_other_examples_than_the_chief(finished_
     [
         (["a", "b"], [0, 1], ""),
         ([], [0, 1], ""),  # whoever has the names no more
-        (["a", "c"], [0, 1], "class 1 was 'b', and is 'c' in mnist_input.py: give the --data_dir, or the names, that"),
-        (["b", "a"], [0, 1], "class 0 was 'a', and is 'b' in"),
-        (["a", "b", "c"], [0, 1], "class 2 was none, and is 'c' in"),
-        (["a"], [0, 1], "class 1 was 'b', and is none in"),
-        (["a", "b"], [1, 1], "the test examples are others than before, and may have been trained on: give the --dat"),
+        (["a", "c"], [0, 1], "class 1 was 'b', but is 'c' in mnist_input.py: give the --data_dir, or the names, that"),
+        (["b", "a"], [0, 1], "class 0 was 'a', but is 'b' in"),
+        (["a", "b", "c"], [0, 1], "class 2 was none, but is 'c' in"),
+        (["a"], [0, 1], "class 1 was 'b', but is none in"),
+        (["a", "b"], [1, 1], "the test examples have changed, and the model may have been trained on them: give the"),
     ],
 )
 def test_a_run_that_goes_on_has_the_classes_and_test_examples_that_it_had(tmp_path, graph, names, labels, message):
@@ -356,7 +356,7 @@ def test_a_metric_that_is_no_number_is_left_out(graph, caplog):
         session.run(tf.global_variables_initializer())
         test.check(session)  # an untrained model may find no positives
         assert list(test(session).metrics) == ["error_rate"]
-    assert "build_metrics() returns nan as precision of the test examples, which is left out" in caplog.text
+    assert "build_metrics() returns nan as precision of the test examples, which is not reported" in caplog.text
 
 
 def test_a_metric_of_another_name_may_have_any_value_and_the_first_one_is_told(graph):
@@ -421,7 +421,9 @@ def test_a_test_loss_that_is_not_finite_where_the_model_is_has_a_remedy_of_its_o
     test = ModelTest(model, {}, {}, build_placeholders(examples), examples, batch_size=100)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        with pytest.raises(UnusableError, match=r"^the test loss is not finite: .*, or build_loss\(\): a mean over no"):
+        with pytest.raises(
+            UnusableError, match=r"^the test loss is not finite: .*, or build_loss\(\): a mean with weights"
+        ):
             test(session)
 
 

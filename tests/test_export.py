@@ -191,7 +191,7 @@ def test_a_model_that_is_the_newest_is_not_exported_again(tmp_path, model, value
         export(str(tmp_path), model, ordered.copy)
         values = dict(reversed(values.items()))  # the order of the names says nothing
     assert sorted(os.listdir(tmp_path)) == ["1", "2"]
-    assert f"{tmp_path}/2 has this model already" in caplog.text
+    assert f"{tmp_path}/2 already has this model" in caplog.text
     export(str(tmp_path), model, lambda: others)  # who goes back to it wants it to be served
     assert sorted(os.listdir(tmp_path)) == ["1", "2", "3"]
 
@@ -278,7 +278,7 @@ def test_a_full_disk_at_the_start_is_said_and_ends_nothing(tmp_path):
     command = [*full_disk(tmp_path, "64k,nr_inodes=1"), sys.executable, "-c", script, str(tmp_path)]
     process = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
-    line = f"worker 0: --export_dir {tmp_path} cannot be written: No space left on device; make room before training"
+    line = f"worker 0: --export_dir {tmp_path} cannot be written: No space left on device; free disk space before"
     assert line in process.stderr
 
 

@@ -102,7 +102,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
 def test_a_file_that_is_damaged_is_told(tmp_path):
     path = tmp_path / "t10k.csv"
     path.write_bytes(b"\xff\xfe,late\n1,0\n")
-    with pytest.raises(UnusableError, match=r"t10k\.csv begins with b'\\xff\\xfe,late', .*; delete it, to have it"):
+    with pytest.raises(UnusableError, match=r"t10k\.csv begins with b'\\xff\\xfe,late', .*; delete it to create"):
         read(tmp_path, "t10k")
     path.write_bytes(flights.HEADER + b"\nUA,1545,N142")
     with pytest.raises(UnusableError, match=r"t10k\.csv cannot be read .*Expect 17 fields but have 3 in"):
@@ -113,7 +113,7 @@ def test_what_pip_cannot_fetch_is_told_and_leaves_nothing(tmp_path, monkeypatch)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(
-        (flights.DataError, UnusableError), match=r"put it into .*/new by hand: .*No matching distribution found"
+        (flights.DataError, UnusableError), match=r"copy it into .*/new by hand: .*No matching distribution found"
     ):
         flights.fetch(str(tmp_path / "new"))
     assert not os.listdir(tmp_path / "new")

@@ -42,7 +42,7 @@ def test_a_machine_without_a_loopback_address_is_told(tmp_path):
     command = ["./run_local_cluster.sh", "--no_isolation", f"--train_dir={tmp_path}"]
     done = subprocess.run([*PRIVATE, *without, *command], cwd=PROJECT, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.endswith("error: this machine has no address 127.0.0.1: give it to the loopback interface\n")
+    assert done.stderr.endswith("error: this machine has no address 127.0.0.1: add it to the loopback interface\n")
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_python_that_is_killed_while_it_is_asked_costs_no_environment(install)
     script = install.project / "runtime" / "launch" / "venv.sh"
     done = subprocess.run([script, "requirements.txt"], capture_output=True, text=True)
     assert done.returncode == 128 + 9
-    assert "was ended by signal 9 before it named its version: try again" in done.stderr
+    assert "was ended by signal 9 before it reported its version: try again" in done.stderr
     assert python.exists()
 
 
@@ -130,7 +130,7 @@ def test_an_environment_that_somebody_else_has_made_is_not_removed(install):
     assert (run.returncode, said) == (2, "")
     remedy = "remove it, or set VENV_DIR=/a/new/folder"
     assert (
-        error == f"error: {venv} lacks a Python 3.10 to 3.13 with pip, and is not of this program's making: {remedy}\n"
+        error == f"error: {venv} lacks a Python 3.10 to 3.13 with pip, and this program did not create it: {remedy}\n"
     )
     assert (venv / "work.py").exists()
 
@@ -144,7 +144,7 @@ def test_an_environment_of_this_program_may_lie_elsewhere_and_is_made_anew_for_a
     with run_venv(install, VENV_DIR=venv) as run:
         said, error = run.communicate()
     assert (run.returncode, said) == (0, f"{venv}/bin/python\n"), error
-    assert f"{venv} has no Python that fits: making it anew; if something else uses it, set VENV_DIR" in error
+    assert f"{venv} has no suitable Python: creating it again; if something else uses it, set VENV_DIR" in error
     assert not (venv / "of-another-python").exists()
     assert (install.project / ".venv" / "bin" / "python").read_text() == FAKE_PYTHON
 
@@ -169,7 +169,7 @@ def test_an_environment_whose_python_is_away_for_now_is_kept(install):
     with run_venv(install) as run:
         said, error = run.communicate()
     assert (run.returncode, said) == (2, "")
-    assert error.startswith(f"error: {venv}/bin/python cannot be run here: mount, load or install again what it needs")
+    assert error.startswith(f"error: {venv}/bin/python cannot be run here: mount, load or reinstall what it needs")
     assert (venv / "made-by-venv.sh").exists()
 
 
@@ -201,7 +201,7 @@ def test_a_python_that_makes_no_environments_is_told_with_the_remedy(install):
     with run_venv(install, VENV_DIR=install.project / "env", PYTHONPATH=install.project / "stdlib") as run:
         said, error = run.communicate()
     assert (run.returncode, said) == (2, "")
-    assert re.fullmatch(r"error: \S+ lacks what makes an environment: apt install python3-venv .*\n", error)
+    assert re.fullmatch(r"error: \S+ cannot create an environment: apt install python3-venv .*\n", error)
 
 
 def test_a_failure_of_pip_is_told_with_a_remedy(install):
@@ -210,7 +210,7 @@ def test_a_failure_of_pip_is_told_with_a_remedy(install):
     environment = {**os.environ, "PYTHON": "", "TMPDIR": "/small"}  # not those of who runs the tests
     done = subprocess.run([script, "requirements.txt"], env=environment, capture_output=True, text=True)
     assert done.returncode == 2
-    remedy = "where there is no room, set VENV_DIR=/another/folder; where /small has none, TMPDIR"
+    remedy = "if its disk is full, set VENV_DIR=/another/folder; if /small is full, set TMPDIR"
     assert done.stderr.endswith(f": {remedy}\n")
 
 
@@ -254,15 +254,15 @@ def test_a_train_dir_may_begin_with_a_dash(arguments):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--job_name=ps", "--job_name cannot be given here"),
-        ("--worker_hosts=a:1", "--worker_hosts cannot be given here"),
-        ("--worker=3", "--worker cannot be given here: say with --ps=N and --workers=N how many tasks there are"),
+        ("--job_name=ps", "--job_name is not a flag of the launcher"),
+        ("--worker_hosts=a:1", "--worker_hosts is not a flag of the launcher"),
+        ("--worker=3", "--worker is not a flag of the launcher: give the number of tasks with --ps=N and"),
         ("--workers=0", "flag --workers=0: 0 is not an integer in the range [1, 99]"),
         ("--ps=two", "flag --ps=two: invalid literal"),
         ("--ps", "Missing value for flag --ps (see --help)"),
         ("--max_restarts=-1", "flag --max_restarts=-1: -1 is not a non-negative integer"),
-        ("--train_dir=", "flag --train_dir=: it must name a folder; leave it out for a new one in runs/"),
-        ("--train_dir=~/run", "flag --train_dir=~/run: ~ is only understood by a shell"),
+        ("--train_dir=", "flag --train_dir=: it must name a folder; omit it for a new one in runs/"),
+        ("--train_dir=~/run", "flag --train_dir=~/run: only a shell expands ~"),
         ("--data_dir=", "flag --data_dir=: it must name a folder (see --help)"),
         ("--train_dir=gs://b/run", "--train_dir gs://b/run is not a folder: gs:// is not supported"),
         ("--export_dir=out[1]", "--export_dir out[1] has one of the characters * ? [ ] \\ in its path"),
@@ -288,4 +288,4 @@ def test_letters_that_python_and_tensorflow_write_in_other_ways_are_refused(tmp_
         command = [sys.executable, "-c", script, f"--{name}=".encode() + folder]
         done = subprocess.run(command, env=environment, cwd=PROJECT, capture_output=True)
         assert done.returncode == status, done.stderr
-        assert (b"in this locale, and TensorFlow as UTF-8: set LC_ALL=C.UTF-8, or use" in done.stderr) == bool(status)
+        assert (b"in this locale, but TensorFlow as UTF-8: set LC_ALL=C.UTF-8, or use" in done.stderr) == bool(status)

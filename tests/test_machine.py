@@ -198,11 +198,9 @@ def test_a_limit_of_threads_that_is_too_low_for_all_tasks_is_told_before_anythin
         (group / "pids.max").write_text(str(3 * THREADS_OF_TASK))
         command = [*run_in_it, str(PROJECT / "run_local_cluster.sh"), f"--train_dir={tmp_path}/train"]
         done = subprocess.run(command, capture_output=True, text=True)
-        limit = (
-            rf"the limit of threads of this cgroup, {group}/pids.max, is {3 * THREADS_OF_TASK}, of which \d are used"
-        )
+        limit = rf"the thread limit of this cgroup, {group}/pids.max, is {3 * THREADS_OF_TASK}, of which \d are used"
         assert re.search(
-            rf"^error: {limit}: TensorFlow needs .*; raise it, or run fewer tasks here\n", done.stderr, re.M
+            rf"^error: {limit}: each task needs .*; raise it, or run fewer tasks here\n", done.stderr, re.M
         )
         assert done.returncode == 2
         assert not [*tmp_path.iterdir()]
@@ -211,9 +209,7 @@ def test_a_limit_of_threads_that_is_too_low_for_all_tasks_is_told_before_anythin
 def test_a_user_who_may_start_few_threads_is_told(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 10**6)  # who is not root
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (10**4 if kind == resource.RLIMIT_NPROC else -1, -1))
-    assert why_too_low(10**4).startswith(
-        "the limit of threads of this user, ulimit -u, is 10000, of which 0 are used: "
-    )
+    assert why_too_low(10**4).startswith("the thread limit of this user, ulimit -u, is 10000, of which 0 are used: ")
     assert not why_too_low()
 
 

@@ -104,7 +104,7 @@ def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypat
                 member._note_status(peer, SILENT, since)
         member._end_if_somebody_stays_away(secs)
     missing = "worker 1 waited 21 s for ps 0 at a:1 (no answer)"
-    assert ends == [(1, f"{missing}: start what is missing, or correct --ps_hosts and --worker_hosts")]
+    assert ends == [(1, f"{missing}: start the missing task, or correct --ps_hosts and --worker_hosts")]
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_task_that_is_started_again_after_the_end_gives_up_with_0(monkeypatch,
     member._end_if_somebody_stays_away(116.0)
     status, told, is_error = ends[0]
     assert (status, is_error) == (0, False)
-    assert told.startswith(f"{job_name} 1: nothing is left to do, and there is no ")
+    assert told.startswith(f"{job_name} 1: nothing is left to do; missing: ")
 
 
 @pytest.mark.promises("recovery-timeout")
@@ -149,10 +149,8 @@ def test_a_ps_that_stays_busy_is_said_to_be_and_is_not_waited_for_for_ever(monke
         member._note_status(member.task.needed[1], FIRST, float(secs))
         assert not ends
         member._end_if_somebody_stays_away(float(secs))
-    told = (
-        "worker 1 waited 21 s for ps 0 at a:1 (it is busy): see what it computes or writes; end it, and start it again"
-    )
-    assert ends == [(1, f"{told}, or give a longer --recovery_timeout_secs")]
+    told = "worker 1 waited 21 s for ps 0 at a:1 (it is busy): check what it computes or writes; restart it"
+    assert ends == [(1, f"{told}, or raise --recovery_timeout_secs")]
     assert caplog.messages[:1] == ["worker 1: waiting for ps 0 at a:1 (busy for 11 s)"]
 
 
@@ -246,7 +244,7 @@ def test_an_address_that_leads_to_another_task_of_the_cluster_ends_who_needs_it(
     member.agreement._tables[ps_1] = Table(ps)
     threading.Thread(target=member.agreement.end_if_lists_differ, daemon=True).start()
     problem = f"worker 0 expects {ps_1}, but that address is used by ps 0 of this cluster: correct the host lists, or"
-    assert ends.get(timeout=DEADLINE_SECS) == (2, f"{problem} what the name of its host leads to on this one")
+    assert ends.get(timeout=DEADLINE_SECS) == (2, f"{problem} how this host resolves that name")
 
 
 def test_a_task_that_has_ended_has_told_the_others_why(ends):
@@ -372,7 +370,7 @@ def test_who_differs_from_the_chief_names_the_flag_and_both_values(local_servers
         worker.agreement.check_flags({**SETTINGS, "optimizer": "sgd"})
     assert str(error.value) == (
         "worker 1 has --optimizer=sgd, but the model on the ps tasks is trained with --optimizer=adam: give all workers"
-        " the same, or end the ps tasks and start them again"
+        " the same, or restart the ps tasks"
     )
     with pytest.raises(UnusableError, match=r"worker 0 has .* is trained with --learning_rate=0\.001"):
         chief.agreement.check_flags({**SETTINGS, "learning_rate": 0.01})
@@ -384,7 +382,7 @@ def test_who_has_other_files_than_the_chief_says_so_once_and_is_not_refused(loca
     worker = servers.membership("worker", 1)
     for _ in range(2):
         worker.agreement.check_flags({"model.py": 4, "mnist_input.py": 5, "seed": 3})
-    told = "worker 1 does not have the model.py and mnist_input.py that the model on the ps tasks is trained with: give"
+    told = "worker 1 has a different model.py and mnist_input.py than the model on the ps tasks is trained with: give"
     assert caplog.text.count(told) == 1
 
 
@@ -404,7 +402,7 @@ def test_who_has_traced_another_graph_is_told_the_first_variable_that_it_uses_ot
     ]
     for index, of_worker in enumerate(uses[:2]):
         servers.membership("worker", index).agreement.check_flags({agreement.USES: json.dumps(of_worker)})
-    with pytest.raises(UnusableError, match=r"^worker 1 has another graph than .*, and uses w in another way"):
+    with pytest.raises(UnusableError, match=r"^worker 1 has a different graph than .*: it uses w differently"):
         servers.membership("worker", 1).agreement.check_flags({agreement.USES: json.dumps(uses[2])})
 
 
@@ -486,10 +484,10 @@ def test_nothing_is_asked_of_a_server_that_has_ended_through_the_session_that_it
 
 def test_a_server_that_is_there_but_never_answers_is_asked_for_a_while(local_servers):
     def ask_in_vain():
-        raise tf.errors.UnavailableError(None, None, "no answer of ps-0:2222")
+        raise tf.errors.UnavailableError(None, None, "no answer from ps-0:2222")
 
     member = local_servers(1, 1).membership("worker", 0)
-    with pytest.raises(AwayError, match="worker 0 waited 1 s: no answer of ps-0:2222; start what is missing, or let"):
+    with pytest.raises(AwayError, match="worker 0 waited 1 s: no answer from ps-0:2222; start the missing task, or"):
         member.repeat_until_answered(ask_in_vain, timeout_secs=1)
 
 

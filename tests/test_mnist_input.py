@@ -162,7 +162,7 @@ def test_a_file_in_two_forms_must_be_the_same_in_both(tmp_path, data_dir):
     dotted.write_bytes(raw.read_bytes())  # whatever its name says, it is not gzipped
     assert len(mnist_input.load(data_dir, "train").images) == 3
     raw.write_bytes(raw.read_bytes()[:-1] + b"x")
-    with pytest.raises(mnist_input.DataError, match=rf"{raw} and \S+ differ: remove the one that is not meant"):
+    with pytest.raises(mnist_input.DataError, match=rf"{raw} and \S+ differ: delete the wrong one"):
         mnist_input.load(data_dir, "train")
 
 
@@ -172,5 +172,5 @@ def test_a_folder_without_them_or_with_several_is_told_what_it_has(tmp_path):
         mnist_input.load(str(tmp_path), "train")
     for name in ("emnist-letters", "emnist-digits"):
         (tmp_path / f"{name}-train-images-idx3-ubyte").touch()
-    with pytest.raises(mnist_input.DataError, match=r"has several data sets, .*: give a folder that has one of them"):
+    with pytest.raises(mnist_input.DataError, match=r"has several data sets, .*: give a folder with only one"):
         mnist_input.load(str(tmp_path), "train")

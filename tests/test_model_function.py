@@ -793,16 +793,16 @@ def test_what_is_a_softmax_already_gets_no_second_one(graph):
 REFUSED = [
     (
         "tf.get_variable('unused', [3])",
-        "model.py, line 5: the loss does not depend on unused: use it, or do not make it",
+        "model.py, line 5: the loss does not depend on unused: use it, or do not create it",
     ),
-    ("x = x + tf.placeholder(tf.float32, [4])", "model.py, line 5: TensorFlow's op Placeholder .* nobody feeds it"),
+    ("x = x + tf.placeholder(tf.float32, [4])", "model.py, line 5: TensorFlow's op Placeholder .* nothing feeds it"),
     (
         "x = x * tf.get_variable('v', initializer=x[0])",
-        "model.py, line 5: the first value of v depends on examples, of which there are none",
+        "model.py, line 5: the initial value of v depends on examples, but variables are created",
     ),
     (
         "step = tf.Variable(0, trainable=False, name='global_step')\n    x = x * tf.cast(step, tf.float32)",
-        r"model.py, line 5: a variable global_step that nobody increments: take tf.train.get_global_step\(\)",
+        r"model.py, line 5: nothing increments this variable global_step: use tf.train.get_global_step\(\)",
     ),
     ("x = x + tf.FIFOQueue(1, tf.float32, [[4]]).dequeue()", "model.py, line 5: TensorFlow's op FIFOQueueV2 .* cannot"),
     (
@@ -821,27 +821,27 @@ REFUSED = [
     ("x = x + tf.Variable(1.0, collections=[])", "model.py, line 5: variable Variable is in no collection of global"),
     (
         "if not is_training:\n        x = x + tf.get_variable('v', [4])",
-        "model.py, line 6: v is not made for training: make it always",
+        "model.py, line 6: v is created only for tests: create it always",
     ),
     (
         "v = tf.get_variable('v', [4], trainable=False)\n"
         "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.scatter_update(v, [0], [1.0]))",
-        "model.py, line 6: ResourceScatterUpdate of v, float32, cannot be done by workers",
+        "model.py, line 6: workers cannot run ResourceScatterUpdate on v, float32: they",
     ),
     (
         "v = tf.get_variable('v', [4])\n    x = x + v\n"
         "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, v[0].assign(0.0))",
-        "model.py, line 7: ResourceStridedSliceAssign of v, float32, cannot be done by workers",
+        "model.py, line 7: workers cannot run ResourceStridedSliceAssign on v, float32: they",
     ),
     (
         "n = tf.get_variable('n', [], tf.int32, trainable=False)\n"
         "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.count_up_to(n, 9))",
-        "model.py, line 6: ResourceCountUpTo of n, int32, cannot be done by workers",
+        "model.py, line 6: workers cannot run ResourceCountUpTo on n, int32: they",
     ),
     (
         "seen = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, 0, -1, -2)\n"
         "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, seen.insert([7], [8]))",
-        "model.py, line 6: a step changes a lookup table, of which each worker has its own",
+        "model.py, line 6: a step changes a lookup table, but each worker has its own copy",
     ),
     (
         "v = tf.get_variable('v', [4])\n"
@@ -852,12 +852,12 @@ REFUSED = [
     (
         "n = tf.get_variable('n', [], tf.int32, trainable=False)\n"
         "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(n, 1))",
-        "model.py, line 6: AssignAddVariableOp of n, int32, cannot be done by workers",
+        "model.py, line 6: workers cannot run AssignAddVariableOp on n, int32: they",
     ),
     (
         "v = tf.get_variable('v', [4], trainable=False)\n"
         "    x = x + tf.cond(tf.constant(is_training), lambda: tf.identity(tf.assign(v, x[0])), lambda: v + 0.0)",
-        r"model.py, line 6: TensorFlow's op If .* assign outside, where `if is_training:` is a branch",
+        r"model.py, line 6: TensorFlow's op If .* assign outside, with `if is_training:` as the branch",
     ),
     (
         "v = tf.get_variable('v', [4], trainable=False)\n"
@@ -875,20 +875,20 @@ REFUSED = [
     ),
     (
         "with tf.get_default_graph().gradient_override_map({'Sign': 'Identity'}):\n        x = tf.map_fn(tf.sign, x)",
-        r"model.py, line 6: gradient_override_map\(\) of Sign does not reach into a loop or a branch: enter it inside",
+        r"model.py, line 6: gradient_override_map\(\) of Sign has no effect inside a loop or a branch: enter it there",
     ),
     (
         "x = tf.keras.layers.Dense(4, weights=[np.eye(4, dtype=np.float32), np.ones(4)])(x)",
-        r"model.py, line 5: a session has set dense/kernel here, as set_weights\(\) does, which no later session knows:"
+        r"model.py, line 5: a session sets dense/kernel here, as set_weights\(\) does, but no later session sees that:"
         r" give it an initializer, such as tf.constant_initializer\(weights\)",
     ),
     (
         "v = tf.get_variable('v', [4, 4], partitioner=tf.fixed_size_partitioner(2))\n    x = x @ tf.concat(list(v), 0)",
-        r"model.py, line 6: .*Iterating over a symbolic.* \(a variable is whole here, since a partitioner splits it on",
+        r"model.py, line 6: .*Iterating over a symbolic.* \(a variable is not split here, since a partitioner splits",
     ),
     (
         "x = tf.cond(is_training, lambda: x, lambda: 2 * x)",
-        r"model.py, line 5: TypeError: .*pred.* \(is_training is True or False: `if is_training:` chooses",
+        r"model.py, line 5: TypeError: .*pred.* \(is_training is a Python bool: use `if is_training:`, not",
     ),
     ("1 / 0", "model.py, line 5: ZeroDivisionError: division by zero; correct model.py"),
 ]
@@ -920,7 +920,7 @@ def test_what_cannot_be_trained_is_refused_with_its_place(text, told):
 def test_a_python_function_is_refused_with_its_place_where_only_its_own_process_has_it(call):
     with_call = trace(make_files(**write_model(f"x = tf.ensure_shape({call}, [None, 4])")))
     with pytest.raises(
-        UnusableError, match=r"^model\.py, line 5: a Python function is called here, and nobody has it$"
+        UnusableError, match=r"^model\.py, line 5: a Python function is called here, but nobody has it$"
     ):
         with_call.check_python("nobody has it")
     trace(make_files(**write_model("x = tf.abs(x)"))).check_python("nobody has it")
@@ -933,7 +933,7 @@ def test_a_change_that_no_step_makes_is_told(is_added, caplog):
     if is_added:
         text += "\n    [tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update) for update in layer.updates]"
     found = trace(make_files(**write_model(text)))
-    told = "model.py, line 6: no step makes this change of batch_normalization/moving_mean: add its op to"
+    told = "model.py, line 6: no step runs this update of batch_normalization/moving_mean: add its op to"
     assert (told in caplog.text) != is_added
     assert len(found.state) == 2 * is_added
 
@@ -1023,11 +1023,11 @@ def test_the_use_of_a_variable_tells_what_was_traced_from_another_graph_with_the
     [
         (
             lambda step: 0.5 * tf.get_variable("rate", []),
-            r"build_learning_rate\(\) makes rate: compute with the step alone",
+            r"build_learning_rate\(\) creates rate: compute the rate from the step alone",
         ),
         (
             lambda step: tf.py_func(float, [step], tf.float64),
-            "a Python function is called here, and no ps has it: use ops",
+            "a Python function is called here, but a ps cannot run it: use TensorFlow's ops",
         ),
     ],
 )

@@ -259,13 +259,13 @@ class Late(Own):
 @pytest.mark.parametrize(
     ("own", "told"),
     [
-        (Late, r"reads the global step after an update, but that is not counted yet: read it before, and add 1"),
-        (Decaying, r"has an update that nobody runs: return it"),
+        (Late, r"reads the global step after an update, but before it is incremented: read it before, and add 1"),
+        (Decaying, r"has an update that nothing runs: return it"),
         (
             lambda rate: tf.train.GradientDescentOptimizer("0.05"),
-            "takes a text for a number, such as its learning rate",
+            "gets a string as a number, such as its learning rate",
         ),
-        (OfPython, "a Python function is called here, and no ps has it: use ops"),
+        (OfPython, "a Python function is called here, but a ps cannot run it: use TensorFlow's ops"),
     ],
 )
 def test_an_optimizer_that_no_ps_can_run_is_refused(graph, own, told):
@@ -278,7 +278,7 @@ def test_an_optimizer_whose_ops_are_all_of_tensorflow_is_told_with_the_place_of_
     optimizers = ScopedOptimizers(
         {"": tf.train.GradientDescentOptimizer("0.05")}, "model.py, line 7: build_optimizer()"
     )
-    with pytest.raises(UnusableError, match=r"^model\.py, line 7: build_optimizer\(\) takes a text for a number"):
+    with pytest.raises(UnusableError, match=r"^model\.py, line 7: build_optimizer\(\) gets a string as a number"):
         Optimizer(lambda rate: optimizers, {"w": tf.get_variable("w", [2])})
 
 
@@ -288,5 +288,5 @@ def test_an_optimizer_that_computes_over_the_model_is_refused_where_each_ps_has_
     Optimizer(Skipping, variables)
     Optimizer(Accumulating, variables, is_of_part=True)  # element by element
     Optimizer(Falling, variables, is_of_part=True)  # over the boundaries of a schedule alone
-    with pytest.raises(UnusableError, match=r"such as a norm, .*: take one ps, --local_steps or, to clip, --clip_norm"):
+    with pytest.raises(UnusableError, match=r"such as a norm, .*: use one ps, --local_steps or, to clip, --clip_norm"):
         Optimizer(Skipping, variables, is_of_part=True)

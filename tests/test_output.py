@@ -17,7 +17,7 @@ flags.FLAGS(sys.argv[:1])
 logging.use_absl_handler()
 output.write_in_background()
 """
-LOST = re.compile(r"lines missing here: (\d+); there was no reader, or no room")
+LOST = re.compile(r"lines lost here: (\d+) \(no reader, or no space\)")
 
 
 def start(script, *arguments, **options):
@@ -108,7 +108,7 @@ end_process(0, "the end")
     with open(tmp_path / "log", "wb") as log, start(script, stderr=log) as process:
         assert process.wait() == 0
     whole = [f"{number:049}" for number in range(24)]
-    lost = "lines missing here: 16; there was no reader, or no room"
+    lost = "lines lost here: 16 (no reader, or no space)"
     assert (tmp_path / "log").read_text().splitlines() == [*whole, "0" * 25, lost, "error: the end"]
 
 

@@ -89,6 +89,6 @@ def test_a_partitioned_variable_is_put_together(run):
 
 def test_more_parameters_on_a_ps_than_one_message_takes_are_refused(graph):
     large = {f"w{number}": tf.get_variable(f"w{number}", [360_000, 250]) for number in range(6)}
-    with pytest.raises(UnusableError, match=r"have 2160000000 bytes, .* give 3 ps tasks or more"):
+    with pytest.raises(UnusableError, match=r"have 2160000000 bytes, .* use at least 3 ps tasks"):
         Packing(large)
     Packing({name: large[name] for name in list(large)[:5]})

@@ -105,7 +105,7 @@ def test_what_is_kept_from_one_call_for_the_next_is_told():
         return tf.cast(inputs, tf.float32) * weights[0]
 
     weights = []
-    with pytest.raises(UnusableError, match=r"same graph as .* \(each call of a function has a graph of its own: let"):
+    with pytest.raises(UnusableError, match=r"same graph as .* \(each call of a function builds a graph of its own: c"):
         make_model(build_logits, sum_up, INPUT)
 
 
@@ -117,10 +117,13 @@ def test_an_import_without_the_package_of_old_layers_names_it(monkeypatch):
         "model.py, line 1: ImportError: Keras cannot be imported. (tf.layers, tf.nn.rnn_cell and tf.keras.layers need"
     )
     assert str(error.value).startswith(f"{line} the package tf_keras: pip install")
-    assert "; for optimizers and rates, take those of tf.train); correct model.py" in str(error.value)
+    assert "; for optimizers and rates, use those of tf.train); correct model.py" in str(error.value)
 
 
-IN_GRAPH, NO_VALUES = r" \(each call of a function has a graph .*\)", r" \(a function builds a graph, once, .* values\)"
+IN_GRAPH, NO_VALUES = (
+    r" \(each call of a function builds a graph .*\)",
+    r" \(a function builds a graph, once, .* values\)",
+)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ IN_GRAPH, NO_VALUES = r" \(each call of a function has a graph .*\)", r" \(a fun
         ("float(tf.zeros([]))", f"TypeError: .*'SymbolicTensor'{NO_VALUES}"),
         (
             "tf.nn.sparse_softmax_cross_entropy_with_logits(labels=['a'], logits=[[1.0, 2.0]])",
-            r"TypeError: .* DataType string .* \(a class needs a number: let decode\(\) .*\)",
+            r"TypeError: .* DataType string .* \(a label must be a number: let decode\(\) .*\)",
         ),
         ("raise ImportError('no known parent package')", r"ImportError: .* \(write `import name`, without a dot: .*\)"),
         ("tf.app.run(lambda argv: 5 / 0)", r"ZeroDivisionError: .* \(the file is imported: write `if __name__ == .*\)"),
@@ -148,7 +151,7 @@ def test_what_a_message_does_not_say_is_told(graph, capsys, monkeypatch, text, t
 
 
 def test_a_package_that_is_missing_is_told_with_what_installs_it():
-    remedy = f"correct model.py, or install the package that has it, such as by {sys.executable} -m pip install nowhere"
+    remedy = f"correct model.py, or install its package, for example with {sys.executable} -m pip install nowhere"
     with pytest.raises(UnusableError, match=f"ModuleNotFoundError: No module named 'nowhere'; {re.escape(remedy)}$"):
         prepare("import nowhere.part")
 
@@ -260,14 +263,14 @@ def run(copy, *command, env=None):
             "model.py",
             "import sys; sys.argv = ['x']",
             2,
-            r"model.py changes sys\.argv to \['x'\]: leave sys\.argv alone, .*",
+            r"model.py changes sys\.argv to \['x'\]: do not change it, .*",
         ),
         ("model.py", "raise OSError(5, 'away')", 1, "OSError: .* away; start this task again"),
         (
             "mnist_input.py",
             "INPUT = 28",
             2,
-            "mnist_input.py: INPUT is 28, expected a tf.TensorSpec of a whole shape, .*",
+            "mnist_input.py: INPUT is 28, expected a tf.TensorSpec with a fully defined shape .*",
         ),
     ],
 )

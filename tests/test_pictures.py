@@ -76,23 +76,23 @@ def test_a_picture_is_what_begins_like_one_at_any_depth_and_what_is_left_out_is_
     each = ".gif 1, .jfif 1, .jpg 2, .tif 1, .webp 1"
     left = "cat 1 (.txt 1), dog 2 (.db 1, .heic 1), no class 1 (no ending 1)"
     assert caplog.messages == [
-        f"13 pictures of train in {tmp_path}: cat 6 ({each}), dog 7 ({each}, no ending 1); left out: {left}"
+        f"13 pictures of train in {tmp_path}: cat 6 ({each}), dog 7 ({each}, no ending 1); ignored: {left}"
     ]
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["cat/a.png", "empty/"], "a class has no picture: put some there, or remove it: {}/empty$"),
-        (["cat/a.png", "old/a.doc"], "a class has no picture: put some there, or remove it: {}/old$"),
-        (["a.png"], "{} must have a folder of pictures for each of two classes at least, and has none$"),
-        (["Pets/cat/a.png", "Pets/dog/a.png"], "and has no folder but Pets: give --data_dir={}/Pets, say$"),
-        (["cat/a.png", "dog/a.png", "test/a.png"], "{} has test, which is no class, and no train: rename it"),
-        (["train/a.png", "test/a.png"], "{}/train must have a folder .*, and has none$"),
-        (["train/a/a.png", "train/b/a.png", "test/c/a.png"], "{}/test/c is no class to train on, .* a, b: rename or"),
-        (["train/a/a.png", "train/b/a.png", "test/a.png"], "{}/test has no picture for tests in a folder of its class"),
-        (["cat/a.png", "dog/a.png"], "{} has no picture for tests in a folder of its class: put some there$"),
-        (["cat/a.png", "dog/b.jpg", "dog/a.html.JPG"], "called like a picture is none: .*: {}/dog/a.html.JPG$"),
+        (["cat/a.png", "empty/"], "a class has no pictures: add some, or remove its folder: {}/empty$"),
+        (["cat/a.png", "old/a.doc"], "a class has no pictures: add some, or remove its folder: {}/old$"),
+        (["a.png"], "{} must have a folder of pictures for each class, at least 2, found none$"),
+        (["Pets/cat/a.png", "Pets/dog/a.png"], "at least 2, found only Pets: try --data_dir={}/Pets$"),
+        (["cat/a.png", "dog/a.png", "test/a.png"], "{} has a folder test for tests, but no folder train: ren"),
+        (["train/a.png", "test/a.png"], "{}/train must have a folder .*, found none$"),
+        (["train/a/a.png", "train/b/a.png", "test/c/a.png"], "{}/test/c is not one of the training classes, a, b: re"),
+        (["train/a/a.png", "train/b/a.png", "test/a.png"], "{}/test has no test pictures in its class folders"),
+        (["cat/a.png", "dog/a.png"], "{} has no test pictures in its class folders: add some$"),
+        (["cat/a.png", "dog/b.jpg", "dog/a.html.JPG"], "named like pictures are not pictures: .*: {}/dog/a.html.JPG$"),
     ],
 )
 def test_a_folder_that_is_not_as_it_should_be_is_refused_with_its_path(tmp_path, files, message):
@@ -188,5 +188,5 @@ def test_the_example_reads_what_it_lists_and_names_what_is_damaged(tmp_path, cap
     path = tmp_path / not_text / "2.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(UnusableError, match=r"/2\.png cannot be read .*truncated.*; correct it, or leave it out$"):
+    with pytest.raises(UnusableError, match=r"/2\.png cannot be read .*truncated.*; fix it, or exclude it$"):
         open_source(str(tmp_path), "train", mnist_input)

@@ -189,8 +189,7 @@ def test_a_folder_without_a_model_ends_with_2_and_one_line(tmp_path, monkeypatch
     with pytest.raises(SystemExit, match="2"):
         predict.main()
     assert capsys.readouterr().err == (
-        f"error: --model {tmp_path} has no exported model that can be loaded: give what distributed.py was given as"
-        " --export_dir\n"
+        f"error: --model {tmp_path} has no exported model that can be loaded: give the --export_dir of distributed.py\n"
     )
 
 

@@ -57,7 +57,7 @@ def test_steps_go_on_though_the_folder_never_answers(graph, tmp_path, start_reco
     thread.join(DEADLINE_SECS)
     assert not thread.is_alive()
     said = events.wait_until_written(0)
-    assert re.match(rf"\d+ of the records of this task are missing: see that {tmp_path} answers", said)
+    assert re.match(rf"\d+ of the records of this task are missing: check that {tmp_path} responds", said)
     threading.Thread(target=pipe.read_bytes, daemon=True).start()
     assert not events.wait_until_written(DEADLINE_SECS)
     progress = [event for event in events.read_run(folder) if event["event"] == "progress"]

@@ -90,7 +90,7 @@ def test_a_task_ends_though_its_events_cannot_be_written_and_says_so(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = forked.run("-c", code, tmp_path)
     assert done.returncode == 3
-    said = f"2002 of the records of this task are missing: see that {tmp_path} answers, and has room\nerror: why\n"
+    said = f"2002 of the records of this task are missing: check that {tmp_path} responds, and has space\nerror: why\n"
     assert done.stderr == said
 
 

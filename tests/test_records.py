@@ -159,14 +159,14 @@ convert.convert(load_slowly, mnist_input.FEATURES, *sys.argv[1:3], 2)
     assert process.stdout.readline()
     left = f"{output_dir}.unfinished"
     arguments = mnist_input.load, mnist_input.FEATURES, data_dir, str(output_dir), 2
-    with pytest.raises(UnusableError, match=f"{left} is there: if no other conversion is running, remove it"):
+    with pytest.raises(UnusableError, match=f"{left} exists: if no other conversion is running, remove it"):
         convert.convert(*arguments)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
     assert not output_dir.exists()
     assert os.path.exists(left)
-    with pytest.raises(UnusableError, match=r"has TFRecord files, such as .*, but none of t10k"):
+    with pytest.raises(UnusableError, match=r"has TFRecord files, such as .*, but none for t10k"):
         open_source(left, "t10k", mnist_input)
     shutil.rmtree(left)
     convert.convert(*arguments)
@@ -202,7 +202,7 @@ convert.main()
     [
         (
             ["--data_dir=~/mnist", "--output_dir=new"],
-            "--data_dir=~/mnist: ~ is only understood by a shell, and only at the start of a word: write $HOME",
+            "--data_dir=~/mnist: only a shell expands ~, and only at the start of a word: write $HOME",
         ),
         (["--output_dir=gs://bucket/data"], "--output_dir gs://bucket/data is not a folder: gs:// is not supported"),
         (["--data_dir={folder}"], "--output_dir is needed with --data_dir, into which nothing is written"),
@@ -251,7 +251,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(data_dir, make_f
     with pytest.raises(UnusableError, match="FEATURES says int64 of label, found float64 "):
         convert.convert(load_fractions, features, data_dir, str(tmp_path / "files"), 2)
     files = make_files(2)
-    with pytest.raises(UnusableError, match=f"{files} is there already: remove it, or give another --output_dir"):
+    with pytest.raises(UnusableError, match=f"{files} already exists: remove it, or give another --output_dir"):
         make_files(3)
     assert sorted(os.listdir(tmp_path)) == ["data", "files"]
     assert len(os.listdir(files)) == 3
@@ -521,18 +521,18 @@ IS_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (remove, "does not have each file of train once, as their names number them: complete the set, and keep no"),
-        (empty, "train-00001-of-00004.tfrecord is empty: copy it again, or make the set without it"),
-        (mix, "does not have each file of train once, as their names number them"),
-        (have_one_twice, "does not have each file of train once, as their names number them"),
+        (remove, "has an incomplete or mixed set of train files: add what is missing, and remove other"),
+        (empty, "train-00001-of-00004.tfrecord is empty: copy it again, or create the set without it"),
+        (mix, "has an incomplete or mixed set of train files: "),
+        (have_one_twice, "has an incomplete or mixed set of train files: "),
         (
             flip,
-            "train-00001-of-00004.tfrecord is no TFRecord file, or has no record, or its first record is corrupt",
+            "train-00001-of-00004.tfrecord is not a TFRecord file, has no record, or has a corrupt first record",
         ),
-        (cut(1), "train-00001-of-00004.tfrecord ends within a record: copy it again, or make the set without it"),
-        (cut(11), "train-00001-of-00004.tfrecord ends within a record"),
-        (cut(100), "train-00001-of-00004.tfrecord ends within a record"),
-        (rename_all, "but none of train: expected train-00000-of-00004.tfrecord and so on, or another name with train"),
+        (cut(1), "train-00001-of-00004.tfrecord ends in the middle of a record: copy it again, or create"),
+        (cut(11), "train-00001-of-00004.tfrecord ends in the middle of a record"),
+        (cut(100), "train-00001-of-00004.tfrecord ends in the middle of a record"),
+        (rename_all, "but none for train: name them train-00000-of-00004.tfrecord and so on, or with train"),
         (write_others(image=IMAGE), "train-00001-of-00004.tfrecord: record 0 cannot be parsed ("),
         (write_others(image=IMAGE, label=0.5), "train-00001-of-00004.tfrecord: record 0 cannot be parsed ("),
         (write_others(image=b"abc", label=1), "train-00001-of-00004.tfrecord: record 0 cannot be parsed ("),

@@ -136,9 +136,9 @@ def test_what_went_wrong_and_was_mended_is_told(train_dir):
             (6, "lost ps 0 (refused)"),
             (9, "ps 0 is back"),
             (9, "restored model.ckpt-120, at global step 120"),
-            (9, "steps lost: 30, going on at global step 120"),
+            (9, "steps lost: 30, resuming at global step 120"),
         ],
-        "worker 1": [(9, "says nothing from here on: killed, it seems")],
+        "worker 1": [(9, "is silent from here on: probably killed")],
     }
 
 
@@ -236,7 +236,7 @@ def test_the_report_of_a_run_that_was_resumed_is_of_what_came_then(train_dir):
     write(train_dir, {"worker-0": [(70, "tested", TESTED)]}, began_at=2e9, run=2)
     assert report.write(RunFolder(train_dir))
     page = (train_dir / "report.html").read_text()
-    assert "went on from global step 100 of an earlier run, and took 10.0 s" in page
+    assert "resumed from global step 100 of an earlier run, and took 10.0 s" in page
     assert "<dt>global steps, from 100 on</dt><dd>300</dd>" in page
 
 
@@ -306,7 +306,7 @@ def test_a_worker_whose_steps_take_long_is_not_taken_for_dead(tmp_path):
         worker = [(0, "starting", START), *((secs, "progress", progress(secs, secs)) for secs in at)]
         write(folder, {"worker-0": worker, "worker-1": [(100, "progress", progress(100, 100))]})
         entries = history.tell(history.read(RunFolder(folder)), "worker 0")
-        return any("killed, it seems" in entry.text for entry in entries)
+        return any("probably killed" in entry.text for entry in entries)
 
     assert not is_silent(25, 50, 75)
     assert is_silent(70, 75)
@@ -398,7 +398,7 @@ def test_events_are_recorded_in_a_file_of_the_task(tmp_path, start_recording):
 
     events.write_later(fail)  # a summary, say
     said = events.wait_until_written(DEADLINE_SECS)
-    assert said.startswith("1 of the records of this task are missing (no room): see that")
+    assert said.startswith("1 of the records of this task are missing (no room): check that")
 
 
 def test_a_folder_is_not_looked_for_by_its_name_before_it_is_there(tmp_path, start_recording, monkeypatch):
@@ -423,7 +423,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_events(start_recordin
     assert not events.wait_until_written(DEADLINE_SECS)
     events.record("finished")
     said = events.wait_until_written(DEADLINE_SECS)
-    assert said.startswith("this task has not seen --train_dir /dev/null/train, so nothing there is by it: ")
+    assert said.startswith("this task never saw --train_dir /dev/null/train, so it recorded nothing there: ")
 
 
 def test_events_that_another_user_lets_nobody_write_are_told_and_cost_no_summaries(start_recording, tmp_path, caplog):
@@ -432,9 +432,9 @@ def test_events_that_another_user_lets_nobody_write_are_told_and_cost_no_summari
     written = []
     events.write_later(lambda folder, task: written.append(task))
     said = events.wait_until_written(DEADLINE_SECS)
-    assert said.startswith(f"1 of the records of this task are missing ({tmp_path}/events: File exists): see that")
+    assert said.startswith(f"1 of the records of this task are missing ({tmp_path}/events: File exists): check that")
     assert written == ["ps 0"]
-    assert f"ps 0 cannot record all it does: {tmp_path}/events: File exists" in caplog.text
+    assert f"ps 0 cannot record its events: {tmp_path}/events: File exists" in caplog.text
 
 
 def test_events_that_found_no_room_are_recorded_once_there_is_some(tmp_path):
@@ -485,7 +485,7 @@ def test_many_classes_are_told_by_the_pairs_that_are_most_often_confused(train_d
     write(train_dir, {"worker-0": [(27, "tested", {**TESTED_FIGURES, **found})]})
     assert report.write(RunFolder(train_dir))
     page = (train_dir / "report.html").read_text()
-    assert "It would have 100000 rows and columns, too many to read." in page
+    assert "The matrix would have 100000 rows and columns, too many to read." in page
     assert '<th scope="row">0</th><td>99999</td><td>3</td>' in page
     assert "Test examples by their label" not in page
 

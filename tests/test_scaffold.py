@@ -75,7 +75,7 @@ def test_a_chief_initialises_then_keeps_what_lives_on_the_ps(local_servers, capl
         session.run(worker.step)
         session.run(worker.step)
     with caplog.at_level(logging.INFO), Worker(servers, 0).session():
-        assert "the ps tasks hold a living model: keeping it, at global step 2" in caplog.text
+        assert "the ps tasks still hold the model: keeping it, at global step 2" in caplog.text
 
 
 @pytest.mark.promises("lost-ps")
@@ -158,7 +158,7 @@ def test_a_worker_makes_no_session_with_a_ps_that_has_other_host_lists(local_ser
     servers = local_servers(1, 1)
     Membership(Task("ps", 0, servers.ps_hosts, ("other:1",)), Timeouts(60, 60)).agreement.publish()
     with pytest.raises(
-        TimeoutError, match=r"s for the host lists of ps 0 at .* to be those of this task.*large packets"
+        TimeoutError, match=r"s for the host lists of ps 0 at .* to match those of this task.*large packets"
     ):
         Worker(servers, 0, startup_timeout_secs=0.3).session()
 
@@ -182,7 +182,7 @@ def test_steps_that_are_cancelled_from_outside_are_taken_again_but_not_for_ever(
             assert session.run(worker.step) == 1
         worker.scaffold._timeouts = Timeouts(20, recovery_secs=0.3)
         message = (
-            "for 0.3 s, a ps has cancelled every step, as it does when two processes are worker 0: end the other one"
+            "for 0.3 s, a ps has cancelled every step, as happens when two processes run as worker 0: end one of them"
         )
 
         def repeat():
@@ -220,7 +220,7 @@ def test_a_worker_whose_sessions_are_all_lost_before_a_step_ends(local_servers):
         worker.scaffold.finalize()
         worker.scaffold._timeouts = Timeouts(20, recovery_secs=0.3)
         with pytest.raises(
-            TimeoutError, match=r"worker 0: for 0\.3 s, each session was lost before a step: start this"
+            TimeoutError, match=r"worker 0: for 0\.3 s, each session was lost before its first step: start this"
         ):
             collections.deque(iter(worker.scaffold.finalize, "never"))
 
@@ -273,11 +273,11 @@ def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step_and_the_exam
     examples = Examples(np.float32([[1.0, 2.0], [1.0, of_example], [1.0, 1.0]]), np.array([0, 1, 2]))
     batches = MemorySource(examples, stream=0).draw(1, 2, seed=0)
     hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, None, batches)
-    line = "worker 1: the loss is not finite at global step 7: give a smaller --learning_rate"
+    line = "worker 1: the loss is not finite at global step 7: lower --learning_rate"
     if of_example != 1.0:
         line = line.replace(
-            "give a smaller --learning_rate",
-            "correct the examples, which are not finite either: images in 1 of 3 examples$",
+            "lower --learning_rate",
+            "correct the examples, which have NaN or infinity: images in 1 of 3 examples$",
         )
     with pytest.raises(UnusableError, match=f"^{line}"):
         hook.after_run(None, types.SimpleNamespace(results=(7, 100, loss)))
@@ -334,7 +334,7 @@ def test_a_session_is_abandoned_when_another_process_answers_in_the_place_of_its
         hook._abandon_if_lost()
         hook._closing.join(60)
         session.run(worker.step)
-    assert "the last session is lost: making a new one" in caplog.text
+    assert "the last session is lost: creating a new one" in caplog.text
 
 
 def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch, local_servers):
@@ -418,7 +418,7 @@ def test_a_train_directory_that_does_not_answer_is_said(local_servers, tmp_path,
 
     threading.Thread(target=start, daemon=True).start()
     line = (
-        f"worker 0: still looking whether every ps sees --train_dir: see that {tmp_path} answers, here and on each ps"
+        f"worker 0: still checking that every ps sees --train_dir: check that {tmp_path} responds, here and on each ps"
     )
     poll_for(lambda: line in caplog.text, "line")
     with open(lock, "wb"):

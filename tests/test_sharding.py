@@ -212,7 +212,9 @@ def test_of_a_killed_worker_only_what_it_held_is_not_read(start, open_files, cap
     assert 0 < len(lost) < 3 * RUN_SIZE
     assert len({number % 10 for number in lost}) <= 3
     start_worker(1).train()
-    assert re.search(r"worker 1: the rest of \S+/train-0000\d-of-00010.tfrecord, which this worker held", caplog.text)
+    assert re.search(
+        r"worker 1: the rest of \S+/train-0000\d-of-00010.tfrecord, which this worker was reading", caplog.text
+    )
     workers[0].train(12)
     assert set(lost) <= set(workers[0].numbers), "the next epoch has them"
 

@@ -38,8 +38,8 @@ def data_dir(tmp_path):
 @pytest.mark.parametrize(
     ("numbers", "labels", "expected"),
     [
-        ([[1, 2], [3, 4]], [0], r"as many in each array, found arrays of the shapes \[\[2, 2\], \[1\]\]"),
-        (np.zeros([0, 2]), [], r"expected one example at least, .* found arrays of the shapes \[\[0, 2\], \[0\]\]"),
+        ([[1, 2], [3, 4]], [0], r"the same number in each array, found arrays of the shapes \[\[2, 2\], \[1\]\]"),
+        (np.zeros([0, 2]), [], r"expected at least one example, .* found arrays of the shapes \[\[0, 2\], \[0\]\]"),
     ],
 )
 def test_examples_without_a_label_for_each_are_refused(data_dir, numbers, labels, expected):
@@ -65,7 +65,7 @@ def test_examples_that_do_not_come_are_said(data_dir, monkeypatch, caplog):
     reader.load = load
     opening = threading.Thread(target=open_source, args=(data_dir, "train", reader), daemon=True)
     opening.start()
-    poll_for(lambda: f"still reading the examples 'train': see that {data_dir} answers" in caplog.text, "line")
+    poll_for(lambda: f"still reading the examples 'train': check that {data_dir} responds" in caplog.text, "line")
     with open(fifo, "w"):
         pass
     opening.join()

@@ -35,8 +35,8 @@ def main():
 program.start(main)
 """
 
-GO_ON = "; start it again to go on"
-UNSAVED = "; nothing is saved, so start it again while the ps tasks still run, or training begins again"
+GO_ON = "; restart it to resume"
+UNSAVED = "; nothing is saved: restart it while the ps tasks still run, or training starts over"
 
 
 @pytest.mark.promises("stop-status")

@@ -58,7 +58,7 @@ def test_a_task_is_started_again_as_often_as_was_asked_for(launch):
             signal.SIGKILL,
             2,
             3,
-            "(signal 9, likely for want of memory: the kernel has killed a process for that; a smaller",
+            "(signal 9, likely out of memory: the kernel has killed a process for that; lower",
         ),
         (signal.SIGKILL, 2, 2, "(signal 9)"),  # somebody else has sent it
         (signal.SIGXCPU, 2, 3, "(signal 24)"),
@@ -82,7 +82,7 @@ def test_a_run_that_cannot_go_on_shows_the_last_words_of_this_run_only(launch):
     assert launch("echo 'of an earlier run'").wait(DEADLINE_SECS) == 0
     run = launch("for i in $(seq 100); do echo line $i; done; echo 'error: wrong' >&2; exit 2")
     assert run.wait(DEADLINE_SECS) == 2
-    _, _, end = run.output().partition("all tasks were ended. The end of ")
+    _, _, end = run.output().partition("stopped all tasks. Last lines of ")
     path, *lines = end.splitlines()
     assert path == f"{launch.log}:"
     assert lines == [*(f"line {number}" for number in range(87, 101)), "error: wrong"]
@@ -192,7 +192,7 @@ def test_tasks_have_the_time_to_stop_that_was_asked_for(launch):
     run.wait_for_output("worker 0: .*--stop_timeout_secs=90")
     run.send(signal.SIGINT)
     assert run.wait(DEADLINE_SECS) == 130
-    assert "stopping every task in order, within 90 s, and the chief saves" in run.output()
+    assert "stopping all tasks within 90 s, and the chief saves first" in run.output()
 
 
 def test_ctrl_c_while_tensorflow_is_imported_ends_the_launcher_without_a_traceback(tmp_path):
@@ -219,7 +219,7 @@ def test_a_signal_when_every_task_has_done_its_part_is_no_stop(launch):
     run.wait_for_output("worker 0: begins")
     run.send(signal.SIGINT)
     assert run.wait(DEADLINE_SECS) == 0
-    assert "to go on" not in run.output()
+    assert "to resume" not in run.output()
 
 
 def test_a_train_dir_that_cannot_be_made_is_told_as_a_task_tells_it(launch):
@@ -277,9 +277,7 @@ def test_a_system_that_forbids_a_private_network_is_told_with_the_remedy(launch)
     run = launch("", "--no_isolation=false", before=before)
     assert run.wait(DEADLINE_SECS) == 0
     (line,) = [line for line in run.output().splitlines() if "no private network here" in line]
-    assert (
-        "; sudo sysctl user.max_user_namespaces=10000 allows it): other accounts, and other machines that reach" in line
-    )
+    assert "; sudo sysctl user.max_user_namespaces=10000 allows it): other users, and other machines that reach" in line
 
 
 @NEEDS_PRIVATE_MOUNTS
@@ -297,7 +295,7 @@ def test_a_log_that_cannot_be_opened_is_told_in_one_line(launch):
     run = launch("echo never")
     assert run.wait(DEADLINE_SECS) == 2
     assert run.output().endswith(
-        f"error: worker-0 cannot be started: {launch.log}: Is a directory; all tasks were ended\n"
+        f"error: worker-0 cannot be started: {launch.log}: Is a directory; stopped all tasks\n"
     )
     assert "starting it again" not in run.output()
 
@@ -323,15 +321,15 @@ def test_the_task_that_is_named_is_the_one_that_has_found_the_cause(launch):
     )
     assert run.wait(DEADLINE_SECS) == 2
     log = launch.log.with_name("worker-1.log")
-    what = "worker-1 cannot use what it was given, or save what it has made; all tasks were ended"
-    assert run.output().endswith(f"error: {what}. The end of {log}:\nerror: the data is wrong\n")
+    what = "worker-1 cannot use its input, or save its output; stopped all tasks"
+    assert run.output().endswith(f"error: {what}. Last lines of {log}:\nerror: the data is wrong\n")
 
 
 def test_a_run_that_cannot_go_on_says_how_to_go_on_from_its_checkpoint(launch):
     run = launch("touch train/checkpoint; echo 'error: wrong'; exit 2", "--seed=7")
     assert run.wait(DEADLINE_SECS) == 2
     assert re.search(
-        r"error: wrong\nonce that is mended, to go on from the last checkpoint: .* --train_dir=train .*--seed=7\n$",
+        r"error: wrong\nonce that is fixed, to resume from the last checkpoint: .* --train_dir=train .*--seed=7\n$",
         run.output(),
     )
 
@@ -343,7 +341,7 @@ def test_a_task_that_fails_when_the_chief_has_ended_well_costs_no_result(launch)
         "--max_restarts=1",
     )
     assert run.wait(DEADLINE_SECS) == 7
-    assert run.output().endswith("\nthe chief had ended with 0: the result is saved\n")
+    assert run.output().endswith("\nthe chief had ended with status 0: the result is saved\n")
 
 
 def test_the_end_of_a_task_is_told_before_what_the_chief_tells_of_it(launch):
@@ -389,8 +387,8 @@ def test_a_task_that_stays_when_the_chief_has_ended_ends_the_run(launch):
     supervisor.write_text(text.replace("LEAVE_SECS = 60.0", "LEAVE_SECS = 0.5"))
     run = launch("case $* in *task_index=1*) while :; do sleep 0.05; done;; esac", "--workers=2")
     assert run.wait(DEADLINE_SECS) == 1
-    assert "error: worker-1 did not end within 0.5 s of the chief; all tasks were ended" in run.output()
-    assert run.output().endswith("\nthe chief had ended with 0: the result is saved\n")
+    assert "error: worker-1 did not end within 0.5 s of the chief; stopped all tasks" in run.output()
+    assert run.output().endswith("\nthe chief had ended with status 0: the result is saved\n")
 
 
 @pytest.mark.slow
@@ -408,7 +406,7 @@ def test_however_often_ctrl_c_is_pressed_a_task_is_told_once_and_what_ends_it_at
     run.send(signal.SIGINT)
     run.wait_for_output("told")
     run.send(signal.SIGINT)
-    run.wait_for_output(r"still stopping every task; Ctrl-\\ ends them at once")
+    run.wait_for_output(r"still stopping all tasks; Ctrl-\\ ends them at once")
     (launch.folder / "go-on").touch()
     assert run.wait(DEADLINE_SECS) == 130
     assert launch.log.read_text() == "begins\ntold\n"

@@ -448,7 +448,7 @@ def test_the_loss_uses_the_random_rows_that_were_fetched_for_it(local_servers, s
 
 def test_random_rows_are_refused_where_a_worker_divides_a_batch(local_servers):
     model, mode = make_model(build_sampled_logits, sum_up, IDS), make_mode(optimizer="sgd", learning_rate=1.0)
-    with pytest.raises(UnusableError, match=r"table: rows are chosen at random, .*: give each GPU a worker of its own"):
+    with pytest.raises(UnusableError, match=r"table: rows are drawn at random .*: run one worker for each GPU"):
         train_alone(local_servers(1, 1), model, mode, num_devices=2)
 
 
@@ -570,7 +570,7 @@ def test_a_variable_in_which_rows_are_looked_up_and_nothing_else_is_a_table(look
 
 
 def test_a_lookup_in_a_loop_is_refused_with_a_remedy():
-    line = r"^tests/test_tables\.py, line \d+: .*a branch or a tf\.function looks up rows .* give it tf\.identity\("
+    line = r"^tests/test_tables\.py, line \d+: .*a branch or a tf\.function looks up rows .* pass it tf\.identity\("
     with pytest.raises(UnusableError, match=line):
         make_model(lambda ids, is_training: look_up_in_a_loop(ids), sum_up, IDS)
 
@@ -633,7 +633,7 @@ def test_what_the_chief_cannot_save_is_refused():
 
 def test_a_table_of_more_rows_than_ids_have_numbers_for_is_refused():
     check_size("t", make_table(2**31 - 1, 1), "ps")
-    with pytest.raises(UnusableError, match="table t has 2147483648 rows, expected 2147483647 at most"):
+    with pytest.raises(UnusableError, match="table t has 2147483648 rows, expected at most 2147483647"):
         check_size("t", make_table(2**31, 1, num_slices=2), "ps")
 
 

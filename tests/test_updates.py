@@ -772,7 +772,7 @@ def test_an_update_waits_for_a_worker_that_computes_however_long_that_takes(loca
     workers = [Worker(servers, index, replicas=2) for index in range(2)]
     step_together(*workers)
     waiting = workers[0].start_step()
-    told = "worker 0: no synchronous update for 1 s: waiting for the gradient of worker 1; see what each reads"
+    told = "worker 0: no synchronous update for 1 s: waiting for the gradient of worker 1; check what each reads"
     poll_for(lambda: told in caplog.text, "reminder")
     assert waiting.is_alive()
     step_together(workers[1])

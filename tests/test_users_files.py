@@ -41,7 +41,7 @@ def test_a_checksum_tells_a_file_from_another_whatever_its_line_ends(tmp_path, m
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        (["model"], "has no mnist_input.py: give one that has model.py and mnist_input.py, here or as USER_DIR"),
+        (["model"], "has no mnist_input.py: name a folder with model.py and mnist_input.py, here or in USER_DIR"),
         (["model", "mnist_input", "numpy", "random"], "has numpy.py, random.py, but the program needs its own modules"),
         (["model", "mnist_input", "layers", "distributed", "test", "__main__"], ""),
     ],
@@ -105,7 +105,7 @@ class Examples(NamedTuple):
 )
 def test_an_input_that_says_no_name_or_no_whole_shape_is_refused(spec):
     with pytest.raises(
-        UnusableError, match=r"^mnist_input\.py: INPUT is .*, expected a tf\.TensorSpec of a whole shape"
+        UnusableError, match=r"^mnist_input\.py: INPUT is .*, expected a tf\.TensorSpec with a fully defined shape"
     ):
         inputs_of(spec)
 
@@ -156,7 +156,7 @@ def assign_to_what_is_trained(inputs, is_training):
         ({"build_loss": lambda x, y: 1.0}, r"build_loss\(\) must return float32 \[\], found 1\.0"),
         (
             {"build_loss": lambda x: x},
-            r"build_loss\(\) takes \(x\), expected a function of 2 arguments: docs/your-own\.md says which$",
+            r"build_loss\(\) takes \(x\), expected a function of 2 arguments: see docs/your-own\.md$",
         ),
         (
             {"build_learning_rate": lambda: 0.1},
@@ -201,8 +201,8 @@ def assign_to_what_is_trained(inputs, is_training):
             {"build_learning_rate": lambda step: "0.1"},
             r"build_learning_rate\(\) must return float32 \[\], found '0\.1'",
         ),
-        ({"build_logits": make_idle}, "the loss does not depend on idle: use it, or do not make it"),
-        ({"build_logits": make_in_tests_only}, "late is not made for training: make it always"),
+        ({"build_logits": make_idle}, "the loss does not depend on idle: use it, or do not create it"),
+        ({"build_logits": make_in_tests_only}, "late is created only for tests: create it always"),
         ({"build_logits": make_double}, "weight is float64, but what is trained must be float32"),
         ({"build_logits": assign_to_what_is_trained}, "weight is trained, so no other assignment may change it"),
     ],
@@ -227,7 +227,7 @@ def test_classes_have_the_names_that_a_user_gives_them(found, num_classes, names
 def test_names_that_are_not_those_of_the_classes_are_refused(found):
     files = make_files(multiply, sum_up, INPUT)
     files.reader.find_classes = lambda data_dir: found
-    expected = r"find_classes\(\) must return a list of as many names as the model has classes, 3, found"
+    expected = r"find_classes\(\) must return a list of names, one for each class of the model \(3\), found"
     with pytest.raises(UnusableError, match=expected):
         files.name_classes("folder", 3)
 
@@ -250,7 +250,7 @@ def test_a_function_that_is_missing_is_told(name, file):
     files.model.__name__ = "model"
     for module in (files.model, files.reader):
         vars(module).pop(name, None)
-    with pytest.raises(UnusableError, match=rf"^{file} has no {name}\(\): docs/your-own\.md says what it must have"):
+    with pytest.raises(UnusableError, match=rf"^{file} has no {name}\(\): see docs/your-own\.md"):
         trace(files, [INPUT], is_training=True, seed=0)
 
 
@@ -285,7 +285,7 @@ def test_inputs_come_in_the_order_of_input():
         (np.zeros(1, "M8[s]"), r"expected numbers or text as labels, found datetime64\[s\]"),
         (
             np.ma.masked_greater(np.array([1.0, 1e20]), 9),
-            "expected a value in each row of labels, found 1 that are masked",
+            "expected a value in each row of labels, found 1 masked",
         ),
     ],
 )
@@ -313,11 +313,11 @@ class Clipped(tf.train.GradientDescentOptimizer):
 @pytest.mark.parametrize(
     ("build_optimizer", "message"),
     [
-        (lambda rate: Clipped(rate), r"returns a Clipped, whose compute_gradients\(\) this program does not call: let"),
+        (lambda rate: Clipped(rate), r"returns a Clipped, whose compute_gradients\(\) is never called here: let"),
         (lambda rate: rate, "must return a tf.train.Optimizer, or a dict of them by variable scope, found float32"),
         (
             lambda rate: tf.train.SyncReplicasOptimizer(Clipped(rate), replicas_to_aggregate=1),
-            "returns a SyncReplicasOptimizer: return the optimizer that this one has, and give --sync_replicas",
+            "returns a SyncReplicasOptimizer: return the optimizer that it wraps, and give --sync_replicas",
         ),
         (lambda rate: tf.keras.optimizers.Adam(rate), "must return .*, found <tf_keras.*\\.Adam object>"),
     ],

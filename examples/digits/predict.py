@@ -139,7 +139,7 @@ def load_model(folder: str, spec: Mapping[str, tf.TensorSpec]) -> Callable[..., 
         loaded = tf.saved_model.load(os.path.join(folder, max(versions, key=int, default="")))
         model = loaded.signatures["serving_default"]
     except (OSError, KeyError, tf.errors.OpError) as error:
-        remedy = "give what distributed.py was given as --export_dir"
+        remedy = "give the --export_dir of distributed.py"
         raise UnusableError(f"--model {folder} has no exported model that can be loaded: {remedy}") from error
     inputs, outputs = model.structured_input_signature[1], model.structured_outputs
     found = {**inputs, **outputs}

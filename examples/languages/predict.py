@@ -24,9 +24,9 @@ def normalize(argument: str) -> str:
     """
     word = unicodedata.normalize("NFC", argument.lower())
     if not word.isalpha():
-        raise DataError(f"{argument!r} is no word, which has letters only: give several as several arguments")
+        raise DataError(f"{argument!r} is not a word of letters only: give each word as an argument of its own")
     if len(word) > MAX_LETTERS:
-        raise DataError(f"{argument} has {len(word)} letters, expected at most {MAX_LETTERS}: the model knows no more")
+        raise DataError(f"{argument} has {len(word)} letters, expected at most {MAX_LETTERS}: the model takes no more")
     return word
 
 

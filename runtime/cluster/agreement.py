@@ -20,7 +20,7 @@ from runtime.process.errors import UNUSABLE_STATUS, UnusableError
 from runtime.process.threads import REMINDER_SECS
 
 USES = "uses"  # of the variables, in JSON: see `digest_uses()`. They are compared like the flags
-REMEDY = "give all workers the same{}, or end the ps tasks and start them again"
+REMEDY = "give all workers the same{}, or restart the ps tasks"
 STRANGER_SECS = 60.0  # how long a name may lead where its task was before; DNS remembers for up to half of that
 TELLING_SECS = 5.0  # how long a task that cannot go on stays to tell the others, those too that come meanwhile
 
@@ -107,7 +107,7 @@ class Agreement:
             may_pass = found.use and has_name(owner.address)
             if not may_pass or now > self._strangers.get(owner, now) + STRANGER_SECS:
                 self._end(found.difference)
-            told = "%s; the name is looked up anew"
+            told = "%s; resolving the name again"
             logging.log_every_n_seconds(logging.WARNING, told, REMINDER_SECS, found.difference)
             return False
         self._is_training |= found.is_training
@@ -137,7 +137,7 @@ class Agreement:
         if self._strangers and not unconfirmed:
             hang_up_on_strangers([owner.address for owner in self._tables])
             self._strangers.clear()
-        return f"the host lists of {', '.join(unconfirmed)} to be those of this task" if unconfirmed else ""
+        return f"the host lists of {', '.join(unconfirmed)} to match those of this task" if unconfirmed else ""
 
     def begin_training(self) -> None:
         """Obey a reason to abort that is on a server; else say there that the cluster trains."""
@@ -189,7 +189,7 @@ class Agreement:
         published = json.loads(table.read(FLAGS)[0] or "{}")
         differing = [name for name, value in own.items() if published.get(name, value) != value]
         if files := [name for name in differing if name.endswith(".py")]:  # perhaps in a comment alone
-            told = "%s does not have the %s that the model on the ps tasks is trained with: %s"
+            told = "%s has a different %s than the model on the ps tasks is trained with: %s"
             logging.log_first_n(logging.WARNING, told, 1, self._task, " and ".join(files), REMEDY.format(""))
         for name in differing:
             if name == USES:
@@ -197,8 +197,8 @@ class Agreement:
                 first = next((of for of in uses if uses[of] != others.get(of)), "another variable")
                 alike = " and ".join(files) or "packages"
                 raise UnusableError(
-                    f"{self._task} has another graph than the model on the ps tasks, and uses {first} in another way:"
-                    " make all in a fixed order, as of sorted(os.listdir()), and of what is the same everywhere;"
+                    f"{self._task} has a different graph than the model on the ps tasks: it uses {first} differently;"
+                    " build it in a fixed order, such as sorted(os.listdir()), from what is the same on all hosts;"
                     f" {REMEDY.format(f' {alike}')}"
                 )
             if name not in files:

@@ -40,7 +40,7 @@ class Departure:
         self._membership.decisions.append(self._leave_if_dismissed)
 
     def _note_signal(self, number: signal.Signals) -> signals.Stop:
-        logging.info("%s: %s: leaving when the workers have, or at once at a second signal", self._task, number.name)
+        logging.info("%s: %s: leaving after the workers, or at once at a second signal", self._task, number.name)
         self._received = number
         return signals.Stop(self._stop_secs + 2)  # the chief needs its time to save
 
@@ -58,7 +58,7 @@ class Departure:
         number = None if of_chief == EVALUATED else self._received
         if of_chief != EVALUATED and not (number and self._is_free(is_busy)):
             return
-        reason = f"{number.name}, and no worker trains" if number else "the chief has evaluated"
+        reason = f"{number.name}, and no worker is training" if number else "the chief has evaluated"
         logging.info("%s: %s: leaving", self._task, reason)
         chief, deadline = self._task.clients[0], time.monotonic() + LINGER_SECS
         while ask(chief.address).reason != REFUSED and time.monotonic() < deadline:

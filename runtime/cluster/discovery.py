@@ -58,12 +58,12 @@ def _parse(name: str, config: Mapping[str, Any]) -> Discovery | None:
     hosts = dict[str, list[str]]()
     for job, addresses in config["cluster"].items():
         quoted = f'"{job}": {json.dumps(addresses)}, expected'
-        check(job in JOBS, f"the job {job!r}, expected some of {', '.join(JOBS)}")
+        check(job in JOBS, f"the job {job!r}, expected one of {', '.join(JOBS)}")
         check(isinstance(addresses, list), f"{quoted} a list of all its addresses")
         check(JOBS[job] not in hosts, "both a chief and a master, expected one of them")
         check(JOBS[job] != "chief" or len(addresses) <= 1, f"{quoted} one address")
         hosts[JOBS[job]] = addresses
-    check(bool(hosts.get("ps")), f"the jobs {', '.join(hosts)}, and no ps: this script needs one")
+    check(bool(hosts.get("ps")), f"the jobs {', '.join(hosts)}, but no ps: at least one is needed")
 
     chiefs, task = hosts.get("chief", []), config["task"]
     job = JOBS.get(task["type"], task["type"])
@@ -72,7 +72,7 @@ def _parse(name: str, config: Mapping[str, Any]) -> Discovery | None:
     check(index >= 0, f"the index {index}, expected 0 or more")
     check(job != "chief" or index == 0 or not chiefs, f"the chief {index}, expected 0")
     if job == "worker":
-        check(index < len(hosts.get(job, [])), f"the task worker {index}, and {len(hosts.get(job, []))} workers")
+        check(index < len(hosts.get(job, [])), f"the task worker {index}, but only {len(hosts.get(job, []))} workers")
         index += len(chiefs)
     job_name = "worker" if job == "chief" and chiefs else job
     task_here = Task(job_name, index, tuple(hosts["ps"]), (*chiefs, *hosts.get("worker", [])))

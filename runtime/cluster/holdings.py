@@ -34,7 +34,7 @@ class Holding:
                 self._tell_what_is_left()
                 return self._table.count_up(variable)
             time.sleep(POLL_SECS)
-        raise RuntimeError("the session for which this piece was to be is over")
+        raise RuntimeError("the session that asked for this shard is over")
 
     def note(self, name: str) -> None:
         """Note the name of the piece that this worker holds now: it is only for the log."""
@@ -44,6 +44,6 @@ class Holding:
     def _tell_what_is_left(self) -> None:
         """Log what another process has left that was this worker."""
         if not self._has_looked and (left := self._table.read(self._number)[0]):
-            what = f"the rest of {left}, which this worker held when it ended"
-            logging.info("%s: %s, is not read again in this epoch", self._task, what)
+            what = f"the rest of {left}, which this worker was reading when it ended"
+            logging.info("%s: %s, is skipped in this epoch", self._task, what)
         self._has_looked = True

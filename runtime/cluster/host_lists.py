@@ -70,9 +70,9 @@ class HostLists:
         """Return why this task cannot go on with the one that it expects `peer` to be, and what to do, or ""."""
         names = [name for name in {**self.given, **other.given} if self.given.get(name) != other.given.get(name)]
         if "protocol" not in names and self.is_elsewhere(peer, other):
-            remedy = "give one of the two clusters another port, or all tasks of one the same host lists"
+            remedy = "give each cluster its own ports, or all tasks of one cluster the same host lists"
             if not names:
-                remedy = "correct the host lists, or what the name of its host leads to on this one"
+                remedy = "correct the host lists, or how this host resolves that name"
             return f"{self.task} expects {peer}, but {self.describe_use(other)}: {remedy}"
         if not names:
             return ""

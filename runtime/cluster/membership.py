@@ -105,11 +105,9 @@ class Membership:
         away = {peer: self._sightings[peer].status.silence for peer in missed if missed[peer] > max(late) / 2}
         if finished := self.describe_end_without(away):
             end_process(0, finished, is_error=False)
-        remedy = "start what is missing, or correct --ps_hosts and --worker_hosts"
+        remedy = "start the missing task, or correct --ps_hosts and --worker_hosts"
         if BUSY in away.values():
-            remedy = (
-                "see what it computes or writes; end it, and start it again, or give a longer --recovery_timeout_secs"
-            )
+            remedy = "check what it computes or writes; restart it, or raise --recovery_timeout_secs"
         # The main thread may be inside TensorFlow, where nothing interrupts it.
         end_process(1, f"{self.task} waited {max(late):.0f} s for {describe(away)}: {remedy}")
 
@@ -126,7 +124,7 @@ class Membership:
     def describe_end_without(self, away: Mapping[Peer, str]) -> str:
         """Return that nothing is left to do, and that these are away, if a run has ended; else ""."""
         left = self.describe_result()
-        return f"{self.task}: {left}, and there is no {describe(away)}" if left else ""
+        return f"{self.task}: {left}; missing: {describe(away)}" if left else ""
 
     def look(self) -> dict[Peer, Status]:
         """Ask the tasks that this one needs which processes they are, and log who is lost, and who is back."""
@@ -186,7 +184,7 @@ class Membership:
         """
         self._incarnation = self._incarnation or ask(self.task.address).incarnation
         if not self._incarnation:  # others would take the record for that of an earlier process
-            raise tf.errors.UnavailableError(None, None, f"no answer of {self.task.address}")
+            raise tf.errors.UnavailableError(None, None, f"no answer from {self.task.address}")
         record = {self.task.index: json.dumps(Record(state, self._incarnation))}
         ask_all(self.task.servers, lambda server: self._tables[server].write(record))
 
@@ -222,7 +220,7 @@ class Membership:
                 if REFUSED in [statuses[server].reason for server in self.task.servers]:
                     raise
                 if time.monotonic() > start + secs:
-                    remedy = "start what is missing, or let every address in the host lists lead to its task"
+                    remedy = "start the missing task, or correct the host lists so that each address reaches its task"
                     raise AwayError(f"{self.task} waited {secs:.0f} s: {error.message}; {remedy}") from error
             time.sleep(POLL_SECS)
 
@@ -257,7 +255,7 @@ class Membership:
             deaf = reasons.keys()
             return f"{describe(reasons)} to hear that the run has ended" if reasons else ""
 
-        remedy = "the result is saved; let what does not answer go on, or end or restart it, and start this task again"
+        remedy = "the result is saved; resume, end or restart the task that does not answer, then restart this one"
         wait_until_nothing_is_missing(self.task, describe_deaf, self.timeouts.recovery_secs, remedy)
 
 

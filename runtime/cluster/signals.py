@@ -62,10 +62,10 @@ def start_listening() -> None:
                 if not {*os.read(reader, 1000)}.isdisjoint(numbers):
                     break
             elif unsaved := stop.describe_unsaved():
-                logging.info("%s: it has %.0f s more", unsaved, max(0.0, start + stop.secs - time.monotonic()))
+                logging.info("%s: %.0f s left", unsaved, max(0.0, start + stop.secs - time.monotonic()))
         logging.info("%s: stopping at once", number.name)
         unsaved = stop.describe_unsaved()
-        end_process(128 + number, unsaved and f"{unsaved}, and ends now; --stop_timeout_secs gives it more time")
+        end_process(128 + number, unsaved and f"{unsaved}, and ends now: raise --stop_timeout_secs")
 
     start_guard("signals", wait_for_signals)
 

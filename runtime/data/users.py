@@ -86,8 +86,8 @@ class UsersSource(PipelineSource):
             calls.add("deterministic=False")
         if calls:
             raise UnusableError(
-                f"{self._place} must return single examples, each once and always in the same order: leave out"
-                f" {', '.join(sorted(calls))}. The program shares, shuffles, repeats, makes batches and prefetches"
+                f"{self._place} must return single examples, each once, in a fixed order: remove"
+                f" {', '.join(sorted(calls))}; the program shards, shuffles, repeats, batches and prefetches"
             )
 
         def to_dense(part: Any) -> Any:
@@ -96,8 +96,8 @@ class UsersSource(PipelineSource):
 
         dense = dataset.map(untouched(lambda *parts: tf.nest.map_structure(to_dense, parts)))
         if any(shape.rank is None for shape in tf.nest.flatten(tf.data.get_output_shapes(dense))):
-            remedy = "call set_shape() for what a Python function returns"
-            raise UnusableError(f"{self._place} returns a part of an unknown number of dimensions: {remedy}")
+            remedy = "call set_shape() on what a Python function returns"
+            raise UnusableError(f"{self._place} returns a tensor of unknown rank: {remedy}")
         return dense
 
     def _make_open(self) -> Open:
@@ -164,7 +164,7 @@ class UsersSource(PipelineSource):
                 numbers = half if try_to_read(half) else numbers[len(half) :]
             why, name, count = try_to_read(numbers), self._names[numbers[0]], session.run(num_read)
         after = f" after {count} examples" * bool(count)
-        return f"{name} cannot be read{after} ({why}); correct it, or leave it out" if why else ""
+        return f"{name} cannot be read{after} ({why}); fix it, or exclude it" if why else ""
 
 
 def _to_columns(files: Any, where: str, of: str) -> list[npt.NDArray[Any]]:
@@ -183,6 +183,6 @@ def _to_columns(files: Any, where: str, of: str) -> list[npt.NDArray[Any]]:
         shapes = ", ".join(f"{tf.as_dtype(array.dtype).name} {list(array.shape)}" for array in arrays)
         found = (shapes if any(map(len, arrays)) else f"no path for {of}") if arrays else found
     if not arrays or arrays[0].dtype.kind != "O" or arrays[0].ndim != 1 or len({len(of) for of in arrays}) > 1:
-        expected = "a list of paths, or a tuple of as long columns of which the first one is"
+        expected = "a list of paths, or a tuple of columns of equal length, with the paths first"
         raise UnusableError(f"{where} must return {expected}, found {found}")
     return arrays

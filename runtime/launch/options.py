@@ -64,7 +64,7 @@ def parse(arguments: Sequence[str]) -> Options:
     flags.DEFINE_float(
         "stop_timeout_secs", STOP_SECS, "how long the chief may take to save the model after a signal", flag_values=own
     )
-    flags.DEFINE_integer("max_restarts", 3, "how often a task may be started again", 0, flag_values=own)
+    flags.DEFINE_integer("max_restarts", 3, "how many times a task may be restarted", 0, flag_values=own)
     for name in ("no_isolation", "locked", "tensorboard", "prepare"):
         flags.DEFINE_boolean(name, False, "", flag_values=own)
     for name in ("train_dir", "data_dir", "export_dir"):
@@ -76,10 +76,10 @@ def parse(arguments: Sequence[str]) -> Options:
         mistakes = "--flagfile: " * isinstance(error, UnicodeError) + str(error).replace("\n", "; ")
         refuse(f"{mistakes} (see --help)")
     for chosen in filter(None, map(CHOSEN.match, others)):
-        refuse(f"--{chosen[1]} cannot be given here: say with --ps=N and --workers=N how many tasks there are")
+        refuse(f"--{chosen[1]} is not a flag of the launcher: give the number of tasks with --ps=N and --workers=N")
     values: dict[str, Any] = own.flag_values_dict()
     if own["train_dir"].present and not own.train_dir:  # as of a variable of the shell that is not set
-        refuse("flag --train_dir=: it must name a folder; leave it out for a new one in runs/")
+        refuse("flag --train_dir=: it must name a folder; omit it for a new one in runs/")
     for name in ("train_dir", "export_dir"):
         if why := why_misread(values[name]):
             refuse(f"--{name} {values[name]} {why}")
@@ -102,5 +102,5 @@ def refuse(message: str) -> NoReturn:
 def end_as(code: int, what: str) -> NoReturn:
     """End as a process has ended, by its exit code, that was busy with `what`."""
     if code < 0:
-        print(f"error: {signal.Signals(-code).name} ended {what}", file=sys.stderr)
+        print(f"error: {what} was terminated by {signal.Signals(-code).name}", file=sys.stderr)
     sys.exit(code if code > 0 else 128 - code)

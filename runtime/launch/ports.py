@@ -33,7 +33,7 @@ def choose_ports(count: int) -> list[int]:
                 listener.bind(("", port))
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                raise OSError("this machine has no address 127.0.0.1: give it to the loopback interface") from error
+                raise OSError("this machine has no address 127.0.0.1: add it to the loopback interface") from error
             continue
         ports.append(port)
         _claims.append(claim)

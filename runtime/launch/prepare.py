@@ -130,7 +130,7 @@ def start_tensorboard(train_dir: str, options: Options) -> None:
     """Start TensorBoard, which only reads files, outside of the cluster's network, where a browser finds it."""
     install = [str(LAUNCH / "venv.sh"), *["--locked"] * options.locked, "runtime/launch/tensorboard.txt"]
     if subprocess.run(install, stdout=subprocess.DEVNULL).returncode:
-        say("TensorBoard cannot be installed: this run goes on without")
+        say("TensorBoard could not be installed: the run continues without it")
         return
     arguments = [str(os.getpid()), train_dir, RunFolder(train_dir).logs, sys.executable]
     command = ["sh", "-c", SHOW_TENSORBOARD, *arguments]
@@ -143,7 +143,7 @@ def isolate(command: list[str]) -> list[str]:
     A server of TensorFlow listens on every interface and runs whatever it is sent.
     """
     os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # where ip is, for others than root
-    why = "it takes unshare, ip and setpriv"
+    why = "unshare, ip and setpriv are required"
     for unshare, script in WAYS[os.geteuid() != 0 :]:
         with contextlib.suppress(FileNotFoundError):
             done = subprocess.run([*unshare, "sh", "-c", script, "true"], capture_output=True, text=True)
@@ -154,6 +154,6 @@ def isolate(command: list[str]) -> list[str]:
         with contextlib.suppress(OSError), open(f"/proc/sys/{name}") as file:
             if file.read().strip() == forbids:
                 why += f"; sudo sysctl {name.replace('/', '.')}={allows} allows it"
-    risk = "other accounts, and other machines that reach its ports, can use the cluster"
+    risk = "other users, and other machines that reach its ports, can use the cluster"
     say(f"no private network here ({why}): {risk}")
     return command

@@ -84,14 +84,14 @@ class Supervisor:
             if repeated := REPEATED.match("".join(last_lines[-1:])):
                 task = self._tasks["-".join(repeated.groups())]
                 last_lines = self._read_last_lines(task)
-            where = f". The end of {task.log}:" if last_lines else ""
+            where = f". Last lines of {task.log}:" if last_lines else ""
             if status == UNUSABLE_STATUS and os.path.isfile(task.log) and not os.path.getsize(task.log):
-                where = f"; {task.log} is empty: see that its disk has room"
-            lines = [f"error: {task.name} {why}; all tasks were ended{where}", *last_lines]
+                where = f"; {task.log} is empty: check its disk for free space"
+            lines = [f"error: {task.name} {why}; stopped all tasks{where}", *last_lines]
             if self._chief.status == 0:
-                lines.append("the chief had ended with 0: the result is saved")
+                lines.append("the chief had ended with status 0: the result is saved")
             elif self._has_saved():
-                lines.append(f"once that is mended, {self._describe_how_to_go_on()}")
+                lines.append(f"once that is fixed, {self._describe_how_to_go_on()}")
             self._console.close([], "\n".join(lines))
             return int(status)
         self._console.close(self._stop() if self._received else self._describe_what_is_next())
@@ -120,7 +120,7 @@ class Supervisor:
         with contextlib.suppress(queue.Empty):
             number = signal.Signals(self._signals.get(timeout=POLL_SECS))
             if number in STOP_SIGNALS and self._received:
-                self._console.say("still stopping every task; Ctrl-\\ ends them at once")
+                self._console.say("still stopping all tasks; Ctrl-\\ ends them at once")
             elif number in STOP_SIGNALS:
                 self._received = number
             elif number == signal.SIGQUIT:
@@ -159,7 +159,7 @@ class Supervisor:
 
     def _restart(self, task: TaskProcess) -> None:
         if task.status == UNUSABLE_STATUS:
-            raise GivenUpError(task, "cannot use what it was given, or save what it has made", UNUSABLE_STATUS)
+            raise GivenUpError(task, "cannot use its input, or save its output", UNUSABLE_STATUS)
         if self._leave_by and task.name.startswith("ps-"):
             self._console.say(f"{task.name} {task.describe_end()}: nothing is lost, since the chief has ended")
             task.status = 0
@@ -176,7 +176,7 @@ class Supervisor:
         """Stop the run in order, and return how to go on."""
         if self._received != signal.SIGQUIT:
             limit = f"within {self._options.stop_timeout_secs:g} s"
-            self._console.say(f"stopping every task in order, {limit}, and the chief saves; Ctrl-\\ ends them at once")
+            self._console.say(f"stopping all tasks {limit}, and the chief saves first; Ctrl-\\ ends them at once")
         self._end_all()
         if all(task.status == 0 for task in self._tasks.values()):
             self._received = None  # it came when the run had ended
@@ -189,7 +189,7 @@ class Supervisor:
         return os.path.exists(self._options.folder.checkpoint_state)
 
     def _describe_how_to_go_on(self) -> str:
-        what = "go on from the last checkpoint" if self._has_saved() else "begin again"
+        what = "resume from the last checkpoint" if self._has_saved() else "start over"
         return f"to {what}: {_make_command(sys.argv[1:])}"
 
     def _read_last_lines(self, task: TaskProcess) -> list[str]:

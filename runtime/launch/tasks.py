@@ -80,8 +80,8 @@ class TaskProcess:
         reason = f"signal {self.status - 128}"
         if self.status == 128 + signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
             reason += (
-                ", likely for want of memory: the kernel has killed a process for that; a smaller --batch_size, fewer"
-                " --workers, or more ps tasks, on other machines, need less here"
+                ", likely out of memory: the kernel has killed a process for that; lower --batch_size or --workers, or"
+                " add ps tasks on other machines"
             )
         return f"ended with status {self.status} ({reason})"
 

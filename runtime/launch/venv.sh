@@ -37,7 +37,7 @@ is_suitable() {
   local status=0
   "$1" -Ic "import sys${2:+, $2}; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))" 2>/dev/null || status=$?
   if ((status >= 128)); then
-    echo "error: $1 was ended by signal $((status - 128)) before it named its version: try again" >&2
+    echo "error: $1 was ended by signal $((status - 128)) before it reported its version: try again" >&2
     exit "$status"
   fi
   return "$status"
@@ -46,7 +46,7 @@ is_suitable() {
 version_of() { "$1" -Ic 'import sys; print(sys.version_info[:2])' 2>/dev/null || echo none; }
 
 # Two that make or fill one environment at the same time would break it for each other. Some file systems know no locks.
-mkdir -p "$(dirname "$venv")" || fail "$venv cannot be made: set VENV_DIR=/another/folder"
+mkdir -p "$(dirname "$venv")" || fail "$venv cannot be created: set VENV_DIR=/another/folder"
 exec 9<"$(dirname "$venv")"
 if command -v flock >/dev/null; then
   status=0
@@ -61,7 +61,7 @@ fi
 status=0
 is_suitable "$venv/bin/python" pip || status="$?"
 if [[ -e "$venv/bin/python" || -L "$venv/bin/python" ]] && ((status == 126 || status == 127)); then
-  fail "$venv/bin/python cannot be run here: mount, load or install again what it needs, or remove $venv, or set" \
+  fail "$venv/bin/python cannot be run here: mount, load or reinstall what it needs, or remove $venv, or set" \
     "VENV_DIR=/a/new/folder"
 fi
 
@@ -73,17 +73,17 @@ if [[ -e "$venv/unfinished-by-venv.sh" ]] || ((status)) ||
   is_suitable "$python" || fail "$python is not Python 3.10 to 3.13, or cannot be run; set PYTHON=/path/to/python3"
   if [[ ! -e "$venv/unfinished-by-venv.sh" && ! -e "$venv/made-by-venv.sh" ]] && ! rmdir "$venv" 2>/dev/null &&
     [[ -e "$venv" || -L "$venv" ]]; then
-    fail "$venv lacks a Python 3.10 to 3.13 with pip, and is not of this program's making: remove it, or set" \
+    fail "$venv lacks a Python 3.10 to 3.13 with pip, and this program did not create it: remove it, or set" \
       "VENV_DIR=/a/new/folder"
   fi
   "$python" -c "import ensurepip, venv" 2>/dev/null ||
-    fail "$python lacks what makes an environment: apt install ${python##*/}-venv (Debian, Ubuntu), or set PYTHON"
+    fail "$python cannot create an environment: apt install ${python##*/}-venv (Debian, Ubuntu), or set PYTHON"
   if [[ -e "$venv/made-by-venv.sh" ]]; then
-    echo "$venv has no Python that fits: making it anew; if something else uses it, set VENV_DIR for one of the two" >&2
+    echo "$venv has no suitable Python: creating it again; if something else uses it, set VENV_DIR for one of them" >&2
   fi
-  [[ ! -e "$venv" || -w "$venv" ]] || fail "$venv is another user's: set VENV_DIR=/a/new/folder"
+  [[ ! -e "$venv" || -w "$venv" ]] || fail "$venv belongs to another user: set VENV_DIR=/a/new/folder"
   rm -rf "$venv"
-  mkdir "$venv" || fail "$venv cannot be made: set VENV_DIR=/another/folder"
+  mkdir "$venv" || fail "$venv cannot be created: set VENV_DIR=/another/folder"
   touch "$venv/unfinished-by-venv.sh"
   "$python" -m venv "$venv" >&2 || exit 2
   mv "$venv/unfinished-by-venv.sh" "$venv/made-by-venv.sh"
@@ -92,10 +92,10 @@ for requirements in "$@"; do
   file="${requirements%.txt}.$suffix"
   installed="$venv/installed/$requirements" # a copy of the file, or of its lock, as it was last installed
   if ! cmp -s "$project/$file" "$installed"; then
-    echo "installing $file into $venv; TensorFlow, the first time, is a download of 600 MB" >&2
+    echo "installing $file into $venv; the first time, this downloads TensorFlow, 600 MB" >&2
     "$venv/bin/python" -Im pip install "${options[@]}" -r "$project/$file" >&2 ||
-      fail "pip could not install $file into $venv: where there is no room, set VENV_DIR=/another/folder; where" \
-        "${TMPDIR:-/tmp} has none, TMPDIR"
+      fail "pip could not install $file into $venv: if its disk is full, set VENV_DIR=/another/folder; if" \
+        "${TMPDIR:-/tmp} is full, set TMPDIR"
     mkdir -p "$(dirname "$installed")"
     cp "$project/$file" "$installed"
   fi

@@ -29,7 +29,7 @@ def check_address(task: Task) -> None:
         except OSError as error:
             raise UnusableError(
                 f"{task} cannot listen on port {port} of {task.address}: {error.strerror}{_describe_listeners(port)};"
-                " end the process that does, or change the port in the host lists of every task"
+                " end the process that does, or change the port in every task's host lists"
             ) from error
     if host_of(task.address) != "localhost":
         logging.warning(
@@ -62,7 +62,7 @@ def wait_until_address_leads_here(task: Task, timeout_secs: float) -> None:
         there = ask(task.address)
         if there.incarnation and there.incarnation == (ask(here).incarnation or there.incarnation):
             return ""
-        reason = "another one answers there" if there.incarnation else there.silence
+        reason = "another process answers there" if there.incarnation else there.silence
         return f"{task} at {task.address} to be this process ({reason})"
 
     remedy = "run each task once, on the host of its address, or correct --task_index or the host lists"

@@ -27,8 +27,8 @@ class Files:
             self.inputs = dict(sorted(self.inputs.items()))  # as the columns of a dict are
         if self._has_pipeline and hasattr(mnist_input, "decode") and not hasattr(mnist_input, "to_inputs"):
             raise UnusableError(
-                "mnist_input.py has decode() and no to_inputs(): write it, too, for tests and the exported model; it"
-                " returns what it gets if only training changes the inputs"
+                "mnist_input.py has decode() but no to_inputs(): add it for tests and the exported model; it returns"
+                " its argument if only training changes the inputs"
             )
 
     def has(self, function: str) -> bool:
@@ -108,13 +108,13 @@ class Files:
                 expected = "a tf.train.Optimizer, or a dict of them by variable scope"
                 raise self._expected("build_optimizer", expected, optimizer)
             if isinstance(optimizer, tf.train.SyncReplicasOptimizer):
-                remedy = "return the optimizer that this one has, and give --sync_replicas"
+                remedy = "return the optimizer that it wraps, and give --sync_replicas"
                 raise UnusableError(f"{self._where('build_optimizer')} returns a SyncReplicasOptimizer: {remedy}")
             for method in ("compute_gradients", "minimize"):
                 if getattr(type(optimizer), method) is not getattr(tf.train.Optimizer, method):
                     raise UnusableError(
-                        f"{self._where('build_optimizer')} returns a {type(optimizer).__name__}, whose {method}() this"
-                        " program does not call: let its apply_gradients() do all that it does to gradients"
+                        f"{self._where('build_optimizer')} returns a {type(optimizer).__name__}, whose {method}() is"
+                        " never called here: let its apply_gradients() do all that it does to gradients"
                     )
         return ScopedOptimizers(by_scope, self._where("build_optimizer"))
 
@@ -128,7 +128,7 @@ class Files:
             return []
         found = call(self.reader, "find_classes", data_dir)
         if not isinstance(found, tuple | list) or num_classes not in (0, len(found)):
-            expected = f"a list of as many names as the model has classes, {num_classes or 'any number'}"
+            expected = f"a list of names, one for each class of the model ({num_classes or 'any number'})"
             raise self._expected("find_classes", expected, found)
         names = [str(name) for name in found]
         return [] if names == [str(label) for label in range(len(names))] else names

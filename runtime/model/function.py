@@ -82,7 +82,7 @@ class Model:
         if unknown := test.variables.keys() - made.variables.keys():
             place, names = files.place_of(test.variables[min(unknown)]), ", ".join(sorted(unknown))
             raise UnusableError(
-                f"{place}: {names} is not made for training: make it always, or in a metric with"
+                f"{place}: {names} is created only for tests: create it always, or in a metric with"
                 " collections=[tf.GraphKeys.LOCAL_VARIABLES]"
             )
         self.uses = digest_uses(made)  # first: gradients change the loops that they are of
@@ -118,9 +118,9 @@ class Model:
             rate = self._files.build_learning_rate(steps)
         if variables := graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
             place, name = self._files.place_of(variables[0]), variables[0].op.name
-            raise UnusableError(f"{place}: build_learning_rate() makes {name}: compute with the step alone")
+            raise UnusableError(f"{place}: build_learning_rate() creates {name}: compute the rate from the step alone")
         template = Template(graph, [rate], [steps])
-        template.check_python("no ps has it: use ops")
+        template.check_python("a ps cannot run it: use TensorFlow's ops")
         return lambda steps: template.copy([steps], {}, "rate")[0]
 
     def make_constants(self, variables: Mapping[str, Any]) -> None:
@@ -198,7 +198,7 @@ class Model:
         self.summaries = [summary for summary in found if not reads & find_ancestors([summary.op], values=made.found)]
         for summary in found:
             if summary not in self.summaries:
-                logging.warning("%s: no summary of a whole table is written", self._files.place_of(summary))
+                logging.warning("%s: this summary is skipped: it reads a whole table", self._files.place_of(summary))
 
     def build_summaries(
         self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()
@@ -240,9 +240,7 @@ class Model:
         # For the loader of TensorFlow 2 another op is another table: the one that is served must be initialised.
         of_tables = _lookup_tables_of(made)
         computation = Computation(made, [*outputs, *(output for _, output in of_tables)], tables=())
-        computation.check_python(
-            "an exported model has none: let TensorFlow's ops compute it, or leave --export_dir out"
-        )
+        computation.check_python("an exported model cannot run it: use TensorFlow's ops, or omit --export_dir")
         columns += made.columns[len(columns) :]
         results, _ = computation.build(columns, parameters, "serving")
         for (key, _), copied in zip(of_tables, results[len(names) :], strict=True):

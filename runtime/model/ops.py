@@ -83,12 +83,12 @@ def has_functions(node: tf.NodeDef) -> bool:
 
 def refusal(op: tf.Operation) -> UnusableError:
     """Return the error that says why an op cannot be copied."""
-    text = f"TensorFlow's op {op.type} ({op.name}) cannot be copied, as a model is for each step"
+    text = f"TensorFlow's op {op.type} ({op.name}) cannot be copied into each step"
     if op.type == "Placeholder":
-        text += ": nobody feeds it; take an argument of the function, is_training or a constant"
+        text += ": nothing feeds it; use an argument of the function, is_training or a constant"
     if has_functions(op.node_def):
         text += (
-            ": a loop, a branch or a tf.function looks up rows of a variable by embedding_lookup() or assigns to it;"
-            " give it tf.identity(variable), and assign outside, where `if is_training:` is a branch"
+            ": a loop, a branch or a tf.function looks up rows of a variable by embedding_lookup(), or assigns to it;"
+            " pass it tf.identity(variable), and assign outside, with `if is_training:` as the branch"
         )
     return UnusableError(f"{find_place_of(op) or 'model.py'}: {text}")

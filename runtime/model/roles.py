@@ -118,7 +118,7 @@ def _build_gradients(
             raise UnusableError(f"{place}: {name} is {dtype.name}, but what is trained must be float32")
         is_used = name in gradients or used.intersection(variable.handle.consumers())
         if dtype.is_floating and not is_used:  # integers, such as a counter, are trainable only by mistake
-            raise UnusableError(f"{place}: the loss does not depend on {name}: use it, or do not make it")
+            raise UnusableError(f"{place}: the loss does not depend on {name}: use it, or do not create it")
     return gradients, of_rows
 
 
@@ -152,7 +152,7 @@ def replay(files: Files, made: Trace, step: list[tf.Operation]) -> tuple[Trace, 
     always = find_ancestors(step)
     if tables := [op for op in always if op.type in CHANGES_OF_TABLES]:
         raise UnusableError(
-            f"{files.place_of(tables[0])}: a step changes a lookup table, of which each worker has its own: keep what"
+            f"{files.place_of(tables[0])}: a step changes a lookup table, but each worker has its own copy: keep what"
             " changes in a variable"
         )
     positions = {op: position for position, op in enumerate(made.graph.get_operations())}
@@ -194,11 +194,11 @@ def _tell_of_idle(files: Files, variable: tf.Variable, change: tf.Operation) -> 
     place, name = files.place_of(change), variable.op.name
     if change.inputs[-1].op.type == "Placeholder":  # as Keras does it
         raise UnusableError(
-            f"{place}: a session has set {name} here, as set_weights() does, which no later session knows: give it an"
+            f"{place}: a session sets {name} here, as set_weights() does, but no later session sees that: give it an"
             " initializer, such as tf.constant_initializer(weights)"
         )
     logging.warning(
-        "%s: no step makes this change of %s: add its op to tf.GraphKeys.UPDATE_OPS, or let the loss depend on it",
+        "%s: no step runs this update of %s: add its op to tf.GraphKeys.UPDATE_OPS, or let the loss depend on it",
         place,
         name,
     )
@@ -225,8 +225,8 @@ def _values_of(files: Files, variable: tf.Variable) -> Callable[..., tf.Tensor]:
 def _refuse(files: Files, variable: tf.Variable, change: tf.Operation) -> UnusableError:
     place, name = files.place_of(change), variable.op.name
     return UnusableError(
-        f"{place}: {change.type} of {name}, {variable.dtype.name}, cannot be done by workers:"
-        " they do assign, assign_add, assign_sub, scatter_add and scatter_sub, of float32"
+        f"{place}: workers cannot run {change.type} on {name}, {variable.dtype.name}:"
+        " they support assign, assign_add, assign_sub, scatter_add and scatter_sub, on float32"
     )
 
 

@@ -102,7 +102,7 @@ class Template:
     def check_python(self, what: str) -> None:
         """Raise an UnusableError if a Python function is called; `what` says why none can be."""
         for op in self.find(PYTHON):
-            raise UnusableError(f"{find_place_of(op) or 'model.py'}: a Python function is called here, and {what}")
+            raise UnusableError(f"{find_place_of(op) or 'model.py'}: a Python function is called here, but {what}")
 
     def find(self, op_types: Sequence[str]) -> Iterator[tf.Operation]:
         """Yield all ops of the traced graph that are, or have inside, one of these types."""

@@ -87,8 +87,8 @@ def trace(
             made_of = find_ancestors([part.op for part in tf.nest.flatten(labels) if isinstance(part, tf.Tensor)])
             if drawn := [op for op in made_of if "seed2" in op.node_def.attr]:
                 raise UnusableError(
-                    f"{files.place_of(drawn[0])}: decode() draws labels at random, which would be those of tests, too:"
-                    " draw in build_dataset(), for train alone"
+                    f"{files.place_of(drawn[0])}: decode() draws labels at random, and tests would get them, too:"
+                    " draw in build_dataset(), only for train"
                 )
         logits = files.build_logits(inputs, is_training)
         losses = graph.get_collection(tf.GraphKeys.LOSSES)
@@ -102,21 +102,21 @@ def trace(
     for name, variable in variables.items():
         if not variable.shape.is_fully_defined():
             raise UnusableError(
-                f"{files.place_of(variable)}: variable {name} has the shape {variable.shape}: give it a whole one"
+                f"{files.place_of(variable)}: variable {name} has the shape {variable.shape}: define it fully"
             )
         if variable.constraint:
             raise UnusableError(
-                f"{files.place_of(variable)}: variable {name} has a constraint, which nobody would apply: compute with"
+                f"{files.place_of(variable)}: variable {name} has a constraint, which is never applied: compute with"
                 " the constrained value instead"
             )
         if find_ancestors([variable.initial_value.op]).intersection(column.op for column in columns):
             raise UnusableError(
-                f"{files.place_of(variable)}: the first value of {name} depends on examples, of which there are none"
-                " when variables are made: compute it in mnist_input.py"
+                f"{files.place_of(variable)}: the initial value of {name} depends on examples, but variables are"
+                " created before there are any: compute it in mnist_input.py"
             )
     if "global_step_1" in variables and variables["global_step_1"].handle.op in find_ancestors([loss.op]):
         raise UnusableError(
-            f"{files.place_of(variables['global_step_1'])}: a variable global_step that nobody increments: take"
+            f"{files.place_of(variables['global_step_1'])}: nothing increments this variable global_step: use"
             " tf.train.get_global_step()"
         )
     return made._replace(variables=variables)
@@ -217,8 +217,8 @@ def _override_gradients(graph: tf.Graph, override: Any, op_types: Mapping[str, s
         for node in (node for function in functions_in(op.node_def, library) for node in function.node_def):
             if node.op in op_types and "_gradient_op_type" not in node.attr:
                 raise UnusableError(
-                    f"{find_place_of(op) or 'model.py'}: gradient_override_map() of {node.op} does not reach into a"
-                    " loop or a branch: enter it inside, by tf.get_default_graph()"
+                    f"{find_place_of(op) or 'model.py'}: gradient_override_map() of {node.op} has no effect inside a"
+                    " loop or a branch: enter it there, on tf.get_default_graph()"
                 )
 
 

@@ -33,7 +33,7 @@ def why_unusable(folder: str) -> str:
     missing = [f"{name}.py" for name in NAMES if not os.path.isfile(os.path.join(folder, f"{name}.py"))]
     if missing:
         found = f"has no {' and no '.join(missing)}" if os.path.isdir(folder) else "is not a folder"
-        return f"--user_dir {folder} {found}: give one that has model.py and mnist_input.py, here or as USER_DIR"
+        return f"--user_dir {folder} {found}: name a folder with model.py and mnist_input.py, here or in USER_DIR"
     for searched in dict.fromkeys((folder, PROJECT)):
         # Any part of Python may be needed, and what is imported already, unless it has come from there.
         files = {path: path.stem for path in pathlib.Path(searched).glob("*.py")}

@@ -53,7 +53,7 @@ def call(module: Any, name: str, *arguments: Any) -> Any:
       UnusableError: there is none, or one that takes other arguments, or it fails: with its place.
     """
     if not hasattr(module, name):
-        raise UnusableError(f"{_file_of(module)} has no {name}(): docs/your-own.md says what it must have")
+        raise UnusableError(f"{_file_of(module)} has no {name}(): see docs/your-own.md")
     function, where = getattr(module, name), place_of(module, name)
     with preparing(where):
         try:
@@ -63,7 +63,7 @@ def call(module: Any, name: str, *arguments: Any) -> Any:
         except TypeError as error:
             takes = f"takes {inspect.signature(function)}" if callable(function) else f"is {function!r:.50}"
             count = f"{len(arguments)} argument{'s' * (len(arguments) != 1)}"
-            expected = f"expected a function of {count}: docs/your-own.md says which"
+            expected = f"expected a function of {count}: see docs/your-own.md"
             raise UnusableError(f"{where} {takes}, {expected}") from error
         return function(*arguments)
 
@@ -98,8 +98,8 @@ def inputs_of(spec: Any) -> dict[str, tf.TensorSpec]:
         is_spec = isinstance(of_name, tf.TensorSpec) and of_name.shape.is_fully_defined()
         if not (is_spec and isinstance(name, str) and INPUT_NAME.fullmatch(name)):
             raise UnusableError(
-                f"mnist_input.py: INPUT is {spec!r:.100}, expected a tf.TensorSpec of a whole shape, with a name of"
-                " letters, digits and _, or a dict of such by name"
+                f"mnist_input.py: INPUT is {spec!r:.100}, expected a tf.TensorSpec with a fully defined shape and"
+                " a name of letters, digits and _, or a dict of them by name"
             )
     return inputs
 
@@ -117,7 +117,7 @@ def check_examples(examples: Any, where: str) -> None:
     for name, part in zip(examples._fields, examples, strict=True):
         _require(isinstance(part, np.ndarray), where, f"an array for {name}", type(part).__name__)
         num_masked = int(np.sum(getattr(part, "mask", False)))
-        _require(not num_masked, where, f"a value in each row of {name}", f"{num_masked} that are masked")
+        _require(not num_masked, where, f"a value in each row of {name}", f"{num_masked} masked")
         is_of_tensorflow = part.dtype.kind in "biufcSUO" and part.dtype != np.longdouble
         _require(is_of_tensorflow, where, f"numbers or text as {name}", f"{part.dtype}")
         # None or NaN, say, where a table has nothing, or rows of unlike length
@@ -127,7 +127,7 @@ def check_examples(examples: Any, where: str) -> None:
         _require(not others, where, f"numbers of one type and shape, or text, as {name}", found)
     shapes = [list(column.shape) for column in examples]
     are_as_long = all(shape[:1] == shapes[0][:1] and shape[:1] > [0] for shape in shapes)
-    expected = "one example at least, and as many in each array"
+    expected = "at least one example, and the same number in each array"
     _require(are_as_long, where, expected, f"arrays of the shapes {shapes}")
 
 

@@ -162,7 +162,7 @@ def values_of(parameters: Parameters) -> dict[str, tf.Tensor]:
 def check_size(name: str, table: TableVariable, written_by: str) -> None:
     """Raise an UnusableError if a table cannot be used, or saved by who writes it, the chief or each ps."""
     if table.num_rows > MAX_ROWS:
-        raise UnusableError(f"table {name} has {table.num_rows} rows, expected {MAX_ROWS} at most")
+        raise UnusableError(f"table {name} has {table.num_rows} rows, expected at most {MAX_ROWS}")
     num_bytes = max(variable.shape.num_elements() for variable in table.slices) * tf.float32.size
     if written_by == "chief" and num_bytes >= MAX_MESSAGE_BYTES:
         raise UnusableError(

@@ -18,7 +18,7 @@ class ClassesHook(SessionThread):
 
     def __init__(self, task: Task, batches: Batches, made: Trace):
         """Look, in a thread, once the first examples of a session have come, at what `made` takes for their labels."""
-        super().__init__("look_at_classes", self._look, LOOK_SECS, f"{task} could not look at the classes it reads")
+        super().__init__("look_at_classes", self._look, LOOK_SECS, f"{task} could not check which classes it reads")
         self._task, self._num_drawn, self._labels = task, batches.num_drawn, None
         self._num_classes = made.logits.shape[-1] if made.is_of_classes else 2  # at least
         if isinstance(made.labels, tf.Tensor):
@@ -31,7 +31,7 @@ class ClassesHook(SessionThread):
             return True
         num_drawn, labels = session.run([self._num_drawn, self._labels])
         if num_drawn and (few := describe_few(labels, self._num_classes)):
-            remedy = "mix it once, as examples/convert.py does, or let list_files() name many files"
+            remedy = "shuffle it once, as examples/convert.py does, or return many files from list_files()"
             logging.warning("%s: %s: if what mnist_input.py reads is sorted by class, %s", self._task, few, remedy)
         return bool(num_drawn)
 

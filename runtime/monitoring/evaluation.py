@@ -29,9 +29,9 @@ from runtime.records.folder import RunFolder
 
 MAX_WARNINGS = 10  # of metrics that are no numbers
 # The remedy for a test loss that is not finite where all parameters are.
-OF_FINITE_MODEL = f"{DIVERGED}, or build_loss(): a mean over no weights, say, is not a number"
+OF_FINITE_MODEL = f"{DIVERGED}, or build_loss(): a mean with weights that sum to 0, for example, is NaN"
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
-OTHERS = "or another --train_dir; to train on with what is there now, copy the checkpoint into one"  # what helps
+OTHERS = "or another --train_dir; to keep training on the new data, copy the checkpoint there"  # what helps
 
 
 def build_placeholders(examples: Sequence[Any]) -> list[tf.Tensor]:
@@ -124,8 +124,8 @@ class ModelTest:
         check_finite({"the test loss": loss}, OF_FINITE_MODEL)
         _check_fraction(metrics)
         for name in [name for name, value in metrics.items() if not np.isfinite(value)]:
-            what = f"{metrics.pop(name):g} as {name} of the test examples, which is left out"
-            remedy = "see to batches in which no example is of some class"
+            what = f"{metrics.pop(name):g} as {name} of the test examples, which is not reported"
+            remedy = "handle batches in which a class has no examples"
             logging.log_first_n(logging.WARNING, "build_metrics() returns %s: %s", MAX_WARNINGS, what, remedy)
         mistakes: Callable[[Any], dict[str, Any]] = lambda spec: {}  # noqa: E731
         if self._num_classes:
@@ -199,10 +199,10 @@ def check_as_before(folder: RunFolder, test: ModelTest, load_examples: Callable[
         if names[0] != names[1]:
             was, is_now = (repr(name) if name else "none" for name in names)
             remedy = f"give the --data_dir, or the names, that {folder.path} was trained with, {OTHERS}"
-            raise UnusableError(f"class {label} was {was}, and is {is_now} in mnist_input.py: {remedy}")
+            raise UnusableError(f"class {label} was {was}, but is {is_now} in mnist_input.py: {remedy}")
     if before["checksum"] != test.checksum and compute_checksum(load_examples()) == test.checksum:
         remedy = f"give the --data_dir and the flags that {folder.path} was trained with, {OTHERS}"
-        raise UnusableError(f"the test examples are others than before, and may have been trained on: {remedy}")
+        raise UnusableError(f"the test examples have changed, and the model may have been trained on them: {remedy}")
 
 
 def record_evaluation(task: Task, measures: Measures, **more: float) -> None:
@@ -222,7 +222,7 @@ def record_test(measures: Measures, spec: Any) -> None:
     try:
         values |= measures.find_mistakes(spec)
     except Exception as error:  # whatever it is
-        logging.warning("the report goes without the model's mistakes: %s", describe_mistake(error))
+        logging.warning("the report does not show the model's mistakes: %s", describe_mistake(error))
     events.record("tested", **values)
     write_scalars(measures.global_step, measures.scalars)
     events.wait_until_written()

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from runtime.records.folder import why_misread
 
 UNUSABLE_STATUS = 2  # the flags, the input or the environment must change before another attempt can succeed
-DIVERGED = "give a smaller --learning_rate, or correct the examples"  # the remedy for a model that is not finite
+DIVERGED = "lower --learning_rate, or correct the examples"  # the remedy for a model that is not finite
 HEADING = re.compile(r"\s*$|Graph execution error:$|=====|\d+ root error|.*From /job:\S*:$")
 
 

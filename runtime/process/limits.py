@@ -27,11 +27,11 @@ def why_too_low(num_tasks: int = 1, root: pathlib.Path = pathlib.Path("/")) -> s
     """Return which limit of this process is too low for so many tasks, and what to do; "" if none is."""
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= address_space < MIN_ADDRESS_SPACE:  # -1: there is none
-        needed = f"TensorFlow needs {MIN_ADDRESS_SPACE >> 10} and more, though not as memory"
-        return f"the limit of address space, ulimit -v, is {address_space >> 10}: {needed}; raise it"
+        needed = f"TensorFlow reserves at least {MIN_ADDRESS_SPACE >> 10}, though not as memory"
+        return f"the address space limit, ulimit -v, is {address_space >> 10}: {needed}; raise it"
     for name, limit, num_used in _thread_limits(root):
         if limit - num_used < num_tasks * THREADS_OF_TASK:
-            needed = f"TensorFlow needs {THREADS_OF_TASK} threads and more for each task"
+            needed = f"each task needs at least {THREADS_OF_TASK} threads"
             return f"{name}, is {limit}, of which {num_used} are used: {needed}; raise it, or run fewer tasks here"
     return ""
 
@@ -42,8 +42,8 @@ def _thread_limits(root: pathlib.Path) -> Iterator[tuple[str, int, int]]:
     if limit >= 0 and user:  # root may start any number
         found = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
         num_used = sum(of["num_threads"] or 0 for of in found if of["uids"] and of["uids"].real == user)
-        yield "the limit of threads of this user, ulimit -u", limit, num_used
+        yield "the thread limit of this user, ulimit -u", limit, num_used
     for folder in cgroups(root):
         with contextlib.suppress(OSError, ValueError):  # it has no limit, or that is "max"
             limit, num_used = (int((folder / f"pids.{name}").read_text()) for name in ("max", "current"))
-            yield f"the limit of threads of this cgroup, {folder}/pids.max", limit, num_used
+            yield f"the thread limit of this cgroup, {folder}/pids.max", limit, num_used

@@ -104,7 +104,7 @@ class _Writer:
                 self._is_writing = True
                 num_lost, self._num_lost = self._num_lost, 0
                 file, line = self._lines.popleft()
-            lost = f"lines missing here: {num_lost}; there was no reader, or no room\n"
+            lost = f"lines lost here: {num_lost} (no reader, or no space)\n"
             if num_lost and not self._write(STDERR, lost.encode()):
                 num_lost = 0
             error = self._write(file, line)

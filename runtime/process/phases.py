@@ -37,18 +37,20 @@ FORMATS = ("builtins", "gzip", "PIL")  # packages whose OSError without a number
 REPEATED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # the same values cause them again
 PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # ops that call a Python function
 IN_GRAPH = (
-    "each call of a function has a graph of its own: let it make its variables and layers itself, and keep no tensor"
-    " for the next call"
+    "each call of a function builds a graph of its own: create variables and layers inside it, and keep no tensor for"
+    " the next call"
 )
-NO_VALUES = "a function builds a graph, once, and has no examples yet: use ops, and tf.print() to see values"
+NO_VALUES = (
+    "a function builds a graph, once, before there are examples: use TensorFlow's ops, and tf.print() to see values"
+)
 # What a message of TensorFlow does not say: a part of it, and the remedy.
 HINTS = {
     "Keras": "tf.layers, tf.nn.rnn_cell and tf.keras.layers need the package tf_keras: pip install 'tf_keras<2.22'; for"
-    " optimizers and rates, take those of tf.train",
-    "Iterating over a symbolic": "a variable is whole here, since a partitioner splits it on the ps tasks alone: use it"
-    " as it is, or tf.unstack() its rows",
+    " optimizers and rates, use those of tf.train",
+    "Iterating over a symbolic": "a variable is not split here, since a partitioner splits it only on the ps tasks: use"
+    " it as it is, or tf.unstack() its rows",
     "positional argument: 'step'": "call a schedule with the step, such as tf.train.get_global_step()",
-    "Python bool": "is_training is True or False: `if is_training:` chooses, as tf.cond() cannot",
+    "Python bool": "is_training is a Python bool: use `if is_training:`, not tf.cond()",
     "same graph": IN_GRAPH,
     "an EagerTensor": IN_GRAPH,
     "with eager execution": IN_GRAPH,
@@ -56,9 +58,9 @@ HINTS = {
     "evaluate tensor": NO_VALUES,
     "SymbolicTensor": NO_VALUES,
     "to a numpy array": NO_VALUES,
-    "'labels' has DataType string": "a class needs a number: let decode() in mnist_input.py return the place of a word"
-    " among the classes, and leave out rows without one",
-    "known parent package": "write `import name`, without a dot: the folder is no package",
+    "'labels' has DataType string": "a label must be a number: let decode() in mnist_input.py return the index of the"
+    " word among the classes, and drop rows without one",
+    "known parent package": "write `import name`, without a dot: the folder is not a package",
 }
 IN_FUNCTION = re.compile(r"{{function_node (\S+?)(?:_\d+)?}}")  # copies of a function have a number of their own
 FLAGS_HINT = "no flag can be read while the file is imported: read it in a function, as flags.FLAGS.name"
@@ -143,7 +145,7 @@ def describe_mistake(error: BaseException, where: str = "") -> str:
     line = "".join([f"{place}: " * bool(place), what, *(f" ({hint})" for hint in hints)])
     remedy = f"correct {place.partition(',')[0] or 'model.py or mnist_input.py'}"
     if isinstance(error, ModuleNotFoundError) and (name := str(error.name).partition(".")[0]) not in sys.modules:
-        remedy += f", or install the package that has it, such as by {sys.executable} -m pip install {name}"
+        remedy += f", or install its package, for example with {sys.executable} -m pip install {name}"
     return line if _is_of_system(error) else f"{line}; {remedy}"
 
 

@@ -61,7 +61,7 @@ def reminding(what: str, folder: str, where: str = "") -> Iterator[None]:
 
     def remind() -> None:
         while not is_done.wait(REMINDER_SECS):
-            logging.warning("%s: see that %s answers%s", what, folder, where)
+            logging.warning("%s: check that %s responds%s", what, folder, where)
 
     start_guard("remind", remind)
     try:

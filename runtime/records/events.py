@@ -79,11 +79,11 @@ def wait_until_written(secs: float = WRITING_SECS) -> str:
     num_lines = len(_recorder.lines) if _recorder.path or _recorder.failure else 0
     if not num_lines and any(b'"event": "finished"' in line for line in _recorder.lines):  # the chief has made it
         return (
-            f"this task has not seen --train_dir {_recorder.folder.path}, so nothing there is by it: share the folder"
+            f"this task never saw --train_dir {_recorder.folder.path}, so it recorded nothing there: share the folder"
         )
     num_missing = _recorder.num_lost + work.unfinished_tasks + num_lines
     what = f"of the records of this task are missing{f' ({_recorder.failure})' if _recorder.failure else ''}"
-    return f"{num_missing} {what}: see that {_recorder.folder.path} answers, and has room" if num_missing else ""
+    return f"{num_missing} {what}: check that {_recorder.folder.path} responds, and has space" if num_missing else ""
 
 
 def has_recorded(event: str, **values: object) -> bool:
@@ -144,7 +144,7 @@ class _Recorder:
                 self.num_lost += not isinstance(work, bytes)  # a line stays in `lines`
                 failure = f"{error.filename}: {error.strerror}" if error.filename else str(error)
                 if failure != self.failure:
-                    logging.warning("%s cannot record all it does: %s", self._task, failure)
+                    logging.warning("%s cannot record its events: %s", self._task, failure)
                 self.failure = failure
             self.work.task_done()
 

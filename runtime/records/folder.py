@@ -24,8 +24,8 @@ def why_misread(path: str, is_pattern: bool = True) -> str:
     if os.fsencode(path) != path.encode(errors="surrogateescape"):
         encoding = sys.getfilesystemencoding()
         return (
-            f"has letters that Python writes as {encoding} in this locale, and TensorFlow as UTF-8: set LC_ALL=C.UTF-8,"
-            " or use another folder"
+            f"has characters that Python encodes as {encoding} in this locale, but TensorFlow as UTF-8: set"
+            " LC_ALL=C.UTF-8, or use another folder"
         )
     return ""
 
@@ -54,7 +54,7 @@ class RunFolder:
     @property
     def remedy(self) -> str:
         """What to do where nothing can be written here."""
-        return "free disk space or fix permissions" if os.path.isdir(self.path) else "make the folder again"
+        return "free disk space or fix permissions" if os.path.isdir(self.path) else "create the folder again"
 
     def _join(self, *names: str) -> str:
         return os.path.join(self.path, *names) if self.is_given else ""

@@ -23,10 +23,10 @@ MOMENTS = {
     "model": "{origin}, at global step {global_step}",
     "lost": "lost {task} ({reason})",
     "back": "{task} is back",
-    "steps lost": "steps lost: {num_steps}, going on at global step {global_step}",
+    "steps lost": "steps lost: {num_steps}, resuming at global step {global_step}",
     "finished": "finished at global step {global_step}",
     "ended": "ended with status {status}: {message}",
-    "silent": "says nothing from here on: killed, it seems",
+    "silent": "is silent from here on: probably killed",
 }
 
 

@@ -32,7 +32,7 @@ def make_page(run: History) -> str:
     nothing = "<p>Nothing was recorded.</p>"
     body = "".join(f"<section><h2>{title}</h2>{content or nothing}</section>" for title, content in sections.items())
     began_at = datetime.datetime.fromtimestamp(run.began_at, datetime.timezone.utc)
-    origin = f", went on from global step {run.first_step} of an earlier run," if run.first_step else ""
+    origin = f", resumed from global step {run.first_step} of an earlier run," if run.first_step else ""
     when = f"It began at {began_at:%Y-%m-%d %H:%M:%S} UTC{origin} and took {run.secs:.1f} s." if run.events else ""
     page = string.Template((FOLDER / "page.html").read_text())
     style = (FOLDER / "page.css").read_text()
@@ -42,7 +42,7 @@ def make_page(run: History) -> str:
 def _make_figures(run: History) -> str:
     if not run.result:
         step = max((event["global_step"] for event in run.of_kind("progress")), default=0)
-        return f"<p>The run has no result: it goes on, or was ended. It came to global step {step}.</p>"
+        return f"<p>The run has no result: it is still running, or was stopped. It reached global step {step}.</p>"
     result = run.result
     steps = f"global steps, from {run.first_step} on" if run.first_step else "global steps"
     measured = run.tested or result  # a flag of the user's, too, may begin with "test_"
@@ -120,7 +120,7 @@ def _make_confusion(run: History) -> str:
     if "confused" in run.tested:
         head = ("label", "taken for", "examples")
         pairs = charts.make_table("Most often confused", head, run.tested["confused"], "words")
-        return f"<p>It would have {run.tested['num_classes']} rows and columns, too many to read.</p>{pairs}"
+        return f"<p>The matrix would have {run.tested['num_classes']} rows and columns, too many to read.</p>{pairs}"
     confusion = run.tested.get("confusion", [])
     classes = run.tested.get("classes", range(len(confusion)))
     most = max((n for label, row in enumerate(confusion) for guess, n in enumerate(row) if guess != label), default=0)
@@ -131,7 +131,7 @@ def _make_confusion(run: History) -> str:
             style, total = ("", sum(row)) if guess == label else (' class="wrong"', most)
             cell = f'<td{style} style="--share: {0.65 * count / (total or 1):.2f}">{count}</td>'
             rows[-1].append(charts.Cell(cell))
-    caption = "Test examples by their label (row) and by what the model took them for (column)"
+    caption = "Test examples by their label (row) and the model's prediction (column)"
     return charts.make_table(caption, ["", *classes], rows, "confusion")
 
 

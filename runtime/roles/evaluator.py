@@ -94,7 +94,7 @@ def follow_checkpoints(
                         raise
                     else:  # the user may have named an older one as the latest, since this one is broken
                         why = reason(error) if isinstance(error, tf.errors.OpError) else error
-                        logging.warning("%s: leaving out %s: %s", task, path, why)
+                        logging.warning("%s: skipping %s: %s", task, path, why)
                 else:
                     record_evaluation(task, test(session), **checkpoint._asdict())
             if was_finished:

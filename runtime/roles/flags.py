@@ -69,7 +69,7 @@ def _define_cluster() -> None:
     flags.DEFINE_string(
         "gpus", "auto", "GPUs that the workers of a host may use: auto (all), none, or a list such as 0,2"
     )
-    flags.register_validator("gpus", is_gpu_list, "it is auto, none, or numbers of GPUs, such as 0,2")
+    flags.register_validator("gpus", is_gpu_list, "it must be auto, none, or GPU numbers, such as 0,2")
 
 
 def _define_folders() -> None:
@@ -102,7 +102,7 @@ def _define_training() -> None:
     """Define training."""
     flags.DEFINE_integer("train_steps", 10000, "global step at which training ends", lower_bound=1)
     flags.DEFINE_integer("batch_size", 100, "examples per worker and step", lower_bound=1)
-    flags.DEFINE_float("learning_rate", 0.001, "highest learning rate of the run")
+    flags.DEFINE_float("learning_rate", 0.001, "peak learning rate of the run")
     flags.DEFINE_enum(
         "lr_schedule", "constant", LR_SCHEDULES, "after the warm-up, the learning rate stays constant, or falls to 0"
     )
@@ -116,7 +116,7 @@ def _define_training() -> None:
         "largest global norm of a worker's gradients; larger gradients are scaled down",
         lower_bound=0,
     )
-    flags.register_validator("clip_norm", lambda norm: norm != 0, "nothing would be trained: leave it out, or raise it")
+    flags.register_validator("clip_norm", lambda norm: norm != 0, "nothing would be trained: omit it, or raise it")
     flags.DEFINE_float(
         "ema_decay", None, "decay of moving averages of the parameters; tests and exports use these averages", 0
     )
@@ -167,14 +167,14 @@ def _define_training() -> None:
         lambda values: (
             values["max_staleness"] is None or not (values["sync_replicas"] or values["replication"] == "in_graph")
         ),
-        "workers that take each update together are not ahead: leave --max_staleness out",
+        "synchronous workers never get ahead of each other: omit --max_staleness",
     )
     flags.register_multi_flags_validator(
         ["replication", "sync_replicas", "local_steps"],
         lambda values: (
             values["replication"] == "between_graph" or not (values["sync_replicas"] or values["local_steps"] > 1)
         ),
-        "in_graph has synchronous updates of one step, so it takes neither --sync_replicas nor --local_steps",
+        "in_graph always makes synchronous updates of one step: omit --sync_replicas and --local_steps",
     )
 
 

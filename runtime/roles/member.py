@@ -148,19 +148,17 @@ class Member:
         if self.target and self.target.name not in (*model.test.metrics, "loss"):
             found = ", ".join([*model.test.metrics, "loss"])
             raise UnusableError(
-                f"training cannot stop at {self.target}: the model has no metric {self.target.name}, but {found}"
+                f"training cannot stop at {self.target}: the model has no metric {self.target.name}, only {found}"
             )
         if self.is_evaluator:
             return model
         for function, names in USERS.items():
             given = [name for name in names if self.flags[name].present]
             if given and getattr(model.own, function):
-                raise UnusableError(
-                    f"--{given[0]} changes nothing, since model.py has {function}(): leave one of them out"
-                )
+                raise UnusableError(f"--{given[0]} has no effect, since model.py has {function}(): remove one of them")
         if self.task.batches_per_step > 1:
             model.check_python(
-                "--replication=in_graph runs it on other workers: let tf.data call it, or TensorFlow's ops"
+                "--replication=in_graph copies it to other workers: call it in tf.data, or use TensorFlow's ops"
             )
         if self.flags.export_dir and self.task.is_chief:
             check_serving(model)
@@ -206,7 +204,7 @@ def choose_task(values: flags.FlagValues) -> Task:
     elif "TF_CONFIG" in os.environ:
         logging.info("TF_CONFIG is ignored, since flags describe the cluster")
     if values.job_name is None or (values.task_index is None and values.job_name != "evaluator"):
-        why = " beside flags of the cluster, with which TF_CONFIG is not read" * ("TF_CONFIG" in os.environ)
+        why = " with other flags of the cluster, since these override TF_CONFIG" * ("TF_CONFIG" in os.environ)
         if not are_given:
             found = {name: os.environ[name] for name in MANAGERS if name in os.environ}
             why = "".join(f', since {name} has no "cluster": {text[:200]}' for name, text in found.items())

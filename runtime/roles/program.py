@@ -45,7 +45,7 @@ def _import(name: str) -> ModuleType:
     before = sys.argv.copy()
     module = importlib.import_module(name)
     if sys.argv != before:
-        remedy = "leave sys.argv alone, which has the flags of this task"
+        remedy = "do not change it, since it holds the flags of this task"
         raise UnusableError(f"{module.__file__} changes sys.argv to {sys.argv!r:.50}: {remedy}")
     return module
 
@@ -66,7 +66,7 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
             raise flags.Error(f"unexpected argument {others[0]!r}: flags are written --name=value")
     except (flags.Error, UnicodeError) as error:
         is_unknown = isinstance(error, flags.UnrecognizedFlagError)  # argparse in a user's file, say, defines none
-        own = "; a model's own flags are defined by absl: see docs/your-own.md" * is_unknown
+        own = "; define a model's own flags with absl: see docs/your-own.md" * is_unknown
         output.write_in_background()
         message = re.sub(r"\('Non-boolean argument.*?', (.*)\)", r"\1 is neither true nor false", str(error))
         message = "--flagfile: " * isinstance(error, UnicodeError) + message.replace("\n", "; ")  # of several flags

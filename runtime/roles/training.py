@@ -155,9 +155,9 @@ class Training:
             measures = evaluate_and_save(session, self._test, self._checkpoints)
         except UnusableError as error:  # of a metric, say: it comes again, and the model stays
             self._checkpoints.end(session)
-            where = f", and {me.folder.path} that of global step {self._checkpoints.saved_step}"
+            where = f", and {me.folder.path} has that of global step {self._checkpoints.saved_step}"
             kept = f"the ps tasks keep the model{where if self._checkpoints.saved_step else ''}"
-            raise UnusableError(f"{error}; {kept}: start this task, or all, again to test it anew") from error
+            raise UnusableError(f"{error}; {kept}: restart this task, or all tasks, to test it again") from error
         own = {"user_dir": user_dir.find()}
         own |= {"optimizer": "build_optimizer"} if self._graph.model.own.build_optimizer else {}
         result = make_result(

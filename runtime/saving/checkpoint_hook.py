@@ -147,7 +147,7 @@ class CheckpointHook(tf.train.SessionRunHook):
             return True
         except tf.errors.OpError as error:
             if path not in self._left:
-                told = "%s cannot be deleted (%s): each save tries again to delete old checkpoints"
+                told = "%s cannot be deleted (%s): each save tries again"
                 logging.warning(told, path, reason(error))
             return False
 
@@ -163,6 +163,6 @@ class CheckpointHook(tf.train.SessionRunHook):
         try:
             self.save(session)
         except UnsavedError as error:
-            logging.error("no checkpoint could be written: %s%s: the next attempt follows", error, self.remedy)
+            logging.error("no checkpoint could be written: %s%s; the next save tries again", error, self.remedy)
             return error
         return None

@@ -69,8 +69,8 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
     except FileNotFoundError:
         if unnamed := _find_unnamed(folder):
             raise UnusableError(
-                f"{unnamed} is there, but no file {folder.checkpoint_state} that names it: to go on, write"
-                f' model_checkpoint_path: "{os.path.basename(unnamed)}" into one; for a new model, give another'
+                f"{unnamed} exists, but {folder.checkpoint_state}, which should name it, does not: to resume, write"
+                f' model_checkpoint_path: "{os.path.basename(unnamed)}" into it; to start over, give another'
                 " --train_dir"
             ) from None
         return None
@@ -78,8 +78,8 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
     if last and tf.train.checkpoint_exists(last):
         return last
     raise UnusableError(
-        f"{folder.checkpoint_state} names no checkpoint that is there: let it name one that is, or give another"
-        " --train_dir to begin with a new model"
+        f"{folder.checkpoint_state} names no existing checkpoint: name one in it or, to start over, give another"
+        " --train_dir"
     )
 
 
@@ -109,10 +109,10 @@ def check_last_checkpoint(folder: RunFolder, uses: Mapping[str, str]) -> None:
         if moved and sorted(uses.values()) == sorted(before.values()):  # else it is another model
             names = {use: name for name, use in before.items()}
             raise UnusableError(
-                f"{path} has the weights of {moved[0]} under the name {names[uses[moved[0]]]}: give variables names of"
-                " their own, or make them in one order, not in that of a set or a folder"
+                f"{path} has the weights of {moved[0]} under the name {names[uses[moved[0]]]}: name the"
+                " variables, or create them in a fixed order, not in that of a set or a folder"
             )
-        more = f"; these are not needed: {', '.join(unused)}" if unused else ""
+        more = f"; not needed: {', '.join(unused)}" if unused else ""
         logging.info("%s has all variables of this model%s", path, more)
     if folder.is_given:
         with contextlib.suppress(OSError):  # the first checkpoint will say so
@@ -139,7 +139,7 @@ def _widen_global_step(path: str, folder: RunFolder) -> str:
         save = tf.raw_ops.SaveV2(prefix=copy, tensor_names=[*values], shape_and_slices=[""] * len(fed), tensors=fed)
         session.run(save, dict(zip(fed, values.values(), strict=True)))
     tf.train.update_checkpoint_state(folder.path, copy, [*list_checkpoints(folder), copy])
-    logging.info("%s has an int32 global_step: going on from a copy with int64, %s", path, copy)
+    logging.info("%s has an int32 global_step: resuming from a copy with int64, %s", path, copy)
     return copy
 
 
@@ -174,7 +174,7 @@ def check_checkpoint(path: str) -> list[str]:
             problems.append(f"{name} of type {types[name].name}, expected {dtype.name}")
     unused = sorted(shapes.keys() - wanted.keys())
     if problems:
-        remedy = "give the flags that it was made with, or another --train_dir"
+        remedy = "give the flags that it was trained with, or another --train_dir"
         more = f" (it also has {', '.join(unused)})" if unused else ""
         raise UnusableError(f"{path} has {'; '.join(problems)}{more}: {remedy}")
     return unused

@@ -41,7 +41,7 @@ def check_export_dir(task: Task, export_dir: str) -> None:
         problem = f"--export_dir {export_dir} cannot be written: {error.strerror}"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not os.path.isdir(export_dir):
             raise UnusableError(problem) from error
-        logging.warning("%s: %s; make room before training ends", task, problem)
+        logging.warning("%s: %s; free disk space before training ends", task, problem)
 
 
 def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str, Any]]) -> None:
@@ -75,7 +75,7 @@ def export(export_dir: str, model: Model, read_values: Callable[[], Mapping[str,
             names = os.listdir(assets) if os.path.isdir(assets) else []
             files = [*FILES, *(os.path.join("assets", name) for name in names)]
             if len(filecmp.cmpfiles(folder, path, files, shallow=False)[0]) == len(files):
-                logging.info("%s has this model already", path)
+                logging.info("%s already has this model", path)
             else:
                 os.rename(folder, os.path.join(export_dir, str(newest + 1)))
     except OSError as error:

@@ -74,7 +74,7 @@ def evaluate_and_save(session: tf.Session, test: ModelTest, checkpoint_hook: Che
     """
     measures, last_step = test(session), -1
     while not checkpoint_hook.has_saved(measures.global_step) and measures.global_step != last_step:
-        logging.warning("the last checkpoint is not of global step %d: saving once more", measures.global_step)
+        logging.warning("the last checkpoint is not of global step %d: saving again", measures.global_step)
         checkpoint_hook.end(session)
         measures, last_step = test(session), measures.global_step
     return measures
@@ -104,8 +104,8 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
         return f"the result to be saved ({'; '.join(failures)})" if failures else ""
 
     remedy = (
-        "free disk space or fix permissions; then start this task again while the ps tasks, which hold the model,"
-        " still wait, or all tasks"
+        "free disk space or fix permissions; then restart this task while the ps tasks, which hold the model,"
+        " still wait, or restart all tasks"
     )
     wait_until_nothing_is_missing(task, describe_failures, timeout_secs, remedy, LOOK_SECS, UnsavedError)
     if final:

@@ -30,7 +30,7 @@ def open_train_dir(task: Task, train_dir: str) -> RunFolder:
     check_folder("train_dir", folder.path)
     if task.is_chief and not folder.is_given:
         logging.warning(
-            "%s: nothing is saved, since --train_dir is not given: if a ps is lost, training begins again", task
+            "%s: nothing is saved, since --train_dir is not given: if a ps is lost, training starts over", task
         )
     elif task.is_chief:
         try:
@@ -42,11 +42,11 @@ def open_train_dir(task: Task, train_dir: str) -> RunFolder:
             os.makedirs(folder.events, exist_ok=True)  # else nobody would say that there can be none
             for path in (folder.result, folder.report):
                 if os.path.isdir(path):
-                    raise UnusableError(f"{path} is a folder, where this run writes a file: remove it")
+                    raise UnusableError(f"{path} is a folder, but this run writes a file there: remove it")
         except OSError as error:
             raise UnusableError(
                 f"--train_dir {error.filename or train_dir} cannot be written: {error.strerror}; give another one, or"
-                " correct what is there"
+                " fix that one"
             ) from error
     return folder
 
@@ -67,11 +67,11 @@ def keep_locked(folder: RunFolder) -> None:
     except OSError:  # a file server that fails for a moment
         return
     if not is_there:
-        logging.warning("--train_dir %s was removed and made again while this run trains", folder.path)
+        logging.warning("--train_dir %s was deleted and created again during this run", folder.path)
         try:
             if _lock(folder, cluster):
                 raise UnusableError(
-                    f"--train_dir {folder.path} has another chief of this cluster now: end one of the two"
+                    f"--train_dir {folder.path} is now used by another chief of this cluster: end one of them"
                 )
             os.makedirs(folder.events, exist_ok=True)
         except (OSError, UnusableError) as error:
@@ -97,7 +97,7 @@ def _lock(folder: RunFolder, cluster: str) -> str:
         holder, *others = os.read(descriptor, 1000).decode(errors="replace").split("\n")
         os.close(descriptor)
         if cluster in others:
-            return f"{holder}, an earlier chief of this cluster, to let go of --train_dir {folder.path}"
+            return f"{holder}, an earlier chief of this cluster, to release --train_dir {folder.path}"
         raise UnusableError(
             f"--train_dir {folder.path} is in use by another job, whose chief is {holder}: end that job, or give"
             " another --train_dir"
@@ -138,7 +138,7 @@ class SharedFolder:
         def describe_blindness(ps: Peer) -> str:
             try:
                 content = session.run(self._content_on[ps], {self._file: self._folder.lock})
-                return "" if content == expected else "it has another one"
+                return "" if content == expected else "it has a different file"
             except tf.errors.OpError as error:
                 if not (error.op and error.op.type == "ReadFile"):
                     raise
@@ -153,7 +153,7 @@ class SharedFolder:
             self._task,
             describe_blind,
             timeout_secs,
-            "give all tasks one folder as --train_dir, shared under the same name, since each ps writes its own part of"
-            " a checkpoint, and let all read it; or give --checkpoints=chief, so that the chief writes all of it",
+            "give all tasks the same shared folder as --train_dir, readable by all, since each ps writes its own part"
+            " of a checkpoint; or give --checkpoints=chief, so that the chief writes all of it",
             error=UnusableError,
         )

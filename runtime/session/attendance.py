@@ -44,7 +44,7 @@ class AttendanceHook(tf.train.SessionRunHook):
         startup_secs = self._membership.timeouts.startup_secs
         timeout_secs = startup_secs if is_new else min(GRACE_SECS, startup_secs)
         must_come = (
-            "start each missing worker, correct --worker_hosts, or, if one is still reading, give a longer"
+            "start each missing worker, correct --worker_hosts, or, if one is still reading, raise"
             " --startup_timeout_secs"
         )
         remedy = must_come if is_new else "training goes on"
@@ -72,7 +72,7 @@ class AttendanceHook(tf.train.SessionRunHook):
         except (AwayError, tf.errors.UnavailableError) as error:
             if self._task.is_chief or self._wait_for_all:
                 raise
-            logging.warning("%s: not every ps has heard that it has trained (%s)", self._task, reason(error))
+            logging.warning("%s: not every ps knows that it has finished training (%s)", self._task, reason(error))
 
 
 class _StillTrainingError(Exception):

@@ -112,10 +112,10 @@ class TrainingScaffold(tf.train.Scaffold):
         with tf.name_scope("session"):
             super().finalize()
         if self._was_ready:
-            logging.info("%s: the last session is lost: making a new one", self._task)
+            logging.info("%s: the last session is lost: creating a new one", self._task)
             if time.monotonic() > self._ready_at + MAX_FAILING_SECS:
                 self._failing_since = math.inf
-            self._end_if_failing("each session was lost before a step", "start this task again on another host")
+            self._end_if_failing("each session was lost before its first step", "start this task on another host")
             time.sleep(self._pause_secs)  # gRPC needs a moment to find a ps that is back, and 20 s at another address
             self._pause_secs = min(2 * self._pause_secs, MAX_PAUSE_SECS)
         describe_servers = functools.partial(self._describe_missing_servers, time.monotonic())
@@ -140,12 +140,12 @@ class TrainingScaffold(tf.train.Scaffold):
             # A look at the model makes a session, so a long wait looks less often.
             wait_until_nothing_is_missing(self._task, describe_unless_finished, timeout_secs, remedy, poll_secs=2.0)
 
-        remedy = "give all tasks the same host lists, or, if they have, see whether large packets get through (the MTU)"
+        remedy = "give all tasks the same host lists; if they have them, check that large packets get through (the MTU)"
         wait_for(self._membership.agreement.describe_unconfirmed, remedy)
         if self._was_ready:
             wait_for(self._describe_unreached, f"open port {port_of(self._task.address)} of this host to them")
         if not self._task.is_chief:
-            wait_for(self._describe_missing_model, f"start the chief, or, if it is still reading, give a longer {flag}")
+            wait_for(self._describe_missing_model, f"start the chief, or, if it is still reading, raise {flag}")
         wait_for_servers()  # the session meets the processes that answer now, or later ones
         self._was_ready, self._ready_at = True, time.monotonic()
         return self
@@ -164,9 +164,9 @@ class TrainingScaffold(tf.train.Scaffold):
             yield
             self._failing_since = math.inf
         except tf.errors.CancelledError:
-            problem = f"a ps has cancelled every step, as it does when two processes are {self._task}"
-            self._end_if_failing(problem, "end the other one")
-            logging.warning("%s: a ps has cancelled a step: taking another one", self._task)
+            problem = f"a ps has cancelled every step, as happens when two processes run as {self._task}"
+            self._end_if_failing(problem, "end one of them")
+            logging.warning("%s: a ps has cancelled a step: trying another one", self._task)
             time.sleep(POLL_SECS)
 
     def _end_if_failing(self, problem: str, remedy: str) -> None:
@@ -217,13 +217,13 @@ class TrainingScaffold(tf.train.Scaffold):
         """Find the model on the ps tasks, else in the last checkpoint; else make a new one."""
         self._membership.agreement.check_flags(self._job.agreed)
         if self._shared_folder:
-            what = f"{self._task}: still looking whether every ps sees --train_dir"
+            what = f"{self._task}: still checking that every ps sees --train_dir"
             with reminding(what, self._job.folder.path, ON_EACH):
                 ask_every_ps = functools.partial(session.run, self.ready_op)
                 self._shared_folder.check(session, ask_every_ps, min(SHARING_SECS, self._timeouts.startup_secs))
         checkpoint = checkpoints.recover(self.saver, self._job.folder)
         if not session.run(self._uninitialized).size:
-            origin = "the ps tasks hold a living model: keeping it"
+            origin = "the ps tasks still hold the model: keeping it"
         else:
             if checkpoint:
                 checkpoints.restore(self.saver, session, checkpoint)
@@ -233,7 +233,7 @@ class TrainingScaffold(tf.train.Scaffold):
                 origin = "initialised a new model"
                 if self._has_trained:
                     logging.warning(
-                        "%s: there is no checkpoint, so the model is lost: training begins again", self._task
+                        "%s: there is no checkpoint, so the model is lost: training starts over", self._task
                     )
             step = int(session.run(self._global_step))
             is_finished = result.is_of_finished_run(self._job.folder, self._job.goal, step)

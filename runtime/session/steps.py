@@ -59,11 +59,11 @@ class StepsHook(tf.train.SessionRunHook):
         step, last_step, loss = run_values.results
         if not np.isfinite(loss):
             found = self._batches.describe_not_finite() if self._batches else ""
-            remedy = f"correct the examples, which are not finite either: {found}" if found else DIVERGED
+            remedy = f"correct the examples, which have NaN or infinity: {found}" if found else DIVERGED
             raise UnusableError(f"{self._task}: the loss is not finite at global step {step}: {remedy}")
         self._seen_step = int(step)
         if not last_step:
-            logging.info("%s: the model is good enough: training is over", self._task)
+            logging.info("%s: the model is good enough: training ends", self._task)
         if step >= last_step:
             run_context.request_stop()
 
@@ -84,7 +84,7 @@ class LongStepHook(SessionThread):
           num_exchanges: that a step has.
           timeout_secs: how long to wait for examples.
         """
-        super().__init__("look_at_step", self._look, LOOK_SECS, f"{task} could not look whether it waits for examples")
+        super().__init__("look_at_step", self._look, LOOK_SECS, f"{task} could not check whether it waits for examples")
         self._task, self._num_exchanges, self._timeout_secs = task, num_exchanges, timeout_secs
         self._num_drawn = None if num_drawn is None else num_drawn.read_value()
 
@@ -105,22 +105,22 @@ class LongStepHook(SessionThread):
     def _look(self, session: tf.Session, coord: tf.train.Coordinator) -> bool:
         num_steps, now = self._num_steps, time.monotonic()
         if now > self._looked_at + REMINDER_SECS:
-            logging.warning("%s: this process stood still for %.0f s", self._task, now - self._looked_at)
+            logging.warning("%s: this process was paused for %.0f s", self._task, now - self._looked_at)
             self._said_at = now
         secs = now - max(self._began_at, self._said_at)
         if secs > REMINDER_SECS and self._num_drawn is not None and session.run(self._num_drawn) == num_steps:
             self._said_at, missing = now, "its next examples"
-            remedy = "see that what mnist_input.py reads answers, and is fast enough"
+            remedy = "check that what mnist_input.py reads is reachable, and fast enough"
             if now > self._began_at + self._timeout_secs:
                 waited = f"{self._task} waited {now - self._began_at:.0f} s for {missing}"
-                raise AwayError(f"{waited}: {remedy}, or give a longer --recovery_timeout_secs")
+                raise AwayError(f"{waited}: {remedy}, or raise --recovery_timeout_secs")
             logging.warning("%s: waiting for %s: %s", self._task, missing, remedy)
             events.record("waiting", missing=missing)
         elif secs > LONG_SECS:
             self._said_at = now
-            told = f"a call of {self._num_exchanges} exchanges takes {now - self._began_at:.0f} s so far"
+            told = f"a call of {self._num_exchanges} exchanges has taken {now - self._began_at:.0f} s so far"
             hint = "; where the network is slow, --local_steps exchanges less often"
             hint *= self._task.replication == "between_graph"
-            logging.warning("%s: %s: it may wait for other workers%s", self._task, told, hint)
+            logging.warning("%s: %s: it may be waiting for other workers%s", self._task, told, hint)
         self._looked_at = time.monotonic()
         return False

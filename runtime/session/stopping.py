@@ -57,7 +57,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
         session = self._scaffold.found_session or self._session  # other hooks may still prepare the one that was found
         if not session:
             return signals.Stop()
-        logging.info("%s: %s: stopping in order, or at once at a second signal", self._task, number.name)
+        logging.info("%s: %s: stopping cleanly, or at once at a second signal", self._task, number.name)
         self._received = number
         start_guard("stop", self._end, session, number, STEP_SECS)
         return self._stop
@@ -67,7 +67,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             return ""
         silent = self._membership.describe_silent_ps()
         since = f"{self._task} has not saved the steps after global step {self._checkpoint_hook.saved_step} yet"
-        return f"{since}, for want of {silent}" if silent else since
+        return f"{since}, since it waits for {silent}" if silent else since
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         self._session = session
@@ -103,9 +103,9 @@ class StopOnSignalHook(tf.train.SessionRunHook):
             saved = f"and saved global step {self._checkpoint_hook.saved_step} " if saves and not failure else ""
             lost = f", and could not save the last steps ({failure})" if failure else ""
             remedy = self._checkpoint_hook.remedy if failure and failure == unwritten else ""
-            go_on = "start it again to go on"
+            go_on = "restart it to resume"
             if self._task.is_chief and not saves:
-                go_on = "nothing is saved, so start it again while the ps tasks still run, or training begins again"
+                go_on = "nothing is saved: restart it while the ps tasks still run, or training starts over"
             message = f"{self._task} stopped {saved}because of {number.name}{lost}{remedy}; {go_on}"
             end_process(128 + number, message, is_error=bool(failure))
 

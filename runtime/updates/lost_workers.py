@@ -73,7 +73,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
         elif time.monotonic() > self._still_since + REMINDER_SECS:
             self._still_since = time.monotonic()
             late = ", ".join(f"worker {index}" for index in np.flatnonzero(session.run(self._are_late)))
-            awaited = f"the gradient of {late}; see what each reads or computes" if late else "a ps"
+            awaited = f"the gradient of {late}; check what each reads or computes" if late else "a ps"
             move = self.meetings[0].MOVE
             logging.warning("%s: no %s for %g s: waiting for %s", self._task, move, REMINDER_SECS, awaited)
         self._log_change(counts[0] + 1, are_awaited.sum(), lost)

@@ -107,14 +107,14 @@ def build_updates(
         dtype, devices = tf.as_dtype(mode.exchange_dtype), choose_devices(task, config)
         if len(devices) > 1 and any(lookups.samples for lookups in wanted):
             raise UnusableError(
-                f"{', '.join(packing.tables)}: rows are chosen at random, for a whole batch, which the GPUs of a worker"
-                " would divide: give each GPU a worker of its own, with --gpus"
+                f"{', '.join(packing.tables)}: rows are drawn at random for a whole batch, but the GPUs of a worker"
+                " split it: run one worker for each GPU, with --gpus"
             )
         assigned = [name for name, kind in packing.state.items() if kind == SET]
         if assigned and dtype != tf.float32:
             raise UnusableError(
-                f"--exchange_dtype={dtype.name} would round what model.py assigns to {', '.join(assigned)}: change it"
-                " with assign_add or assign_sub, or leave the flag out"
+                f"--exchange_dtype={dtype.name} would round what model.py assigns to {', '.join(assigned)}: update it"
+                " with assign_add or assign_sub, or omit the flag"
             )
         work = Work(packing, model.build_gradients, batches, dtype, devices, mode.clip_norm)
         if mode.local_steps == 1:
@@ -264,7 +264,7 @@ def _watch(
             ends += [meeting.build_forget(tf.fill([rule.num_workers], False)) for meeting in meetings]
     if ends and meetings:
         lost = lost_workers.LostWorkersHook(meetings, rule, membership)
-        what = f"{membership.task} could not see who is lost"
+        what = f"{membership.task} could not check which workers are lost"
         hooks = [lost, SessionThread("look", lost.look, lost_workers.LOOK_SECS, what)]
     unsaved = [*updates.unsaved_variables, *(variable for meeting in meetings for variable in meeting.variables)]
     return updates._replace(hooks=hooks, unsaved_variables=unsaved, end=tf.group(*ends))

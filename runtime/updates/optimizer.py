@@ -72,7 +72,7 @@ class Optimizer:
                 optimizer = make(rate)
                 applied = optimizer.apply_gradients(list(zip(gradients, traced.values(), strict=True)))
             if graph.get_collection(tf.GraphKeys.SUMMARIES):
-                logging.warning("model.py: no summary of an optimizer is written")
+                logging.warning("model.py: an optimizer's summaries are not written")
         known = {
             name: functools.partial(build_value, name) if build_value else lambda of=variable: of.initial_value
             for name, variable in variables.items()
@@ -126,20 +126,20 @@ def _check(
         raise UnusableError(f"{place}: build_optimizer() {problem}" if place else f"{where} {problem}")
 
     for update in graph.get_collection(tf.GraphKeys.UPDATE_OPS):
-        refuse(getattr(update, "op", update), "has an update that nobody runs: return it, grouped with others")
+        refuse(getattr(update, "op", update), "has an update that nothing runs: return it, grouped with the others")
     changes = {op for variable in variables for op in variable.handle.consumers() if op.type != "ReadVariableOp"}
     for read in step.handle.consumers():
         if changes & find_ancestors([read]):
-            problem = "reads the global step after an update, but that is not counted yet"
+            problem = "reads the global step after an update, but before it is incremented"
             refuse(read, f"{problem}: read it before, and add 1")
-    template.check_python("no ps has it: use ops")
+    template.check_python("a ps cannot run it: use TensorFlow's ops")
     for op in template.find(["Cast"]):
         if op.inputs[0].dtype == tf.string:
-            refuse(op, "takes a text for a number, such as its learning rate: give it as a float")
+            refuse(op, "gets a string as a number, such as its learning rate: give a float")
     for op in template.find(REDUCTIONS):
         if find_ancestors([op]).intersection(part.op for part in of_parts):
             problem = "computes over many values here, such as a norm, and each ps has only a part of the model"
-            refuse(op, f"{problem}: take one ps, --local_steps or, to clip, --clip_norm")
+            refuse(op, f"{problem}: use one ps, --local_steps or, to clip, --clip_norm")
 
 
 def _trace_gradient(variable: tf.Variable, is_sparse: bool) -> tf.Tensor | tf.IndexedSlices:

@@ -69,8 +69,8 @@ class Packing:
                 num_ps = math.ceil(len(self._parts) * num_bytes / MAX_MESSAGE_BYTES) + 1
                 raise UnusableError(
                     f"the parameters on {device} have {num_bytes} bytes, and TensorFlow sends less than"
-                    f" {MAX_MESSAGE_BYTES} at once: give {num_ps} ps tasks or more, --ps_strategy=greedy, and"
-                    " --partition_bytes to split what is large"
+                    f" {MAX_MESSAGE_BYTES} at once: use at least {num_ps} ps tasks, --ps_strategy=greedy, and"
+                    " --partition_bytes to split large variables"
                 )
 
     def _by_device(self, belongs: Callable[[Part], bool]) -> dict[str, list[tf.Variable]]:

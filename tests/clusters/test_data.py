@@ -63,7 +63,7 @@ def test_workers_that_come_and_go_share_what_is_left(tmp_path, make_files):
             cluster.start("worker 2").wait_for_output(PROGRESS)
         cluster["worker 1"].kill()
         cluster["worker 2"].send(signal.SIGSTOP)
-        held = r"the rest of \S+/train-000\d\d-of-00012.tfrecord, which this worker held when it ended"
+        held = r"the rest of \S+/train-000\d\d-of-00012.tfrecord, which this worker was reading when it ended"
         cluster.start("worker 1").wait_for_output(held)
         for name in ("worker 0", "worker 2"):
             cluster[name].send(signal.SIGCONT)

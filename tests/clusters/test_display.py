@@ -91,8 +91,8 @@ def test_ctrl_c_saves_and_leaves_a_clean_terminal_and_a_lost_task_is_shown(launc
     assert re.search(r"model\.ckpt-[1-9]", (tmp_path / "train" / "checkpoint").read_text()), "the chief has saved"
     assert terminal.is_cursor_shown
     end = "\n".join(terminal.lines)
-    assert "run_local_cluster.sh: stopping every task in order" in end
+    assert "run_local_cluster.sh: stopping all tasks" in end
     assert re.search(r"\nglobal step .*━.*\n(.*\n)?✗ ps 0 .*\n✗ worker 0  stopped .*\n✗ worker 1  stopped .*\n", end)
     command = f"{PROJECT}/run_local_cluster.sh --train_dir={tmp_path}/train"
-    assert f"to go on from the last checkpoint: {command}" in "".join(terminal.lines)
+    assert f"to resume from the last checkpoint: {command}" in "".join(terminal.lines)
     assert len(re.findall("global step .*━", end)) == 1, "each picture replaces the last"

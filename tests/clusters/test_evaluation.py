@@ -30,7 +30,7 @@ def test_an_evaluation_that_is_good_enough_ends_training(tmp_path, black_and_whi
         assert [entry["global_step"] for entry in entries(tmp_path, "worker-0")][-1] == int(reached[1])
         result = (tmp_path / "result.json").read_text()
         assert json.loads(result)["test_accuracy"] >= 0.99
-        assert "worker 1: the model is good enough: training is over" in cluster["worker 1"].output()
+        assert "worker 1: the model is good enough: training ends" in cluster["worker 1"].output()
 
     # Whoever runs it again, to export the model, gets the model that was tested.
     with Cluster(tmp_path, 1, 2, *flags, f"--export_dir={tmp_path}/export") as cluster:

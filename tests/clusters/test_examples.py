@@ -142,7 +142,9 @@ def test_a_worker_whose_folder_has_another_model_says_so(tmp_path, black_and_whi
         assert cluster["worker 1"].wait() == 2
         for name in ("ps 0", "worker 0"):
             cluster[name].kill()
-        told = r"error: worker 1 has another graph than the model .* give all workers the same model\.py, or end the ps"
+        told = (
+            r"error: worker 1 has a different graph than the model .* give all workers the same model\.py, or restart"
+        )
         assert re.search(told, cluster["worker 1"].output())
 
 
@@ -322,7 +324,7 @@ def test_a_flag_that_a_function_of_the_model_replaces_is_refused(flights_dir):
     flags = ["--job_name=worker", "--task_index=0", f"--user_dir={FLIGHTS}", f"--data_dir={flights_dir}"]
     run = forked.run("distributed.py", *flags, "--optimizer=sgd")
     assert run.returncode == 2
-    assert "error: --optimizer changes nothing, since model.py has build_optimizer(): leave one of them" in run.stderr
+    assert "error: --optimizer has no effect, since model.py has build_optimizer(): remove one of them" in run.stderr
 
 
 def predict_languages(folder, *words):
@@ -341,7 +343,7 @@ def test_what_is_no_word_is_told_beside_the_answers(tmp_path, graph):
     assert status == 2
     assert re.fullmatch(r"abc: Dutch \(100.*\n\u00e9: .*\nabd: English \(100.*\n", answers)
     no_word, too_long = errors.splitlines()[-2:]
-    assert no_word == "error: '4 2' is no word, which has letters only: give several as several arguments"
+    assert no_word == "error: '4 2' is not a word of letters only: give each word as an argument of its own"
     assert too_long.startswith("error: aaaaaaaaaaaaaaaaaaaaaaaaa has 25 letters, expected at most 24: ")
     assert " I " not in errors, "the log of TensorFlow"
 
@@ -371,7 +373,7 @@ with tf.Session() as session:
     tf.train.Saver().save(session, f"{folder}/model.ckpt", 7)
 """
 
-FITS = r"ckpt-7 has all variables of this model; these are not needed: beta1_power, beta2_power\n"
+FITS = r"ckpt-7 has all variables of this model; not needed: beta1_power, beta2_power\n"
 
 
 def test_a_ported_script_trains_from_the_checkpoint_of_the_old_one(tmp_path, mnist_dir):

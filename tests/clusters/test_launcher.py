@@ -126,7 +126,7 @@ def test_a_terminal_that_closes_stops_the_run_in_order(launcher, black_and_white
         f"{PROJECT}/run_local_cluster.sh --train_dir={launcher.train_dir} --train_steps=1000000"
         " --save_checkpoint_secs=600"
     )
-    assert f"to go on from the last checkpoint: {command} --data_dir={black_and_white_dir}\n" in run.output()
+    assert f"to resume from the last checkpoint: {command} --data_dir={black_and_white_dir}\n" in run.output()
 
 
 def kill(launcher, name):
@@ -147,7 +147,7 @@ def test_a_task_that_dies_is_started_again(launcher, black_and_white_dir):
     kill(launcher, "worker-0")
     assert run.wait() == 0, run.output()
     assert "worker-0 ended with status 137 (signal 9): starting it again (1 of 3)" in run.output()
-    assert "worker 0: the ps tasks hold a living model: keeping it, at global step" in run.output()
+    assert "worker 0: the ps tasks still hold the model: keeping it, at global step" in run.output()
     assert "test accuracy 1.0000" in run.output()
 
 
@@ -432,7 +432,7 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for_before_the_only_copy_of_th
     assert "test accuracy 1.0000" in output
     assert "no checkpoint could be written" in output
     assert f"{tmp_path}/train/result.json could not be written: No space left on device" in output
-    output, _, end = output.partition("; all tasks were ended. The end of ")
+    output, _, end = output.partition("; stopped all tasks. Last lines of ")
     assert ("error: worker 0 waited" in end) == (status == 2), "though its log could not take the line"
     if status == 2:  # else the room may have come between two of the things that are saved: then the reason changes
         assert output.count("waiting for the result to be saved") == 1, (

@@ -155,7 +155,7 @@ def test_a_task_on_another_host_than_that_of_its_address_says_so_and_disturbs_no
         cluster.start()
         wait_for_steps(cluster["worker 1"], 5)
         second = Process([*command, *cluster.role("worker 1")], tmp_path / "second")
-        second.wait_for_output(r"worker 1 at .* to be this process \(another one answers there\)")
+        second.wait_for_output(r"worker 1 at .* to be this process \(another process answers there\)")
         wait_for_steps(cluster["worker 1"], 5)
         second.kill()
         wait_for_steps(cluster["worker 1"], 5)

@@ -76,7 +76,7 @@ def test_a_chief_that_has_just_found_a_living_model_saves_it_before_it_stops(sta
         chief = cluster["worker 0"]
         chief.kill()
         chief = cluster.start("worker 0")
-        found = chief.wait_for_output(r"the ps tasks hold a living model: keeping it, at global step ([1-9]\d*)")
+        found = chief.wait_for_output(r"the ps tasks still hold the model: keeping it, at global step ([1-9]\d*)")
         chief.send(signal.SIGTERM)
         assert chief.wait() == 128 + signal.SIGTERM
         saved = re.search(r"worker 0 stopped and saved global step (\d+) because of SIGTERM", chief.output())
@@ -102,7 +102,7 @@ def test_a_restore_says_how_many_steps_are_lost_and_so_does_the_report(start, tm
     assert [entry.text for entry in history.tell(run, "ps 0")].count("serving") == 2
     texts = [entry.text for entry in history.tell(run, "worker 0")]
     assert any(text.startswith("restored ") for text in texts)
-    assert f"steps lost: {lost}, going on at global step {now}" in texts
+    assert f"steps lost: {lost}, resuming at global step {now}" in texts
 
 
 def test_training_goes_on_without_a_worker_and_ends_without_a_ps_which_each_task_names(start):
@@ -118,7 +118,7 @@ def test_training_goes_on_without_a_worker_and_ends_without_a_ps_which_each_task
             assert cluster[name].wait() == 1
             (line,) = re.findall(r"^error: .*", cluster[name].output(), re.MULTILINE)
             assert re.match(rf"error: {name} waited \d+ s for .*ps 1 at {cluster.address['ps 1']} \(conn", line)
-            assert line.endswith(": start what is missing, or correct --ps_hosts and --worker_hosts")
+            assert line.endswith(": start the missing task, or correct --ps_hosts and --worker_hosts")
 
 
 def test_a_ps_that_is_stopped_while_the_chief_ends_ends_the_chief(tmp_path, black_and_white_dir):

@@ -18,12 +18,12 @@ def test_in_graph_the_chief_trains_on_all_workers_and_outlives_the_death_of_one(
         cluster.start("worker 1")
         cluster["worker 0"].wait_for_output(PROGRESS)
         cluster["worker 1"].kill()
-        cluster["worker 0"].wait_for_output("the last session is lost: making a new one")
+        cluster["worker 0"].wait_for_output("the last session is lost: creating a new one")
         steps_before = max(steps_logged(cluster["worker 0"]))
         cluster.start("worker 1")
         assert_all_end(cluster)
         output = cluster["worker 0"].output()
-        assert "the ps tasks hold a living model: keeping it" in output, (
+        assert "the ps tasks still hold the model: keeping it" in output, (
             "a worker that only computes takes nothing away"
         )
         assert max(steps_logged(cluster["worker 0"])) > steps_before
@@ -46,7 +46,7 @@ def test_in_graph_a_worker_that_does_not_come_back_ends_the_run_and_a_signal_sav
         cluster["worker 0"].wait_for_output(PROGRESS)
         cluster["worker 2"].kill()
         assert cluster["worker 0"].wait() == 1
-        missing = rf"worker 2 at {cluster.addresses[3]} \(connection refused\): start what is missing"
+        missing = rf"worker 2 at {cluster.addresses[3]} \(connection refused\): start the missing task"
         cluster["worker 0"].wait_for_output(rf"error: worker 0 waited \d+ s for {missing}")
         assert {cluster[name].wait() for name in ("ps 0", "worker 1")} == {1}
         cluster.start()

@@ -74,7 +74,7 @@ def test_other_test_examples_are_refused(tmp_path, finished):
         idx_files.write(tmp_path, split, images, labels)
     with Cluster(tmp_path, 1, 2, *COMMON, f"--train_dir={tmp_path / 'train'}", f"--data_dir={tmp_path}") as cluster:
         assert cluster.start("worker 0").wait() == 2
-        told = "error: the test examples are others than before, and may have been trained on: give the --data_dir"
+        told = "error: the test examples have changed, and the model may have been trained on them: give the"
         assert told in cluster["worker 0"].output()
 
 
@@ -101,8 +101,10 @@ def test_a_metric_that_fails_in_the_last_test_is_final_and_the_model_is_kept_to_
         cluster.start()
         assert cluster["worker 0"].wait() == 2
         place = rf"{tmp_path}/model\.py, line \d+: InvalidArgumentError: too late"
-        kept = f"; the ps tasks keep the model, and {train_dir} that of global step 4: start this task, or all, again"
-        line = rf"error: late of the test examples 0 to \d+ cannot be computed: {place}.*{kept} to test it anew$"
+        kept = f"; the ps tasks keep the model, and {train_dir} has that of global step 4: restart this task, or all"
+        line = (
+            rf"error: late of the test examples 0 to \d+ cannot be computed: {place}.*{kept} tasks, to test it again$"
+        )
         assert re.search(line, cluster["worker 0"].output(), re.MULTILINE)
         (tmp_path / "model.py").write_text(text)
         cluster.start("worker 0")

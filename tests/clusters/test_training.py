@@ -232,7 +232,7 @@ def test_a_ps_lost_without_any_checkpoint_is_said_to_lose_the_model(tmp_path, bl
         cluster["worker 0"].wait_for_output(PROGRESS)
         cluster["ps 0"].kill()
         cluster.start("ps 0")
-        lost = "there is no checkpoint, so the model is lost: training begins again"
+        lost = "there is no checkpoint, so the model is lost: training starts over"
         cluster["worker 0"].wait_for_output(rf"{lost}\n(?s:.*){PROGRESS}")
         cluster["worker 0"].kill()
         cluster["ps 0"].kill()
@@ -251,7 +251,7 @@ def test_a_signal_stops_a_worker_after_its_step_and_the_chief_saves(tmp_path, bl
             for _ in range(2):  # as who signals a whole group, and a leader that passes it on
                 cluster[worker].send(number)
             assert cluster[worker].wait() == 128 + number
-            end = f"^{worker} {how} because of {number.name}; start it again to go on"
+            end = f"^{worker} {how} because of {number.name}; restart it to resume"
             assert (told := re.search(end, cluster[worker].output(), re.MULTILINE))
         saved = re.search(r"model\.ckpt-(\d+)", (tmp_path / "checkpoint").read_text())
         assert int(told[1]) == int(saved[1]) >= max(steps_logged(cluster["worker 0"])) > 0
@@ -332,7 +332,7 @@ def test_ctrl_c_ends_a_synchronous_worker_that_waits_for_the_others(tmp_path, bl
         for name in ("worker 0", "ps 0"):
             cluster[name].send(signal.SIGINT)
             assert cluster[name].wait() == 128 + signal.SIGINT
-        assert "\nworker 0 stopped because of SIGINT; nothing is saved, so start it" in cluster["worker 0"].output()
+        assert "\nworker 0 stopped because of SIGINT; nothing is saved: restart it" in cluster["worker 0"].output()
         assert "stopping at once" not in cluster["worker 0"].output()
 
 
@@ -353,7 +353,7 @@ def test_a_train_dir_that_the_ps_does_not_share_ends_all_tasks_before_training_w
         assert f"waiting for ps 0 at {cluster.ps_hosts} to see {train_dir}" in chief.output()
         line = f"ps 0 at {cluster.ps_hosts} to see {train_dir}/chief.lock (NotFoundError: "
         (line,) = re.findall(rf"error: (worker 0 waited \d+ s for {re.escape(line)}.*)", chief.output())
-        assert ": give all tasks one folder as --train_dir" in line
+        assert ": give all tasks the same shared folder as --train_dir" in line
         assert "or give --checkpoints=chief" in line
         assert "local step" not in chief.output()
         for name in ("ps 0", "worker 1"):
@@ -408,7 +408,7 @@ def test_a_failed_export_costs_neither_result_nor_model_and_a_worker_that_comes_
         assert output.index("test accuracy ") < output.index(line)
         assert (tmp_path / "result.json").exists()
         assert cluster.start("worker 0").wait() == cluster["ps 0"].wait() == 0
-        assert "the ps tasks hold a living model: keeping it" in cluster["worker 0"].output()
+        assert "the ps tasks still hold the model: keeping it" in cluster["worker 0"].output()
         assert os.listdir(export_dir) == ["1"]
         assert cluster.start("worker 1").wait() == 0
         assert "worker 1: nothing is left to do: " in cluster["worker 1"].output()
@@ -449,9 +449,7 @@ def test_a_loss_that_is_not_a_number_ends_every_worker_and_leaves_the_good_check
         cluster.start()
         for worker in (cluster["worker 0"], cluster["worker 1"]):
             assert worker.wait() == 2
-            assert re.search(
-                r"^error: .*the loss is not finite.*: give a smaller --learning_rate", worker.output(), re.M
-            )
+            assert re.search(r"^error: .*the loss is not finite.*: lower --learning_rate", worker.output(), re.M)
         cluster["ps 0"].kill()
     assert 'model_checkpoint_path: "model.ckpt-0"' in (run / "checkpoint").read_text()
     assert not (run / "result.json").exists()
@@ -474,9 +472,7 @@ def test_a_model_that_diverges_in_its_last_steps_is_neither_saved_nor_exported_n
         cluster.start()
         assert cluster["worker 0"].wait() == 2
         output = cluster["worker 0"].output()
-        assert re.search(
-            r"^error: .*\bfinite( at global step \d+)?: give a smaller --learning_rate", output, re.MULTILINE
-        )
+        assert re.search(r"^error: .*\bfinite( at global step \d+)?: lower --learning_rate", output, re.MULTILINE)
         assert not re.search("^test accuracy", output, re.MULTILINE)
         for ps in ("ps 0", "ps 1"):
             cluster[ps].kill()
@@ -507,7 +503,7 @@ def test_a_save_that_takes_long_is_waited_for_and_said_when_the_run_is_stopped(t
             yield cluster["worker 0"]
 
     chief, _ = stop("--stop_timeout_secs=2")
-    assert f"\nerror: {unsaved}, and ends now; --stop_timeout_secs gives it more time\n" in chief.output()
+    assert f"\nerror: {unsaved}, and ends now: raise --stop_timeout_secs\n" in chief.output()
     (index.parent / "model.ckpt-8_temp" / "left").touch()
     for path in index.parent.glob("model.ckpt-8.data-*"):
         path.unlink()
@@ -515,10 +511,10 @@ def test_a_save_that_takes_long_is_waited_for_and_said_when_the_run_is_stopped(t
     stopping = stop("--stop_timeout_secs=200")
     chief = next(stopping)
     assert not (index.parent / "model.ckpt-8_temp" / "left").exists(), "the chief clears away what was cut off"
-    chief.wait_for_output(rf"{unsaved}: it has \d+ s more\n")
+    chief.wait_for_output(rf"{unsaved}: \d+ s left\n")
     index.read_bytes()
     next(stopping)
-    assert "\nworker 0 stopped and saved global step 8 because of SIGTERM; start it again" in chief.output()
+    assert "\nworker 0 stopped and saved global step 8 because of SIGTERM; restart it" in chief.output()
     assert not list(stopping)
 
 
@@ -531,7 +527,7 @@ def test_a_second_signal_stops_a_blocked_worker_at_once(tmp_path, black_and_whit
         cluster["ps 0"].send(signal.SIGSTOP)
         chief.wait_for_output(r"lost ps 0 at .* \(no answer\)")  # by now the chief's step waits for it
         chief.send(signal.SIGTERM)
-        chief.wait_for_output("SIGTERM: stopping in order, or at once at a second signal")
+        chief.wait_for_output("SIGTERM: stopping cleanly, or at once at a second signal")
         chief.send(signal.SIGTERM)
         assert chief.wait() == 128 + signal.SIGTERM
         cluster["ps 0"].kill()
