@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 import threading
 import types
@@ -435,7 +436,8 @@ def sum_up(logits, labels):
 
 @pytest.mark.slow
 @MODES
-def test_the_loss_uses_the_random_rows_that_were_fetched_for_it(local_servers, sync_replicas, num_ps):
+def test_the_loss_uses_the_random_rows_that_were_fetched_for_it(local_servers, sync_replicas, num_ps, monkeypatch):
+    monkeypatch.setattr("runtime.model.template._numbers", itertools.count(1))  # these make the seeds of copies
     model, mode = make_model(build_sampled_logits, sum_up, IDS), make_mode(optimizer="sgd", learning_rate=1.0)
     assert model.tables == ["table"]
     mode = mode._replace(sync_replicas=sync_replicas)
