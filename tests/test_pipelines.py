@@ -219,6 +219,19 @@ def test_what_has_several_lengths_is_padded(tmp_path):
         assert ids[1:length] == list(range(1, length))
 
 
+@pytest.mark.promises("pipeline-padded")
+def test_a_run_may_have_examples_of_windows_that_are_padded_to_other_lengths(tmp_path, monkeypatch):
+    def build_ragged(data_dir, split):
+        return tf.data.Dataset.range(1, 61).map(lambda n: (tf.range(n), n))
+
+    monkeypatch.setattr(pipeline, "MIN_WINDOW", 5)
+    monkeypatch.setattr(pipeline, "WINDOW_BYTES", 1)
+    source = open_source(str(tmp_path), "train", reader_of(build_ragged, tf.TensorSpec([60], tf.int64, "x")))
+    (padded, lengths), _ = draw(source.share(0, 1), 1, 7, 4)
+    for row, length in zip(padded.tolist(), lengths, strict=True):
+        assert row == [*range(length), *[0] * (len(row) - length)]
+
+
 @pytest.mark.promises("export-of-any-length")
 def test_what_is_exported_takes_padded_inputs_of_any_length(tmp_path):
     def build_ids(data_dir, split):
