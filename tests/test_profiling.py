@@ -67,6 +67,18 @@ def test_steps_go_on_though_the_folder_never_answers(graph, tmp_path, start_reco
     assert (tmp_path / "profile" / "worker-1" / "step-4.pb").exists()
 
 
+def test_a_worker_ends_when_its_traces_are_written(graph, tmp_path, start_recording):
+    """Only then may the chief, who merges them, hear that it has trained."""
+    start_recording(WORKER, RunFolder(tmp_path))
+    step, may_write = tf.train.create_global_step().assign_add(1), threading.Event()
+    with tf.train.MonitoredSession(hooks=[profiling.ProfileHook(WORKER, step, "0:1", RunFolder(tmp_path))]) as session:
+        events.write_later(lambda *_: may_write.wait(DEADLINE_SECS))
+        session.run(step)
+        assert list(tmp_path.rglob("*.pb")) == []
+        threading.Timer(0.2, may_write.set).start()
+    assert [path.name for path in tmp_path.rglob("*.pb")] == ["step-1.pb"]
+
+
 def test_a_task_that_comes_back_after_the_steps_traces_nothing(graph, tmp_path):
     step = tf.train.create_global_step().assign_add(1)
     hooks = [profiling.ProfileHook(WORKER, step, "0:100", RunFolder(tmp_path))]
