@@ -80,6 +80,18 @@ def test_only_what_may_pass_has_another_try(caplog):
     assert next(errors) is None, "each had its turn"
 
 
+def test_it_acts_once_in_a_period():
+    coord, times = tf.train.Coordinator(), []
+
+    def act():
+        times.append(time.monotonic())
+        if len(times) == 3:
+            coord.request_stop()
+
+    beside(act)._repeat(None, coord)
+    assert times[2] - times[0] >= 0.02
+
+
 def test_no_error_counts_once_the_session_has_ended():
     coord = tf.train.Coordinator()
 
