@@ -543,6 +543,11 @@ def test_what_comes_first_does_not_flatten_what_comes_later():
     assert "0.2" in labels(charts.make_line_chart("t", "x", "y", {"test": [(0, 0.1), (1000, 0.9)]}))
 
 
+def test_what_is_never_below_0_has_its_axis_there():
+    chart = charts.make_line_chart("t", "x", "y", {"test": [(0, 0), (1, 1)]})
+    assert f'cy="{charts.HEIGHT - charts.BOTTOM:.1f}"' in chart
+
+
 def test_a_loss_below_0_is_drawn_whole():
     points = [(step, 3 - step / 100) for step in range(0, 1000, 100)]
     for line in (points, points[4:], [(0, -2), (9, -2)]):
