@@ -227,7 +227,8 @@ def test_a_script_that_is_kept_ends_with_its_ps_and_needs_no_second_worker_to_st
 
 
 def test_the_example_refuses_the_digits(tmp_path, mnist_dir):
-    idx_files.write(tmp_path, "t10k", *mnist_input.load(mnist_dir, "t10k"))
+    images, labels = mnist_input.load(mnist_dir, "t10k")
+    idx_files.write(tmp_path, "t10k", images.reshape(-1, 28, 28), labels)
     own = runpy.run_path(str(EXAMPLE / "mnist_input.py"))
     with pytest.raises(own["DataError"], match="are not Fashion-MNIST's"):
         own["load"](str(tmp_path), "t10k")

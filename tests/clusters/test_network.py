@@ -239,7 +239,7 @@ def test_a_ps_whose_address_another_run_has_taken_is_found_where_its_name_leads(
         stranger = cluster["ps 0"]
         for worker in ("worker 0", "worker 1"):
             used = rf"that address is used by another cluster, that of ps 0 with {address}:2222, other:2222"
-            line = rf"waiting for the host lists of ps 0 at ps-0:2222 \({used}\) to be"
+            line = rf"waiting for the host lists of ps 0 at ps-0:2222 \({used}\) to match"
             cluster[worker].wait_for_output(f"{line}(?s:.*){line}")  # TensorFlow's server has met the stranger, too
         ps.lead_to(hosts.address(SPARE))
         cluster.host["ps 0"] = SPARE

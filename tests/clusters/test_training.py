@@ -539,7 +539,7 @@ def test_a_ps_that_never_comes_is_named(tmp_path, black_and_white_dir):
         worker = cluster.start("worker 0")
         assert worker.wait() == 1
         missing = ", ".join(f"ps {i} at {cluster.addresses[i]} (connection refused)" for i in range(2))
-        assert re.search(rf"error: worker 0 waited \d+ s for {re.escape(missing)}: start what", worker.output())
+        assert re.search(rf"error: worker 0 waited \d+ s for {re.escape(missing)}: start the missing", worker.output())
 
 
 def test_tf_config_describes_the_cluster_and_proxies_and_options_of_grpc_do_not_matter(tmp_path, black_and_white_dir):
