@@ -569,6 +569,9 @@ def test_a_train_dir_that_cannot_be_written_is_named(tmp_path):
         open_train_dir(CHIEF, str(tmp_path / "other"))
     with pytest.raises(UnusableError, match=r"--train_dir .*/file is a file, expected a folder"):
         open_train_dir(CHIEF, str(tmp_path / "file"))
+    (tmp_path / "link").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(UnusableError, match=r"--train_dir .*/link is a link to nothing, expected a folder"):
+        open_train_dir(CHIEF, str(tmp_path / "link"))
 
 
 def test_without_a_train_dir_the_chief_says_that_nothing_is_saved(caplog):

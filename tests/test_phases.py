@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT
 from runtime.launch.ports import choose_ports
 from runtime.process import phases
-from runtime.process.errors import DataLostError, FinishedError, UnusableError
+from runtime.process.errors import DataLostError, UnusableError
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from tests.models import make_model
@@ -81,7 +81,6 @@ def test_a_mistake_without_a_line_of_its_own_is_told_with_what_was_called(capsys
         MemoryError(),
         TimeoutError("nobody came"),
         UnusableError("a bad flag"),
-        FinishedError("nothing is left"),
         tf.errors.UnavailableError(None, None, "a ps is away"),
     ],
 )

@@ -20,7 +20,7 @@ CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-
 RUN = """
 from runtime.process import environment
 from runtime.roles import program
-from runtime.process.errors import UNUSABLE, AwayError, FinishedError, UnsavedError, UnusableError
+from runtime.process.errors import UNUSABLE, AwayError, UnsavedError, UnusableError
 
 UNUSABLE.append(KeyError)  # as a user's DataError is
 
@@ -37,7 +37,6 @@ program.start(main)
     ("statement", "status", "message"),
     [
         ("print('well')", 0, ""),
-        ("raise FinishedError('nothing is left')", 0, ""),
         ("raise UnusableError('a bad flag')", 2, "error: a bad flag\n"),
         ("raise KeyError('a bad file')", 2, "error: 'a bad file'\n"),
         ("raise AwayError('waited')", 1, "error: waited\n"),

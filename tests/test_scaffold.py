@@ -19,7 +19,7 @@ from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.data.memory import MemorySource
 from runtime.process import threads
-from runtime.process.errors import FinishedError, UnusableError
+from runtime.process.errors import UnusableError
 from runtime.records.folder import RunFolder
 from runtime.saving.result import Goal, describe_result
 from runtime.session import scaffold, stopping
@@ -292,8 +292,14 @@ def test_a_worker_that_comes_after_the_end_finds_out(local_servers, tmp_path, le
     monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))  # a server here cannot be stopped
     (tmp_path / "result.json").write_text('{"global_step": 100, "test_accuracy": 0.5}')
     leave_checkpoint(100)
+
+    def end(status, message, is_error):
+        assert (status, is_error) == (0, False)
+        raise SystemExit(message)
+
+    monkeypatch.setattr(scaffold, "end_process", end)
     with pytest.raises(
-        FinishedError, match=rf"worker {index}: nothing is left to do: .* has the result of a finished run"
+        SystemExit, match=rf"worker {index}: nothing is left to do: .* has the result of a finished run"
     ):
         worker.session()
 

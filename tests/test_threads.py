@@ -16,7 +16,7 @@ from tests import forked
 RUN = """
 from runtime.process import environment, threads
 from runtime.roles import program
-from runtime.process.errors import UNUSABLE, AwayError, FinishedError, UnusableError
+from runtime.process.errors import UNUSABLE, AwayError, UnusableError
 import tensorflow.compat.v1 as tf
 import time
 
@@ -42,7 +42,6 @@ PROGRAM = "UNUSABLE.append(KeyError)  # as a user's DataError is\nprogram.start(
         ("raise UnusableError('an accuracy of 2')", 2, "error: an accuracy of 2\n"),
         ("raise KeyError('a bad file')", 2, "error: 'a bad file'\n"),
         ("raise AwayError('waited')", 1, "error: waited\n"),
-        ("raise FinishedError('nothing is left')", 0, ""),
         ("raise ValueError('no', 'way')", 1, "error: ValueError: ('no', 'way'); start this task again\n"),
         (
             "raise tf.errors.InvalidArgumentError(None, None, 'a shape')",

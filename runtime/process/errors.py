@@ -37,10 +37,6 @@ class AwayError(TimeoutError):
     """What this task waited for did not come in time; the message says what to do."""
 
 
-class FinishedError(Exception):
-    """Nothing is left to do for this task: the job has finished without it."""
-
-
 def reason(error: BaseException) -> str:
     r"""Return the name of an error and the one line of its message that says what is wrong.
 

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import runtime
-from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, DataLostError, FinishedError, UnusableError, reason
+from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, DataLostError, UnusableError, reason
 from runtime.process.threads import PASSING
 from runtime.records import events
 
@@ -85,7 +85,7 @@ def preparing(where: str = "") -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        if isinstance(error, (*UNUSABLE, FinishedError, *PASSING)) or _is_of_system(error):
+        if isinstance(error, (*UNUSABLE, *PASSING)) or _is_of_system(error):
             raise
         told = traceback.TracebackException.from_exception(error)
         if (own := _find_users(told.stack)) or isinstance(error, SyntaxError):  # which has a place of its own

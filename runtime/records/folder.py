@@ -15,8 +15,8 @@ def why_misread(path: str, is_pattern: bool = True) -> str:
     scheme, is_url, _ = path.partition("://")
     if is_url:
         return f"is not a folder: {scheme}:// is not supported"
-    if os.path.isfile(path):
-        return "is a file, expected a folder"
+    if os.path.lexists(path) and not os.path.isdir(path):
+        return f"is a {'file' if os.path.exists(path) else 'link to nothing'}, expected a folder"
     if is_pattern and re.search(r"[*?[\]\\]", path):
         return (
             "has one of the characters * ? [ ] \\ in its path, which TensorFlow takes for a pattern: use another folder"

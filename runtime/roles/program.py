@@ -18,7 +18,7 @@ from runtime.model import user_dir
 from runtime.model.files import Files
 from runtime.process import output, threads
 from runtime.process.end import allow_many_files, end_process
-from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, AwayError, FinishedError, UnusableError
+from runtime.process.errors import UNUSABLE, UNUSABLE_STATUS, AwayError, UnusableError
 from runtime.process.phases import describe_failure, preparing
 
 
@@ -97,9 +97,6 @@ def describe_end(error: BaseException) -> tuple[int, str]:
     """Return the exit status of a process that `error` ends, and the line that says why."""
     if isinstance(error, tuple(UNUSABLE)):
         return UNUSABLE_STATUS, " ".join(str(error).splitlines())
-    if isinstance(error, FinishedError):
-        logging.info("%s", error)
-        return 0, ""
     if isinstance(error, AwayError):
         return 1, str(error)
     logging.debug("unexpected error", exc_info=error)  # at --verbosity=1

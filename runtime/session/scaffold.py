@@ -16,7 +16,8 @@ from runtime.cluster.table import TRAINING
 from runtime.cluster.task import Peer, port_of
 from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.machine.session_config import Connection
-from runtime.process.errors import AwayError, FinishedError, reason
+from runtime.process.end import end_process
+from runtime.process.errors import AwayError, reason
 from runtime.process.threads import reminding
 from runtime.records import events
 from runtime.records.folder import RunFolder
@@ -101,10 +102,9 @@ class TrainingScaffold(tf.train.Scaffold):
                     self._received[server] = tf.negative(self._sent)
 
     def finalize(self) -> "TrainingScaffold":
-        """Wait until a session can be made and used.
+        """Wait until a session can be made and used; end this process if a ps is gone because the job has finished.
 
         Raises:
-          FinishedError: a ps does not answer, and the job has finished.
           AwayError: the chief did not initialise or restore the model in time, or the host lists differ, or no session
             takes a step.
           UnusableError: this task and the chief do not agree.
@@ -199,7 +199,7 @@ class TrainingScaffold(tf.train.Scaffold):
         late_secs = self._timeouts.startup_secs / 2 if self._is_unsure else min(LATE_SECS, min(self._timeouts) / 2)
         is_late = any(statuses[of].reason for of in missing) and time.monotonic() > start + late_secs
         if is_late and (finished := self._membership.describe_end_without(missing)):
-            raise FinishedError(finished)
+            end_process(0, finished, is_error=False)
         return describe(missing)
 
     def _describe_missing_model(self) -> str:

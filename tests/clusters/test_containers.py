@@ -113,7 +113,7 @@ class Composed:
         return [self.run("ps", "--quiet", name).strip() for name in commands]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path):
     composed = Composed(tmp_path, "composed")
     with podman.service():

@@ -49,7 +49,7 @@ def make_files(tmp_path, mnist_dir):
     return make_files
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_workers_that_come_and_go_share_what_is_left(tmp_path, make_files):
     """Worker 2 comes late, worker 1 is slow, dies, and comes back: what it held is told, and not read again."""
     flags = ["--sharding=dynamic", "--optimizer=sgd", "--learning_rate=0.2", f"--train_steps={TRAIN_STEPS}"]

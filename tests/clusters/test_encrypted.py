@@ -62,7 +62,7 @@ def runs(data):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_who_is_outside_can_neither_connect_nor_read(tmp_path, black_and_white_dir):
     with network.Network(2) as hosts:
         parameters, wire = train(hosts, tmp_path / "open", black_and_white_dir)

@@ -42,7 +42,7 @@ def test_an_evaluation_that_is_good_enough_ends_training(tmp_path, black_and_whi
 
 
 @pytest.mark.promises("evaluator")
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_evaluator_evaluates_each_checkpoint_once(tmp_path, black_and_white_dir):
     """It is started before the run, killed in it, and started again; a second one comes after the end."""
     flags = [f"--train_dir={tmp_path}", f"--data_dir={black_and_white_dir}", "--train_steps=5000"]

@@ -59,7 +59,7 @@ def read_result(folder):
     return json.loads((folder / "result.json").read_text())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (os.environ.get("CI") or FASHION_MNIST.is_dir()),
     reason="needs Fashion-MNIST (Debian: apt-get install dataset-fashion-mnist)",
@@ -148,7 +148,7 @@ def test_a_worker_whose_folder_has_another_model_says_so(tmp_path, black_and_whi
         assert re.search(told, cluster["worker 1"].output())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (os.environ.get("CI") or ICONS.is_dir()),
     reason="needs pictures by class (Debian: apt-get install adwaita-icon-theme)",
@@ -234,7 +234,7 @@ def test_the_example_refuses_the_digits(tmp_path, mnist_dir):
         own["load"](str(tmp_path), "t10k")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (os.environ.get("CI") or all((WORDS / name).exists() for name, _ in LISTS.values())),
     reason="needs Debian's lists of words: see examples/languages/mnist_input.py",
@@ -270,7 +270,7 @@ def test_a_table_tells_the_language_of_a_word_and_survives_the_death_of_a_ps(tmp
     assert f"evaluator 0: test accuracy {accuracy:.4f} " in evaluator.output()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_wide_and_deep_rank_late_flights_like_one_plain_process(tmp_path, flights_dir, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # pip takes the archive from a folder here, as from an index
     monkeypatch.setenv("PIP_FIND_LINKS", flights_dir)

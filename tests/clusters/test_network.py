@@ -262,7 +262,7 @@ def wait_for_steps(worker, count):
 
 
 @pytest.mark.promises("silent-is-not-dead")
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_link_that_is_cut_for_20_secs_is_survived(hosts, slow_run):
     with slow_run() as cluster:
         hosts.cut(PS, WORKER_1)
@@ -322,7 +322,7 @@ def test_100_ms_of_delay_and_1_percent_loss_slow_training_and_break_nothing(host
 
 
 @pytest.mark.promises("no-saved-step-is-lost")
-@pytest.mark.long
+@pytest.mark.slow
 @NEEDS_PRIVATE_MOUNTS
 @pytest.mark.usefixtures("hosts")
 def test_a_full_disk_and_other_addresses_lose_nothing(tmp_path, black_and_white_dir):

@@ -81,7 +81,7 @@ def train_alone(kind, users, data, data_dir):
     return {name: np.mean([of_batch[name] for of_batch in found]) for name in means} | values
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.num_updates])
 def test_a_ported_script_trains_as_well_as_one_plain_session(tmp_path, mnist_dir, name):
     kind = KINDS[name]

@@ -44,7 +44,7 @@ LOST = {
 
 
 @pytest.mark.promises("lost-ps", "two-at-once", "dealt-out-goes-on")
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", LOST)
 def test_all_workers_train_again_after_the_restart_of_any_task_and_any_pair(start, mode, tmp_path, mnist_dir):
     flags = ["--sync_replicas"]
@@ -196,7 +196,7 @@ CHAOS = [
 
 
 @pytest.mark.promises("no-saved-step-is-lost")
-@pytest.mark.long
+@pytest.mark.slow
 def test_random_faults_lose_nothing_and_hang_nothing(capsys, mnist_dir):
     """In one mode for each commit: tests/soak.py takes longer, in all of them."""
     commit = subprocess.run(["git", "-C", PROJECT, "rev-parse", "HEAD"], capture_output=True, text=True).stdout

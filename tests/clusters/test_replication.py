@@ -37,7 +37,7 @@ def test_in_graph_the_chief_trains_on_all_workers_and_outlives_the_death_of_one(
 
 
 @pytest.mark.promises("in-graph-gone")
-@pytest.mark.long
+@pytest.mark.slow
 def test_in_graph_a_worker_that_does_not_come_back_ends_the_run_and_a_signal_saves_it(tmp_path, black_and_white_dir):
     flags = ["--replication=in_graph", f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}"]
     flags += ["--train_steps=1000000", "--log_every_secs=0.1", "--recovery_timeout_secs=2"]

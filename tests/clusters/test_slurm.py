@@ -143,7 +143,7 @@ def wait_for_end(slurm, job):
     return slurm.state(job)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_job_survives_a_kill_and_a_requeue_and_learns(slurm, mnist_dir):
     train_dir = slurm.folder / "train"
     end = slurm.folder / "end"  # not known before the requeue, which takes a job with the flags that it has

@@ -110,7 +110,7 @@ def assert_pictures_are_classified(folder, export_dir, data_dir):
 
 
 @pytest.mark.promises("litert")
-@pytest.mark.long
+@pytest.mark.slow
 def test_asynchronous_workers_share_the_steps_and_the_model_can_be_served(tmp_path, mnist_dir):
     train_dir, export_dir = tmp_path / "train", tmp_path / "export"
     flags = ["--train_steps=4000", f"--data_dir={mnist_dir}", f"--train_dir={train_dir}", f"--export_dir={export_dir}"]
