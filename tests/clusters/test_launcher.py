@@ -358,6 +358,31 @@ def test_who_stops_a_worker_in_the_lab_sees_what_it_quotes(launcher, mnist_dir, 
     assert process.wait() == 128 + signal.SIGINT
 
 
+@pytest.mark.parametrize("run", ["lab", "two", "averaged", "round_robin", "even"])
+def test_a_run_of_the_lab_holds_on_each_ps_what_the_pages_say(launcher, mnist_dir, run):
+    """With fewer steps. The other commands of parts 4 and 5 differ from these in numbers alone."""
+    page, teaching = ((PROJECT / "docs" / name).read_text() for name in ("lab.md", "teaching.md"))
+    flags = re.search(rf"^\./run_local_cluster\.sh (.*) --train_dir=runs/{run}$", page, re.MULTILINE)[1]
+    process = launcher.start(*flags.split(), "--train_steps=200", f"--data_dir={mnist_dir}")
+    if run == "lab":
+        listed = re.search(r"^ps -eo .*?(?=    #)", page, re.MULTILINE)[0]
+        poll_for(lambda: {"ps-0", "worker-0", "worker-1"} <= {*_names_listed_by(listed)}, "tasks that ps lists")
+    assert process.wait() == 0, process.output()
+    held = re.findall(r"worker 0: ps \d holds .* (\d+) bytes", launcher.log("worker-0"))
+    quoted = {"lab": re.search(r"^worker 0: ps 0 holds 13 variables, (\d+) bytes$", page, re.MULTILINE).groups()}
+    for name, start in {"round_robin": "in turn", "even": "even"}.items():
+        line = re.search(rf"^\| 7 \| {start}: (.*) and (.*) bytes", teaching, re.MULTILINE)
+        quoted[name] = tuple(number.replace(" ", "") for number in line.groups())
+    assert tuple(held) == quoted.get(run, tuple(held))
+    assert len(held) == (2 if run in ("round_robin", "even") else 1)
+
+
+def _names_listed_by(command):
+    """Return the second word of each line that a command of a page prints."""
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    return [line.split()[1] for line in found.stdout.splitlines()]
+
+
 def test_help_says_how_to_use_it(launcher):
     run = launcher.start("--help")
     assert run.wait() == 0
