@@ -15,8 +15,9 @@ import psutil
 
 from benchmarks import report
 from benchmarks.testbed.processes import Cluster, Process, poll_for
+from runtime.cluster.board import TRAINING, Record
 from runtime.cluster.status import ask, ask_through, open_channel
-from runtime.cluster.table import TRAINING, Record, Table
+from runtime.cluster.table import Table
 from runtime.cluster.waiting import look_secs
 from runtime.launch.ports import choose_ports
 from runtime.process.end import allow_many_files

@@ -7,9 +7,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from runtime.cluster import agreement, status, table
+from runtime.cluster.board import TRAINED, TRAINING, Record
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status
-from runtime.cluster.table import TRAINED, TRAINING, Record, Table
+from runtime.cluster.table import Table
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.session import attendance
@@ -20,12 +21,12 @@ def test_the_chief_ends_when_the_others_have_trained_but_not_before(local_server
     monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)
     servers = local_servers(1, 3)
     chief, other = (servers.membership("worker", index) for index in range(2))  # worker 2 never comes
-    other.say(TRAINING)
+    other.board.say(TRAINING)
     ending = threading.Thread(target=WaitForWorkersHook(chief).end, args=(None,), daemon=True)
     ending.start()
     ending.join(0.5)
     assert ending.is_alive()
-    other.say(TRAINED)
+    other.board.say(TRAINED)
     ending.join(60)
     assert not ending.is_alive()
 
@@ -53,7 +54,7 @@ def test_the_chief_does_not_wait_for_a_dead_worker_for_ever(local_servers, monke
     monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)
     monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))  # a server here cannot be stopped
     servers = local_servers(1, 2)
-    servers.membership("worker", 1).say(TRAINING)
+    servers.membership("worker", 1).board.say(TRAINING)
     WaitForWorkersHook(servers.membership("worker", 0)).end(None)
     gone = f"worker 1 at {servers.worker_hosts[1]}"
     assert f"worker 0: ending without {gone}, which has not taken its last step" in caplog.text
@@ -65,12 +66,12 @@ def test_the_chief_waits_for_a_slow_worker_that_answers(local_servers, monkeypat
     monkeypatch.setattr(attendance, "GRACE_SECS", 0.1)
     servers = local_servers(1, 2)
     chief, slow = (servers.membership("worker", index) for index in range(2))
-    slow.say(TRAINING)
+    slow.board.say(TRAINING)
     ending = threading.Thread(target=WaitForWorkersHook(chief).end, args=(None,), daemon=True)
     ending.start()
     ending.join(2)
     assert ending.is_alive(), "its grace is over, but it still answers"
-    slow.say(TRAINED)
+    slow.board.say(TRAINED)
     ending.join(60)
     assert not ending.is_alive()
 
@@ -82,7 +83,7 @@ def test_the_chief_waits_for_a_worker_that_has_not_begun_while_that_answers(loca
     chief, late = (servers.membership("worker", index, recovery_secs=1e6) for index in range(2))
 
     def start_to_end():
-        chief.say(TRAINING)
+        chief.board.say(TRAINING)
         ending = threading.Thread(target=WaitForWorkersHook(chief).end, args=(None,), daemon=True)
         ending.start()
         return ending
@@ -90,10 +91,10 @@ def test_the_chief_waits_for_a_worker_that_has_not_begun_while_that_answers(loca
     ending = start_to_end()
     ending.join(1)
     assert ending.is_alive()
-    late.say(TRAINED)
+    late.board.say(TRAINED)
     ending.join(60)
     assert not ending.is_alive()
-    late.say("")
+    late.board.say("")
     monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))
     ending = start_to_end()
     ending.join(60)
@@ -153,7 +154,7 @@ def test_workers_that_have_trained_and_left_are_not_waited_for_when_the_first_ch
     local_servers, monkeypatch, caplog
 ):
     servers = local_servers(1, 2)
-    servers.membership("worker", 1).say(TRAINING)
+    servers.membership("worker", 1).board.say(TRAINING)
     chief = Chief(servers, step=0)
     chief.start()
     assert "training goes on" not in caplog.text
@@ -172,7 +173,7 @@ def test_the_record_of_an_earlier_process_does_not_count(local_servers, caplog):
     Table(servers.ps_hosts[0]).write({1: json.dumps(Record(TRAINING, "1"))})  # another one answers
     Chief(servers, step=5).start()
     assert f"waited 0 s for worker 1 at {servers.worker_hosts[1]} (still starting): training goes on" in caplog.text
-    servers.membership("worker", 1).say(TRAINING)
+    servers.membership("worker", 1).board.say(TRAINING)
     caplog.clear()
     Chief(servers, step=5).start()
     assert "waited" not in caplog.text
@@ -185,7 +186,7 @@ def test_a_worker_that_has_trained_ends_well_though_a_ps_is_lost_before_it_says_
     def lose_ps(*_):  # a server here cannot be stopped
         raise tf.errors.UnavailableError(None, None, "recvmsg:Connection reset by peer")
 
-    monkeypatch.setattr(member, "say", lose_ps)
+    monkeypatch.setattr(member.board, "say", lose_ps)
     monkeypatch.setattr(status, "ask", lambda _: Status(reason="connection refused"))
     hook = AttendanceHook(member, wait_for_all=False)
     if index == 0:  # the chief has a model to evaluate
@@ -199,7 +200,7 @@ def test_the_chief_ends_well_though_a_ps_is_silent_for_a_while(local_servers, mo
     """Its process is stopped, say, or its link is cut."""
     servers = local_servers(1, 2)
     chief, other = (servers.membership("worker", index) for index in range(2))
-    other.say(TRAINED)
+    other.board.say(TRAINED)
     asked, ask = threading.Event(), status.ask
 
     def find_silence(_):  # a server here cannot be stopped
@@ -221,4 +222,4 @@ def test_the_chief_ends_well_though_a_ps_is_silent_for_a_while(local_servers, mo
     monkeypatch.setattr(status, "ask", ask)
     monkeypatch.setattr(table, "ask", ask)
     ending.join(60)
-    assert [record.state for record in other.records()] == [TRAINED, TRAINED]
+    assert [record.state for record in other.board.records()] == [TRAINED, TRAINED]

@@ -11,23 +11,14 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
-from runtime.cluster import agreement, departure, membership, status, table
+from runtime.cluster import agreement, board, departure, membership, status, table
 from runtime.cluster.agreement import Agreement
+from runtime.cluster.board import EVALUATED, STOPPED, TRAINED, TRAINING, Record
 from runtime.cluster.departure import Departure
 from runtime.cluster.host_lists import HostLists
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
-from runtime.cluster.table import (
-    ABORT_REASON,
-    DIGEST,
-    EVALUATED,
-    IS_TRAINING,
-    STOPPED,
-    TRAINED,
-    TRAINING,
-    Record,
-    Table,
-)
+from runtime.cluster.table import ABORT_REASON, DIGEST, IS_TRAINING, Table
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.launch.ports import choose_ports
@@ -410,18 +401,18 @@ def test_who_has_traced_another_graph_is_told_the_first_variable_that_it_uses_ot
 
 
 def states(member):
-    return [record.state for record in member.records()]
+    return [record.state for record in member.board.records()]
 
 
 def test_what_a_worker_says_is_heard_by_every_ps_and_worker_and_stays(local_servers):
     servers = local_servers(2, 3)
     speaker, late = (servers.membership("worker", index) for index in (1, 2))
     assert states(speaker) == ["", "", ""], "nobody has said anything"
-    speaker.say(TRAINING)
+    speaker.board.say(TRAINING)
     for listener in (servers.membership("ps", 0), servers.membership("ps", 1), late):
         for _ in range(2):
             assert states(listener) == ["", "training", ""]
-    late.say(TRAINED)
+    late.board.say(TRAINED)
     assert states(speaker) == ["", "training", "trained"]
 
 
@@ -430,14 +421,14 @@ def test_what_was_said_before_a_ps_was_lost_counts_as_not_said(local_servers):
     worker = servers.membership("worker", 0)
     Table(servers.ps_hosts[0]).write({0: json.dumps(Record(TRAINING, "1"))})  # ps 1 is new, and has not heard it
     assert states(worker) == [""]
-    worker.say(TRAINING)
+    worker.board.say(TRAINING)
     assert states(worker) == ["training"]
 
 
 def test_a_record_has_the_incarnation_of_the_process_that_wrote_it(local_servers):
     servers = local_servers(1, 2)
-    servers.membership("worker", 1).say(TRAINING)
-    _, record = servers.membership("ps", 0).records()
+    servers.membership("worker", 1).board.say(TRAINING)
+    _, record = servers.membership("ps", 0).board.records()
     incarnations = [ask(address).incarnation for address in servers.worker_hosts]
     assert record.incarnation == incarnations[1] != incarnations[0]
 
@@ -445,11 +436,11 @@ def test_a_record_has_the_incarnation_of_the_process_that_wrote_it(local_servers
 def test_a_record_is_not_written_before_its_process_is_known(local_servers, monkeypatch):
     worker = local_servers(1, 1).membership("worker", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(membership, "ask", lambda _: BUSY)
+        patch.setattr(board, "ask", lambda _: BUSY)
         with pytest.raises(tf.errors.UnavailableError):
-            worker.say(TRAINING)
+            worker.board.say(TRAINING)
     assert states(worker) == [""]
-    worker.say(TRAINING)
+    worker.board.say(TRAINING)
     assert states(worker) == ["training"]
 
 
@@ -488,7 +479,7 @@ def test_a_server_that_is_there_but_never_answers_is_asked_for_a_while(local_ser
 
     member = local_servers(1, 1).membership("worker", 0)
     with pytest.raises(AwayError, match="worker 0 waited 1 s: no answer from ps-0:2222; start the missing task, or"):
-        member.repeat_until_answered(ask_in_vain, timeout_secs=1)
+        member.board.repeat_until_answered(ask_in_vain, timeout_secs=1)
 
 
 def test_every_server_hears_that_nobody_needs_it_and_the_chief_looks_no_more(local_servers):
@@ -511,22 +502,22 @@ def test_a_server_that_leaves_before_the_chief_knows_that_it_has_heard_is_not_wa
     def write(_):  # the answer is lost
         raise tf.errors.UnavailableError(None, None, "no answer")
 
-    monkeypatch.setattr(chief._tables[chief.task.servers[0]], "write", write)
+    monkeypatch.setattr(chief.board._tables[chief.task.servers[0]], "write", write)
     reasons = iter(["no answer", "no route to host", reason])
-    monkeypatch.setattr(membership, "ask", lambda _: Status(reason=next(reasons)))
+    monkeypatch.setattr(board, "ask", lambda _: Status(reason=next(reasons)))
     chief.dismiss_servers()
     assert not [*reasons]
 
 
 def test_a_server_that_leaves_before_its_first_answer_has_come_is_not_waited_for(local_servers, monkeypatch):
     chief = local_servers(1, 1).membership("worker", 0, recovery_secs=-1)
-    table = chief._tables[chief.task.servers[0]]
+    table = chief.board._tables[chief.task.servers[0]]
 
     class LostAnswer:
         """A session in which what is run is done, but the answer is lost, since the server has left."""
 
         def run(self, *_):
-            monkeypatch.setattr(membership, "ask", lambda _: Status(reason="connection refused"))
+            monkeypatch.setattr(board, "ask", lambda _: Status(reason="connection refused"))
             raise tf.errors.UnavailableError(None, None, "Socket closed")
 
         def close(self):
@@ -542,13 +533,13 @@ def test_a_ps_that_is_told_to_stop_and_then_hears_the_last_word_has_done_its_par
     monkeypatch.setattr(departure, "end_process", ends.put)
     servers = local_servers(1, 1)
     chief, ps = servers.membership("worker", 0), servers.membership("ps", 0)
-    chief.say(TRAINED)
+    chief.board.say(TRAINED)
     leaving = Departure(ps)
     leaving.start()
     ps.start()
     poll_for(lambda: "ps 0: worker 0: trained" in caplog.text, "word of the chief")
     leaving._note_signal(signal.SIGTERM)
-    chief.say(EVALUATED)
+    chief.board.say(EVALUATED)
     assert ends.get(timeout=DEADLINE_SECS) == 0
     ps._is_over.set()
 
@@ -562,9 +553,9 @@ def test_a_ps_that_is_told_to_stop_while_it_is_busy_waits_for_who_may_train(loca
     ends, reads = queue.SimpleQueue(), []
     monkeypatch.setattr(departure, "end_process", ends.put)
     servers = local_servers(1, 1)
-    servers.membership("worker", 0).say(TRAINING)
+    servers.membership("worker", 0).board.say(TRAINING)
     ps = servers.membership("ps", 0)
-    monkeypatch.setattr(ps, "records", read)
+    monkeypatch.setattr(ps.board, "records", read)
     leaving = Departure(ps)
     leaving.start()
     leaving._note_signal(signal.SIGTERM)
@@ -578,6 +569,6 @@ def test_a_ps_that_is_told_to_stop_while_it_is_busy_waits_for_who_may_train(loca
     leaving._records = [Record()]
     monkeypatch.undo()
     monkeypatch.setattr(departure, "end_process", ends.put)
-    servers.membership("worker", 0).say(STOPPED)
+    servers.membership("worker", 0).board.say(STOPPED)
     assert ends.get(timeout=DEADLINE_SECS) == 128 + signal.SIGTERM
     ps._is_over.set()

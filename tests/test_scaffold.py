@@ -12,9 +12,9 @@ import tensorflow.compat.v1 as tf
 from benchmarks.testbed.processes import poll_for
 from mnist_input import Examples
 from runtime.cluster import status
+from runtime.cluster.board import TRAINING
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import Status, ask
-from runtime.cluster.table import TRAINING
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts
 from runtime.data.memory import MemorySource
@@ -69,7 +69,8 @@ def test_a_chief_initialises_then_keeps_what_lives_on_the_ps(local_servers, capl
     worker = Worker(servers, 0)
     with caplog.at_level(logging.INFO), worker.session() as session:
         assert "worker 0: initialised a new model, at global step 0" in caplog.text
-        assert worker.membership.records()[0].state == TRAINING, "or a ps that is stopped would not wait for a save"
+        states = [record.state for record in worker.membership.board.records()]
+        assert states[0] == TRAINING, "or a ps that is stopped would not wait for a save"
     worker = Worker(servers, 0)
     with worker.session() as session:
         session.run(worker.step)

@@ -20,8 +20,9 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks.testbed.processes import poll_for
 from runtime.cluster import status
+from runtime.cluster.board import TRAINING, Record
 from runtime.cluster.status import Status
-from runtime.cluster.table import TRAINING, Record, Table
+from runtime.cluster.table import Table
 from runtime.model.files import ScopedOptimizers
 from runtime.model.function import Own
 from runtime.model.roles import AVERAGE, SET, SUM

@@ -8,9 +8,9 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster import signals
+from runtime.cluster.board import EVALUATED, TRAINED, TRAINING, Record, absent
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import REFUSED, STARTING, ask
-from runtime.cluster.table import EVALUATED, TRAINED, TRAINING, Record, absent
 from runtime.cluster.waiting import MIN_POLL_SECS, POLL_SECS
 from runtime.process.end import STOP_SECS, end_process
 from runtime.records import events
@@ -48,7 +48,7 @@ class Departure:
         """Log what each client says whenever that changes; leave once none needs this task any more."""
         last_records, is_busy = self._records, True
         with contextlib.suppress(tf.errors.UnavailableError):  # its own server may be busy
-            self._records, is_busy = self._membership.records(), False
+            self._records, is_busy = self._membership.board.records(), False
         for worker, record in enumerate(self._records):
             if record != last_records[worker]:
                 logging.info("%s: worker %d: %s", self._task, worker, record.state)

@@ -1,33 +1,26 @@
 """Who is there: one thread that looks each second, and decides whether this task, and its cluster, can go on."""
 
 import dataclasses
-import json
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
-import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.agreement import Agreement
+from runtime.cluster.board import Board
 from runtime.cluster.status import (
     BUSY,
-    NO_ANSWER,
     REFUSED,
     REPLACED,
-    UNKNOWN_NAME,
-    Answer,
     Status,
-    ask,
-    ask_all,
     describe,
     statuses_of,
 )
-from runtime.cluster.table import EVALUATED, Record, Table, parse_record
+from runtime.cluster.table import Table
 from runtime.cluster.task import Peer, Task
-from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, look_secs, wait_until_nothing_is_missing
+from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, look_secs
 from runtime.process.end import end_process
-from runtime.process.errors import AwayError
 from runtime.process.threads import REMINDER_SECS, start_guard
 from runtime.records import events
 
@@ -57,11 +50,11 @@ class Membership:
         self.describe_result: Callable[[], str] = str  # says where a finished run has left its result, if one has
         self.decisions: list[Callable[[], None]] = [self._end_if_this_cannot_go_on]
         self.pause_secs = POLL_SECS  # from one time that all of them are taken to the next
-        self._incarnation = ""
 
         owners: list[Peer | Task] = [task, *task.needed]
-        self._tables = {owner: Table(owner.address) for owner in owners}
-        self.agreement = Agreement(task, self._tables)
+        tables = {owner: Table(owner.address) for owner in owners}
+        self.agreement = Agreement(task, tables)
+        self.board = Board(task, tables, self.look, timeouts.recovery_secs)
         self._start = self._due_at = time.monotonic()
         self._sightings = {peer: _Sighting(missed_since=self._start) for peer in task.needed}
         self._is_over = threading.Event()
@@ -174,89 +167,10 @@ class Membership:
                 ended[server] = REPLACED
         return describe(ended)
 
-    # The records of the workers that train.
-
-    def say(self, state: str) -> None:
-        """Tell every server what this worker does.
-
-        Raises:
-          UnavailableError: one of them does not answer, or that of this task is too busy to say which process it is.
-        """
-        self._incarnation = self._incarnation or ask(self.task.address).incarnation
-        if not self._incarnation:  # others would take the record for that of an earlier process
-            raise tf.errors.UnavailableError(None, None, f"no answer from {self.task.address}")
-        record = {self.task.index: json.dumps(Record(state, self._incarnation))}
-        ask_all(self.task.servers, lambda server: self._tables[server].write(record))
-
-    def records(self) -> list[Record]:
-        """Return the records of all workers that train, the chief's first.
-
-        A server that was restarted has forgotten everything. What a worker said before that counts as not said.
-
-        Raises:
-          UnavailableError: a server does not answer.
-        """
-        numbers = range(self.task.num_clients)
-        servers: list[Peer | Task] = [self.task] if self.task.only_serves else [*self.task.servers]
-        found = ask_all(servers, lambda server: self._tables[server].read(*numbers))
-        return [parse_record(texts[0] if all(texts) else "") for texts in zip(*found.values(), strict=True)]
-
-    def repeat_until_answered(self, ask_servers: Callable[[], Answer], timeout_secs: float | None = None) -> Answer:
-        """Return what `say()` or `records()` returns once no server is silent: its process or its link may come back.
-
-        If it does not, the thread of this object ends the process. So that thread itself must not wait here. But a
-        server that is there may be beyond the reach of a new session: its name, say, is gone.
-
-        Raises:
-          AwayError: a server was still silent after `timeout_secs`, by default the recovery timeout.
-          UnavailableError: the process of a server has ended.
-        """
-        start, secs = time.monotonic(), self.timeouts.recovery_secs if timeout_secs is None else timeout_secs
-        while True:
-            try:
-                return ask_servers()
-            except tf.errors.UnavailableError as error:
-                statuses = self.look()
-                if REFUSED in [statuses[server].reason for server in self.task.servers]:
-                    raise
-                if time.monotonic() > start + secs:
-                    remedy = "start the missing task, or correct the host lists so that each address reaches its task"
-                    raise AwayError(f"{self.task} waited {secs:.0f} s: {error.message}; {remedy}") from error
-            time.sleep(POLL_SECS)
-
     def dismiss_servers(self) -> None:
-        """Dismiss every server, as the chief, and stop looking at them: each leaves when it hears that.
-
-        Raises:
-          AwayError: a server has not heard it within the recovery timeout.
-        """
+        """Dismiss every server, as the chief, and stop looking at them: see `Board.dismiss_servers()`."""
         self._is_over.set()  # the thread would take those that leave for lost
-        told: set[Peer] = set()  # they may have heard it, or will once they go on
-
-        def tell(server: Peer) -> str:
-            table = self._tables[server]
-            num_begun = table.num_begun
-            try:
-                table.write({self.task.index: json.dumps(Record(EVALUATED))})
-            except tf.errors.UnavailableError:
-                reason = ask(server.address).reason
-                if table.num_begun > num_begun or reason in ("", NO_ANSWER):  # else it is lost, and waits for the chief
-                    told.add(server)
-                if reason in (REFUSED, UNKNOWN_NAME) and server in told:
-                    return ""
-                return reason or BUSY
-            return ""
-
-        deaf: Collection[Peer] = self.task.servers
-
-        def describe_deaf() -> str:
-            nonlocal deaf
-            reasons = {server: reason for server, reason in ask_all(deaf, tell).items() if reason}
-            deaf = reasons.keys()
-            return f"{describe(reasons)} to hear that the run has ended" if reasons else ""
-
-        remedy = "the result is saved; resume, end or restart the task that does not answer, then restart this one"
-        wait_until_nothing_is_missing(self.task, describe_deaf, self.timeouts.recovery_secs, remedy)
+        self.board.dismiss_servers()
 
 
 _membership: Membership | None = None  # of this process, once its server is up

@@ -1,24 +1,15 @@
 """The table that each server holds for others: texts by number, in which the tasks say what they are and do."""
 
 import contextlib
-import functools
-import json
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.status import ALIVE_SECS, ANSWER_SECS, STARTING, ask, statuses_of
-from runtime.cluster.task import Peer
+from runtime.cluster.status import ALIVE_SECS, ANSWER_SECS, ask
 from runtime.process.errors import reason
 from runtime.process.threads import start_guard
-
-# What a worker that trains says that it does: its state.
-TRAINING = "training"
-TRAINED = "trained"
-STOPPED = "stopped"  # by a signal, before the end
-EVALUATED = "evaluated"  # of the chief, at the end: the servers may leave
 
 # What all tasks share on a server; a number from 0 on is a worker, and has its record. (No table has texts as keys.)
 CLUSTER = -1  # the host lists of the task whose server this is: long, if there are many workers
@@ -27,32 +18,6 @@ ABORT_REASON = -3  # why all tasks must end, unless they train
 IS_TRAINING = -4
 FLAGS = -5  # those of the chief, which all workers must be given alike
 HELD = -100  # and the numbers below it: which piece of the data worker 0, 1 and so on reads
-
-
-class Record(NamedTuple):
-    """What a worker says of itself."""
-
-    state: str = ""  # "" if it has said nothing
-    incarnation: str = ""  # of the process that said so
-
-
-@functools.lru_cache(maxsize=10_000)  # a ps looks at the same ones again and again
-def parse_record(text: str) -> Record:
-    """Return the record that `json.dumps()` has made a text of; "" if there is none."""
-    return Record(*json.loads(text)) if text else Record()
-
-
-def absent(workers: Collection[Peer], records: Sequence[Record]) -> dict[Peer, str]:
-    """Return those of the workers that are not there to do what their `records`, by index, say, each with the reason.
-
-    A record counts while the process that wrote it answers, or is too busy to say which one it is. One that was started
-    in its place may read its data for long.
-    """
-    reasons = {
-        worker: status.reason or (STARTING if status.incarnation not in ("", records[worker.index].incarnation) else "")
-        for worker, status in statuses_of(workers).items()
-    }
-    return {worker: reason for worker, reason in reasons.items() if reason}
 
 
 class Table:

@@ -6,9 +6,9 @@ import time
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime.cluster.board import TRAINED, TRAINING, Record, absent
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import STARTING, describe
-from runtime.cluster.table import TRAINED, TRAINING, Record, absent
 from runtime.cluster.task import Peer
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.errors import AwayError, reason
@@ -31,7 +31,7 @@ class AttendanceHook(tf.train.SessionRunHook):
         self._was_complete = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        self._membership.say(TRAINING)
+        self._membership.board.say(TRAINING)
         if coord.should_stop():  # the model has reached its goal: the others may have left
             return
         if self._wait_for_all:
@@ -57,7 +57,7 @@ class AttendanceHook(tf.train.SessionRunHook):
             logging.warning("%s", error)
 
     def _describe_absent(self) -> str:
-        records = self._membership.records()
+        records = self._membership.board.records()
         unseen = [worker for worker in self._task.clients if records[worker.index] not in self._present]
         missing = absent(unseen, records)
         for worker in missing.keys() - self._compared:  # one of another cluster would never say that it trains
@@ -68,7 +68,7 @@ class AttendanceHook(tf.train.SessionRunHook):
 
     def end(self, session: tf.Session) -> None:
         try:
-            self._membership.repeat_until_answered(lambda: self._membership.say(TRAINED))
+            self._membership.board.repeat_until_answered(lambda: self._membership.board.say(TRAINED))
         except (AwayError, tf.errors.UnavailableError) as error:
             if self._task.is_chief or self._wait_for_all:
                 raise
@@ -100,7 +100,7 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
         answered_at = dict.fromkeys(self._task.clients, start)
 
         def describe_awaited() -> str:
-            records = self._membership.repeat_until_answered(self._membership.records)
+            records = self._membership.board.repeat_until_answered(self._membership.board.records)
             training = [worker for worker in answered_at if records[worker.index].state == TRAINING]
             coming = [worker for worker in answered_at if not records[worker.index].state]
             # A ps that was restarted has forgotten all of them, the chief too.
@@ -118,7 +118,7 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
         recovery_secs = self._membership.timeouts.recovery_secs
         with contextlib.suppress(_StillTrainingError):  # who does is named below
             wait_until_nothing_is_missing(self._task, describe_awaited, recovery_secs, error=_StillTrainingError)
-        records = self._membership.repeat_until_answered(self._membership.records)
+        records = self._membership.board.repeat_until_answered(self._membership.board.records)
         for worker, record in zip(answered_at, records[1:], strict=True):
             if record.state == TRAINING:
                 logging.warning("%s: ending without %s, which has not taken its last step", self._task, worker)

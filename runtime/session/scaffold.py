@@ -10,9 +10,9 @@ from typing import NamedTuple
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime.cluster.board import TRAINING
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import describe
-from runtime.cluster.table import TRAINING
 from runtime.cluster.task import Peer, port_of
 from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.machine.session_config import Connection
@@ -241,7 +241,7 @@ class TrainingScaffold(tf.train.Scaffold):
             session.run(self._initialize_unsaved, dict.fromkeys(self._job.updates.are_finished, is_finished))
         self._has_trained, self._pause_secs = True, POLL_SECS
         self.found_step = int(session.run(self._global_step))
-        self._membership.say(TRAINING)  # first: a signal lets this task save now, for which each ps must stay
+        self._membership.board.say(TRAINING)  # first: a signal lets this task save now, for which each ps must stay
         self.found_session = session
         logging.info("%s: %s, at global step %d", self._task, origin, self.found_step)
         events.record("model", origin=origin, global_step=self.found_step)

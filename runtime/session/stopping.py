@@ -13,8 +13,8 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster import signals
+from runtime.cluster.board import STOPPED, TRAINING, absent
 from runtime.cluster.membership import Membership
-from runtime.cluster.table import STOPPED, TRAINING, absent
 from runtime.cluster.task import Peer
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.end import end_process
@@ -111,13 +111,13 @@ class StopOnSignalHook(tf.train.SessionRunHook):
 
     def _say_that_it_stops(self) -> None:
         with contextlib.suppress(AwayError, RuntimeError, tf.errors.OpError):  # they will see that it is gone
-            self._membership.repeat_until_answered(lambda: self._membership.say(STOPPED), OTHERS_SECS)
+            self._membership.board.repeat_until_answered(lambda: self._membership.board.say(STOPPED), OTHERS_SECS)
 
     def _wait_for_others(self) -> None:
         """Wait a little for the other workers, which may have had the signal too, to save their last steps."""
 
         def describe_training() -> str:
-            records = self._membership.repeat_until_answered(self._membership.records, OTHERS_SECS)
+            records = self._membership.board.repeat_until_answered(self._membership.board.records, OTHERS_SECS)
             training = [peer for peer in self._task.clients if records[peer.index].state == TRAINING]
             return ", ".join(f"{peer} to stop" for peer in {*training} - absent(training, records).keys())
 

@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
+from runtime.cluster.board import absent
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import describe
-from runtime.cluster.table import absent
 from runtime.cluster.task import Peer
 from runtime.updates.meeting import Meeting, Rule
 
@@ -61,7 +61,7 @@ class LostWorkersHook(tf.train.SessionRunHook):
             return False
         lost = dict[Peer, str]()
         if not is_moving:
-            lost = absent(self._task.others("worker"), self._membership.records())
+            lost = absent(self._task.others("worker"), self._membership.board.records())
             are_lost = np.zeros(self._rule.num_workers, bool)
             are_lost[[worker.index for worker in lost]] = True
             # A chief that has taken its last step waits for the others, and these may still wait for another ps.
