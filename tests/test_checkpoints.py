@@ -2,7 +2,9 @@ import concurrent.futures
 import contextlib
 import errno
 import fcntl
+import json
 import os
+import pathlib
 import shutil
 
 import numpy as np
@@ -88,6 +90,17 @@ def test_weights_that_were_those_of_another_variable_are_refused(graph, tmp_path
         assert str(error.value).startswith(
             f"{path} has the weights of Variable under the name Variable_1: name the variables, or "
         )
+
+
+def test_what_tells_exchanged_weights_may_be_damaged_and_is_said_to_be(model, tmp_path, caplog):
+    path = save(tmp_path, {"w": [3, 2], "steps": []})
+    folder = RunFolder(tmp_path)
+    checkpoints.check_last_checkpoint(folder, {"w": "1"})
+    assert caplog.text == ""
+    pathlib.Path(folder.uses).write_bytes(b"\0" * 20)
+    checkpoints.check_last_checkpoint(folder, {"w": "1"})
+    assert f"{folder.uses} cannot be read: whether {path} has all under the right names is not checked" in caplog.text
+    assert json.loads(pathlib.Path(folder.uses).read_text()) == {"w": "1"}
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:10], lambda data: data[:-1] + b"x"])

@@ -105,6 +105,9 @@ def check_last_checkpoint(folder: RunFolder, uses: Mapping[str, str]) -> None:
     if path := find_last_checkpoint(folder):
         unused = check_checkpoint(_widen_global_step(path, folder))
         before = read_json(folder.uses)
+        if not before and os.path.exists(folder.uses):  # after the loss of power, say
+            told = "%s cannot be read: whether %s has all under the right names is not checked"
+            logging.warning(told, folder.uses, path)
         moved = sorted(name for name in uses if uses[name] != before.get(name))
         if moved and sorted(uses.values()) == sorted(before.values()):  # else it is another model
             names = {use: name for name, use in before.items()}
