@@ -79,7 +79,7 @@ IN_WORDS = {1: "a second", 2: "two", 7: "seven", 8: "eight", 60: "a minute"}
         ("folder-of-ps", f"waits {IN_WORDS[events.MAX_MEMORY_SECS]} (NFS can be slow)"),
         ("chief-has-ended", f"{supervisor.LEAVE_SECS:g} s after the chief has ended"),
         ("dynamic-pieces", f"{IN_WORDS[EXCHANGES_PER_RUN]} batches"),
-        ("dynamic-pieces", f"several of more than {pipeline.MAX_PIECES}"),
+        ("dynamic-pieces", f"several if there are more than {pipeline.MAX_PIECES}"),
         ("windows", f"reads {records.NUM_OPEN} in turns, {records.BLOCK_SIZE} records each time"),
         ("windows", f"{pipeline.MAX_WINDOW // 1000} {pipeline.MAX_WINDOW % 1000} examples, or fewer"),
         ("windows", f"more than {pipeline.WINDOW_BYTES >> 20} MB"),

@@ -77,19 +77,17 @@ def test_two_files_of_a_user_train_another_model_on_other_data_beside_the_first_
     assert f"user_dir: {EXAMPLE}" in (tmp_path / "train" / "report.html").read_text()
 
 
-def test_the_two_files_that_the_page_shows_train(tmp_path):
-    inputs, model, of_csv = listings("your-own.md")
-    (tmp_path / "own" / "data").mkdir(parents=True)
+def test_the_two_files_that_the_page_shows_train(tmp_path, monkeypatch):
+    make_data, inputs, model, of_csv = listings("your-own.md")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "make_data.py").write_text(make_data)
+    runpy.run_path("make_data.py")
     (tmp_path / "own" / "mnist_input.py").write_text(inputs)
     (tmp_path / "own" / "model.py").write_text(model)
-    generator = np.random.default_rng(0)
-    centres = generator.uniform(0, 255, (3, 20))
+    header = ",".join(f"column{i}" for i in range(21))
     for split in ("train", "t10k"):
-        y = generator.integers(3, size=1000)
-        x = np.round(centres[y] + generator.normal(0, 20, (1000, 20)))
-        np.savez(tmp_path / "own" / "data" / f"{split}.npz", x=x, y=y)
-        header = ",".join(f"column{i}" for i in range(21))
-        rows = np.column_stack([x, y])
+        arrays = np.load(tmp_path / "own" / "data" / f"{split}.npz")
+        rows = np.column_stack([arrays["x"], arrays["y"]])
         np.savetxt(tmp_path / "own" / "data" / f"{split}.csv", rows, delimiter=",", header=header, comments="")
     run = launch(tmp_path, "own", "--data_dir=own/data", "--train_steps=2000")
     assert run.wait() == 0, run.output()
