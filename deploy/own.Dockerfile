@@ -1,4 +1,4 @@
-# The image of a model of your own: that of deploy/Dockerfile, with the files of a folder. Build it in the project's folder:
+# The image for a model of your own. It adds FOLDER to that of deploy/Dockerfile. Build it in the project's folder:
 #
 #   docker build --file deploy/own.Dockerfile --tag own:1 FOLDER
 
@@ -6,7 +6,7 @@ FROM mnist:1
 
 ARG PIP_INDEX_URL
 USER root
-# model.py, mnist_input.py and what they import; perhaps requirements.txt with further packages, and data.
+# FOLDER has model.py, mnist_input.py and what they import. It may have requirements.txt for more packages, and data.
 COPY . /opt/own
 ENV USER_DIR=/opt/own
 RUN cd "$USER_DIR" && chmod -R a+rX . && \

@@ -1,8 +1,8 @@
-"""Convert what load() of mnist_input.py returns into TFRecord files of `tf.train.Example`.
+"""Convert the examples from load() of mnist_input.py into TFRecord files of `tf.train.Example`.
 
     python examples/convert.py --shards N [--user_dir DIR] [--data_dir DIR --output_dir NEW_DIR]
 
-The files appear whole, by a rename, or not at all.
+The new folder appears once all its files are complete.
 """
 
 import argparse
@@ -37,12 +37,12 @@ Load = Callable[[str, str], Columns]  # reads a split of a folder into memory
 def convert(load: Load, features: Mapping[str, Any], data_dir: str, output_dir: str, num_files: int) -> None:
     """Write the splits `train` and `t10k` of `data_dir` as TFRecord files into a new folder.
 
-    A record has a feature for each column of its example: bytes, as they lie in memory, where `features` says so, or
-    numbers. Those to train on are mixed, since data sets are often sorted, and files are shuffled in windows only. The
-    same examples always give the same bytes.
+    A record has one feature for each column of its example, which holds bytes if `features` says string, and otherwise
+    numbers. The training examples are shuffled here, because data sets are often sorted, and training shuffles only in
+    windows. The same examples always give the same files.
 
     Raises:
-      UnusableError: the folder is there already, or cannot be written, or there are fewer examples than files.
+      UnusableError: the folder exists or cannot be written, or there are fewer examples than files.
     """
     check_folder("output_dir", output_dir, is_pattern=False)
     output_dir = os.path.abspath(output_dir)
@@ -91,7 +91,7 @@ def _write(columns: Columns, features: Mapping[str, Any], folder: str, split: st
 
 
 def _add(feature: Any, dtype: tf.DType, part: Any) -> None:
-    """Put a part of an example into a feature."""
+    """Put one column of an example into a feature."""
     if dtype == tf.string:
         are_texts = part.dtype.kind in "OSU"
         values = [tf.compat.as_bytes(text) for text in part.flat] if are_texts else [part.tobytes()]
@@ -101,13 +101,13 @@ def _add(feature: Any, dtype: tf.DType, part: Any) -> None:
 
 
 def main() -> None:
-    """Convert what `mnist_input.py` loads, as the command line says."""
+    """Convert the examples that the command line names."""
     reader = program.import_files().reader
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--shards", type=int, metavar="N", required=True, help="number of files for training")
-    parser.add_argument("--user_dir", help="folder of model.py and mnist_input.py, as of distributed.py")
-    parser.add_argument("--data_dir", help="the data set's own files; default: MNIST")
-    parser.add_argument("--output_dir", help="a new folder for the result, needed with --data_dir")
+    parser.add_argument("--shards", type=int, metavar="N", required=True, help="number of training files")
+    parser.add_argument("--user_dir", help="folder with model.py and mnist_input.py, as for distributed.py")
+    parser.add_argument("--data_dir", help="folder with the data set's own files; default: MNIST")
+    parser.add_argument("--output_dir", help="new folder for the TFRecord files; --data_dir requires it")
     arguments, others = parser.parse_known_args()
     try:
         if flags.FLAGS([sys.argv[0], *others])[1:]:  # those of the two files
@@ -117,7 +117,7 @@ def main() -> None:
     if not 0 < arguments.shards <= 99999:
         parser.error("--shards must be from 1 to 99999")
     if arguments.data_dir and not arguments.output_dir:
-        parser.error("--output_dir is needed with --data_dir, into which nothing is written")
+        parser.error("--data_dir needs --output_dir, because nothing is written into --data_dir")
     data_dir = arguments.data_dir or download.default_data_dir()
     output_dir = arguments.output_dir or os.path.join(data_dir, "tfrecord")
     try:

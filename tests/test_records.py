@@ -205,7 +205,7 @@ convert.main()
             "--data_dir=~/mnist: only a shell expands ~, and only at the start of a word: write $HOME",
         ),
         (["--output_dir=gs://bucket/data"], "--output_dir gs://bucket/data is not a folder: gs:// is not supported"),
-        (["--data_dir={folder}"], "--output_dir is needed with --data_dir, into which nothing is written"),
+        (["--data_dir={folder}"], "--data_dir needs --output_dir, because nothing is written into --data_dir"),
         (
             ["--data_dir={folder}", "--output_dir=new"],
             "is missing, and {folder} has table.csv: put the right file there",

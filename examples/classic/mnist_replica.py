@@ -1,6 +1,6 @@
-"""The classic parameter-server script of the TensorFlow 1 tutorials, on today's TensorFlow: read docs/tutorial.md.
+"""The classic parameter-server script of the TensorFlow 1 tutorials, on today's TensorFlow. See docs/tutorial.md.
 
-Its faults are those of the tutorials, so that you can see them; distributed.py has none of them.
+It keeps the faults of the tutorials, so that you can see them. distributed.py has none of them.
 """
 
 import gzip
@@ -41,13 +41,13 @@ def dense(inputs, num_inputs, num_outputs):
 
 def main(_):
     """Serve as a ps, or train as a worker."""
-    # Every process knows the addresses of all, and starts a server at its own.
+    # Each process knows the addresses of all processes and starts a server at its own.
     cluster = tf.train.ClusterSpec({"ps": FLAGS.ps_hosts, "worker": FLAGS.worker_hosts})
     server = tf.train.Server(cluster, job_name=FLAGS.job_name, task_index=FLAGS.task_index)
     if FLAGS.job_name == "ps":
-        server.join()  # it does what the workers' sessions ask for, and never returns
+        server.join()  # it computes what the workers' sessions ask for, and never returns
 
-    # The graph: each worker builds its own. Variables go to a ps, and what computes goes to this worker.
+    # The graph: each worker builds its own. Variables go to a ps, and computations to this worker.
     worker = f"/job:worker/task:{FLAGS.task_index}"
     with tf.device(tf.train.replica_device_setter(worker_device=worker, cluster=cluster)):
         global_step = tf.Variable(0, name="global_step", trainable=False)

@@ -1,10 +1,10 @@
-"""Tell which digits pictures show, with a model that distributed.py has exported.
+"""Classify pictures of digits with a model that distributed.py has exported.
 
     python examples/digits/predict.py --model DIR [--user_dir DIR] picture.png ...
 
-A picture may have any size and any colours, dark on light or light on dark, and be a photograph in uneven light. It
-shows one digit. It is made into what MNIST has: the digit, upright, fitted into 20 x 20 pixels, with its centre of mass
-in the middle of 28 x 28.
+A picture shows one digit. It may have any size and any colours, dark on light or light on dark, and it may be a
+photograph in uneven light. As in MNIST, the digit is made upright and scaled to 20 x 20 pixels. Its centre of mass
+comes into the middle of 28 x 28 pixels.
 """
 
 import argparse
@@ -46,10 +46,10 @@ OVERSAMPLING = 20  # so many pixels, in each direction, become one: enough that 
 
 
 def prepare(path: str) -> npt.NDArray[np.uint8]:
-    """Read a picture and make it into one of MNIST's images, uint8 [28, 28], 0 is paper and 255 is ink.
+    """Read a picture and return an image like MNIST's, uint8 [28, 28], where 0 is paper and 255 is ink.
 
     Raises:
-      UnusableError: it cannot be read, or shows nothing.
+      UnusableError: the picture cannot be read, or shows no digit or several.
     """
     try:
         picture = open_upright(path).convert("RGBA")
@@ -66,7 +66,7 @@ def prepare(path: str) -> npt.NDArray[np.uint8]:
 
 
 def _find_ink(pixels: npt.NDArray[np.float64]) -> Ink:
-    """Return how much each pixel, of [height, width, 4], differs from the paper: that is the colour of the border."""
+    """Return how much each pixel of [height, width, 4] differs from the paper, whose colour the border has."""
     colors, opacity = pixels[..., :3], pixels[..., 3:] / 255
     if np.median(opacity) < 0.5:  # what is opaque is ink, so any other colour will do as paper
         ink_color = np.average(colors, axis=(0, 1), weights=opacity[..., 0] + 1e-9)
@@ -88,7 +88,7 @@ def _find_ink(pixels: npt.NDArray[np.float64]) -> Ink:
 
 
 def _find_paper(colors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the paper of a photographed sheet at each pixel, [height, width, 3]: most of what is around is not ink."""
+    """Return the colour of a photographed sheet at each pixel, [height, width, 3], from the pixels around it."""
     picture = Image.fromarray(colors.astype(np.uint8))
     small = picture.reduce(PAPER_SCALE)
     bands = [band.filter(ImageFilter.MedianFilter(PAPER_SIZE)) for band in small.split()]
@@ -96,7 +96,7 @@ def _find_paper(colors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _has_gap(ink: Ink) -> bool:
-    """Return whether columns without ink part it into two that are both too much for a piece of one digit."""
+    """Return whether columns without ink separate two parts that are both too large for a piece of one digit."""
     of_columns = ink.sum(axis=0)
     shares = np.cumsum(of_columns)[of_columns == 0] / of_columns.sum()
     return bool(np.any((shares > MIN_SHARE) & (shares < 1 - MIN_SHARE)))
@@ -105,7 +105,7 @@ def _has_gap(ink: Ink) -> bool:
 def _center(ink: Ink) -> npt.NDArray[np.uint8]:
     """Make a digit upright, scale its longer side to 20 pixels, and put its centre of mass into the middle.
 
-    It is upright when its ink leans to neither side. It stays inside the image, also if its mass is at one end of it.
+    A digit is upright if its ink leans to neither side. It stays inside the image even if its mass is at one end.
     """
     rows, columns = (places + 0.5 for places in np.nonzero(ink))
     mean = functools.partial(np.average, weights=ink[ink > 0])
@@ -129,10 +129,10 @@ def _center(ink: Ink) -> npt.NDArray[np.uint8]:
 
 
 def load_model(folder: str, spec: Mapping[str, tf.TensorSpec]) -> Callable[..., dict[str, tf.Tensor]]:
-    """Load the newest version in a folder of exported models, or the folder itself if it is one; it takes one image.
+    """Load the newest model in a folder of exports, or the folder itself if it is a model; the result takes one image.
 
     Raises:
-      UnusableError: there is none, or it cannot be loaded, or does not take what `INPUT`, `spec`, says.
+      UnusableError: there is no model, it cannot be loaded, or it does not take what `spec`, or `INPUT`, says.
     """
     try:
         versions = [name for name in os.listdir(folder) if name.isdigit()]
@@ -160,7 +160,7 @@ def main() -> None:
     """Print the class of each picture, and how sure the model is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", metavar="DIR", required=True, help="the --export_dir of distributed.py")
-    parser.add_argument("--user_dir", help="folder of its mnist_input.py and model.py, as of distributed.py")
+    parser.add_argument("--user_dir", help="folder with its model.py and mnist_input.py, as for distributed.py")
     parser.add_argument("pictures", metavar="picture", nargs="+", help="a picture of one digit")
     arguments = parser.parse_args()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -183,7 +183,7 @@ def main() -> None:
 
 
 def _say(error: UnusableError) -> int:
-    """Say what is wrong, and return the exit status of that."""
+    """Print what is wrong, and return the exit status for it."""
     print(f"error: {error}", file=sys.stderr, flush=True)
     return UNUSABLE_STATUS
 

@@ -1,4 +1,4 @@
-"""From the files of Fashion-MNIST to examples, and from their bytes to what the model takes.
+"""Read the files of Fashion-MNIST into examples, and turn their bytes into inputs of the model.
 
 Shapes: n examples, b examples in a batch, 784 = 28 * 28 pixels of an image, row by row.
 """
@@ -26,7 +26,7 @@ class DataError(Exception):
 
 
 class Examples(NamedTuple):
-    """Images and their labels, as they lie in memory."""
+    """Images and their labels, in memory."""
 
     images: npt.NDArray[np.uint8]  # uint8 [n, 784]
     labels: npt.NDArray[np.uint8]  # uint8 [n], in [0, 10)
@@ -49,20 +49,20 @@ def load(data_dir: str, split: str) -> Examples:
                 np.frombuffer(labels.read(), np.uint8, offset=8),
             )
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{prefix}-*-ubyte.gz cannot be read ({error}): put the right files there") from error
+        raise DataError(f"{prefix}-*-ubyte.gz cannot be read ({error}): put Fashion-MNIST's files there") from error
     if len(set(np.bincount(examples.labels))) != 1 or len(examples.images) != len(examples.labels):
-        raise DataError(f"{prefix}-*-ubyte.gz are not Fashion-MNIST's, which has equally many examples of each class")
+        raise DataError(f"{prefix}-*-ubyte.gz are not Fashion-MNIST's, whose classes have equally many examples")
     return examples
 
 
 def parse(serialized: tf.Tensor) -> Examples:
-    """Build the examples, as `load()` returns them, of records in TFRecord files, string [b]."""
+    """Build examples like those from `load()` from the records of TFRecord files, string [b]."""
     parsed = tf.io.parse_example(serialized, FEATURES)
     return Examples(tf.reshape(tf.io.decode_raw(parsed["image"], tf.uint8), [-1, NUM_PIXELS]), parsed["label"])
 
 
 def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Build what the model takes of a batch: what `to_inputs()` makes of its images, and its labels, int32 [b]."""
+    """Build the inputs of the model, with `to_inputs()`, and the labels, int32 [b], of a batch."""
     return to_inputs(images), tf.cast(labels, tf.int32)
 
 

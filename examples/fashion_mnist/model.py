@@ -10,7 +10,7 @@ from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("hidden_units", 100, "width of the layer before the logits", lower_bound=1)
-flags.DEFINE_float("dropout", 0.2, "part of this layer that a training step leaves out", 0, 1)
+flags.DEFINE_float("dropout", 0.2, "fraction of this layer that a training step drops", 0, 1)
 
 
 def build_logits(images: tf.Tensor, is_training: bool) -> tf.Tensor:

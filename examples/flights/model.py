@@ -1,7 +1,7 @@
 """Wide and deep (Cheng et al. 2016, arXiv:1606.07792): will this flight be late?
 
-The wide part remembers: each combination of values has a weight of its own. The deep part generalises: each value has a
-vector, and layers make something of them. Shapes: b flights in a batch, c crosses, 8 numbers in a vector.
+The wide part memorises, because each combination of values has a weight of its own. The deep part generalises, because
+its layers combine the vectors of single values. Shapes: b flights in a batch, c crosses, 8 numbers in a vector.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_integer("layers", [64, 32], "widths of the layers of the deep part")
-flags.DEFINE_integer("buckets", 200_000, "rows of the table of crosses, which share them where their hashes meet", 1)
+flags.DEFINE_integer("buckets", 200_000, "rows of the table of crosses; crosses with the same hash share a row", 1)
 
 CROSSES = (
     ("carrier", "flight"),
@@ -28,7 +28,7 @@ TIMES = {"month": 13, "weekday": 7, "hour": 24, "arrival_hour": 24}
 
 
 def build_logits(inputs: Mapping[str, tf.Tensor], is_training: bool) -> tf.Tensor:
-    """Build the log of the odds, float32 [b], of inputs as `to_inputs()` in mnist_input.py makes them."""
+    """Build the log-odds, float32 [b], from inputs that `to_inputs()` in mnist_input.py returns."""
     with tf.variable_scope("wide"):
         crosses = [
             tf.string_join([str(cross), *(tf.as_string(inputs[name]) for name in cross)], " ") for cross in CROSSES
@@ -61,7 +61,7 @@ def build_loss(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 
 def build_metrics(logits: tf.Tensor, labels: tf.Tensor) -> dict[str, object]:
-    """Build the area under the ROC curve, which needs all flights, and the fraction of flights that are right."""
+    """Build the area under the ROC curve, which needs all flights, and the fraction of correct predictions."""
     auc = tf.metrics.auc(labels, tf.sigmoid(logits), summation_method="careful_interpolation")
     accuracy = tf.reduce_mean(tf.cast(tf.equal(logits > 0, labels > 0.5), tf.float32))
     return {"auc": auc, "accuracy": accuracy}

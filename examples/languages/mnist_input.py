@@ -1,6 +1,6 @@
-"""From lists of words to examples: a word, and the language that it is of.
+"""Read lists of words into examples, each a word and its language.
 
-Debian and Ubuntu have the lists, in /usr/share/dict. Shapes: n examples, 24 letters of a word.
+Debian and Ubuntu have the lists in /usr/share/dict. Shapes: n examples, 24 letters of a word.
 """
 
 import os
@@ -44,10 +44,10 @@ class DataError(Exception):
 
 
 class Examples(NamedTuple):
-    """Words and their languages, as they lie in memory."""
+    """Words and their languages, in memory."""
 
     words: npt.NDArray[np.int32]  # int32 [n, 24], code points in Unicode; 0 after the last letter
-    labels: npt.NDArray[np.uint8]  # uint8 [n], places in LANGUAGES
+    labels: npt.NDArray[np.uint8]  # uint8 [n], indices in LANGUAGES
 
     def show(self, index: int) -> str:
         """Return an example as the report shows it."""
@@ -55,7 +55,7 @@ class Examples(NamedTuple):
 
 
 def find_classes(data_dir: str) -> tuple[str, ...]:
-    """Return the names of the classes by their labels, whatever the folder."""
+    """Return the names of the classes by label; they do not depend on the folder."""
     return LANGUAGES
 
 
@@ -75,7 +75,7 @@ def load(data_dir: str, split: str) -> Examples:
 
 
 def read_words(path: str, encoding: str) -> list[str]:
-    """Read a list; return `NUM_WORDS` of its words, in an order that is always the same."""
+    """Read a list, and return at most `NUM_WORDS` of its words, always in the same order."""
     try:
         with open(path, encoding=encoding) as file:
             lines = file.read().split()
@@ -88,12 +88,12 @@ def read_words(path: str, encoding: str) -> list[str]:
 
 
 def encode(words: list[str]) -> npt.NDArray[np.int32]:
-    """Return words as `Examples` have them."""
+    """Return words in the form that `Examples` have."""
     return np.array(words, f"<U{MAX_LETTERS}").view(np.int32).reshape(-1, MAX_LETTERS)
 
 
 def decode(words: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Build what the model takes of a batch: words, int32 [b, 24], and labels, int32 [b]."""
+    """Build the inputs of the model, words, int32 [b, 24], and the labels, int32 [b], of a batch."""
     return to_inputs(words), tf.cast(labels, tf.int32)
 
 

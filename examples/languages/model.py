@@ -1,7 +1,7 @@
-"""Which language is this word? The mean of the vectors of its n-grams, from a table, and a layer of logits.
+"""Classify words by language: a layer of logits on the mean of the vectors of a word's n-grams, from a table.
 
-This is the classifier of fastText (Joulin et al. 2016, arXiv:1607.01759). Shapes: b words in a batch, of 24 letters at
-most, k n-grams in all of them, 16 numbers for each n-gram, 15 languages.
+This is the classifier of fastText (Joulin et al. 2016, arXiv:1607.01759). Shapes: b words in a batch, of at most 24
+letters, k n-grams in all of them, 16 numbers for each n-gram, 15 languages.
 """
 
 import tensorflow.compat.v1 as tf
@@ -25,7 +25,7 @@ def build_logits(words: tf.Tensor, is_training: bool) -> tf.Tensor:
 
 
 def _build_ngrams(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Build the hashes of all n-grams, in [0, BUCKETS), and the word that each is of: int64 [k]."""
+    """Build the hashes of all n-grams, in [0, BUCKETS), and the word of each: int64 [k]."""
     ends = tf.math.count_nonzero(words, axis=1) + 1
     letters = tf.pad(tf.cast(words, tf.int64), [[0, 0], [1, 1]])
     letters += MARK * sum(tf.one_hot(place, MAX_LETTERS + 2, dtype=tf.int64) for place in (0, ends))  # int64 [b, 26]

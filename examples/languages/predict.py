@@ -1,4 +1,4 @@
-"""Tell which language words are of, with a model that distributed.py has exported.
+"""Guess the languages of words with a model that distributed.py has exported.
 
 python examples/languages/predict.py --model DIR word ...
 """
@@ -17,10 +17,10 @@ from mnist_input import LANGUAGES, MAX_LETTERS, DataError, encode
 
 
 def normalize(argument: str) -> str:
-    """Return a word as those of the lists are: small letters, each one code point.
+    """Return a word in the form of the lists, in lower case, with one code point for each letter.
 
     Raises:
-      DataError: it is none, or too long for the model.
+      DataError: this is not a word, or it is too long for the model.
     """
     word = unicodedata.normalize("NFC", argument.lower())
     if not word.isalpha():
@@ -34,7 +34,7 @@ def load_model(folder: str) -> Callable[..., dict[str, tf.Tensor]]:
     """Load the newest version in a folder of exported models.
 
     Raises:
-      DataError: there is none, or it is not one of words.
+      DataError: there is none, or it does not take words.
     """
     try:
         newest = max((name for name in os.listdir(folder) if name.isdigit()), key=int)

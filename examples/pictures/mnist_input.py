@@ -1,6 +1,6 @@
-"""From a folder of pictures by class to examples: PICTURES/CLASS/*.jpg, of any format and size.
+"""Read pictures of any format and size from a folder for each class, PICTURES/CLASS/*.jpg.
 
-`runtime/data/pictures.py` says what is taken. Shapes: b examples in a batch, pictures of [h, w, c].
+`runtime/data/pictures.py` says which files count. Shapes: b examples in a batch, pictures of [h, w, c].
 """
 
 import tensorflow.compat.v1 as tf
@@ -16,7 +16,7 @@ list_files = pictures.list_pictures  # paths, and labels
 
 
 def build_dataset(files: tf.data.Dataset, split: str) -> tf.data.Dataset:
-    """Return the pictures of some of these files, each with its label: (uint8 [h, w, c], int32 [])."""
+    """Return the pictures in some of these files, each with its label: (uint8 [h, w, c], int32 [])."""
 
     def read(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         picture = tf.numpy_function(lambda path: pictures.read_picture(path, INPUT.shape.as_list()), [path], tf.uint8)
@@ -31,5 +31,5 @@ def to_inputs(images: tf.Tensor) -> tf.Tensor:
 
 
 def decode(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Build what the model takes of a batch for training: some pictures are mirrored."""
+    """Build the inputs of the model and the labels of a training batch, in which some pictures are mirrored."""
     return to_inputs(tf.image.random_flip_left_right(images)), labels

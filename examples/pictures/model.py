@@ -6,7 +6,7 @@ from absl import flags
 import mnist_input
 
 FLAGS = flags.FLAGS
-flags.DEFINE_float("dropout", 0.3, "fraction of the hidden units that a step leaves out", 0.0, 0.9)
+flags.DEFINE_float("dropout", 0.3, "fraction of the hidden units that a training step drops", 0.0, 0.9)
 
 
 def build_logits(images: tf.Tensor, is_training: bool) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Tell of which class pictures are, with a model that distributed.py has exported.
+"""Classify pictures with a model that distributed.py has exported.
 
 python examples/pictures/predict.py --model DIR picture ...
 """
@@ -28,7 +28,9 @@ def main() -> None:
         newest = max((name for name in os.listdir(arguments.model) if name.isdigit()), key=int)
         model = tf.saved_model.load(os.path.join(arguments.model, newest)).signatures["serving_default"]
     except (OSError, ValueError) as error:
-        sys.exit(f"error: --model {arguments.model} has no exported model ({error}): give the --export_dir")
+        sys.exit(
+            f"error: --model {arguments.model} has no exported model ({error}): give the --export_dir of distributed.py"
+        )
     ((name, spec),) = model.structured_input_signature[1].items()
     status = 0
     for path in arguments.pictures:
