@@ -28,8 +28,8 @@ def main() -> None:
         newest = max((name for name in os.listdir(arguments.model) if name.isdigit()), key=int)
         model = tf.saved_model.load(os.path.join(arguments.model, newest)).signatures["serving_default"]
     except (OSError, ValueError) as error:
-        sys.exit(
-            f"error: --model {arguments.model} has no exported model ({error}): give the --export_dir of distributed.py"
+        parser.error(
+            f"--model {arguments.model} has no exported model ({error}): give the --export_dir of the training"
         )
     ((name, spec),) = model.structured_input_signature[1].items()
     status = 0

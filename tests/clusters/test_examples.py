@@ -164,6 +164,8 @@ def test_pictures_of_any_size_are_read_by_class(tmp_path):
     predicted = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert re.fullmatch(rf"{re.escape(str(picture))}: ({'|'.join(names)}) \(\d+\.\d%\)\n", predicted.stdout)
     assert (predicted.returncode, "error: no.png cannot be read as a picture: " in predicted.stderr) == (2, True)
+    refused = subprocess.run([*command[:2], "--model=nothing", picture], cwd=tmp_path, capture_output=True, text=True)
+    assert (refused.returncode, "error: --model nothing has no exported model (" in refused.stderr) == (2, True)
     assert ">actions<" in (tmp_path / "train" / "report.html").read_text(), "in the confusion matrix"
     assert set(ICONS.rglob("*")) == before
 
