@@ -1,5 +1,6 @@
 import contextlib
 import ctypes
+import errno
 import os
 import pathlib
 import platform
@@ -9,6 +10,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 
 import psutil
 import pytest
@@ -211,6 +213,17 @@ def test_a_user_who_may_start_few_threads_is_told(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (10**4 if kind == resource.RLIMIT_NPROC else -1, -1))
     assert why_too_low(10**4).startswith("the thread limit of this user, ulimit -u, is 10000, of which 0 are used: ")
     assert not why_too_low()
+
+
+def test_a_process_without_a_folder_for_temporary_files_is_told_what_to_do(monkeypatch):
+    def fail():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    assert why_too_low() == (
+        "No usable temporary directory found in ['/tmp']: mount a tmpfs on /tmp, or set TMPDIR to a folder that can be"
+        " written"
+    )
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")

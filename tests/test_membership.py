@@ -478,7 +478,9 @@ def test_a_server_that_is_there_but_never_answers_is_asked_for_a_while(local_ser
         raise tf.errors.UnavailableError(None, None, "no answer from ps-0:2222")
 
     member = local_servers(1, 1).membership("worker", 0)
-    with pytest.raises(AwayError, match="worker 0 waited 1 s: no answer from ps-0:2222; start the missing task, or"):
+    with pytest.raises(
+        AwayError, match="worker 0 waited 1 s for its servers: no answer from ps-0:2222: start the missing task, or"
+    ):
         member.board.repeat_until_answered(ask_in_vain, timeout_secs=1)
 
 

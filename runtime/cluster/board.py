@@ -2,7 +2,6 @@
 
 import functools
 import json
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,8 +22,7 @@ from runtime.cluster.status import (
 )
 from runtime.cluster.table import Table
 from runtime.cluster.task import Peer, Task
-from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
-from runtime.process.errors import AwayError
+from runtime.cluster.waiting import wait_until_nothing_is_missing
 
 # What it says that it does: its state.
 TRAINING = "training"
@@ -108,18 +106,22 @@ class Board:
           AwayError: a server was still silent after `timeout_secs`, by default the recovery timeout.
           UnavailableError: the process of a server has ended.
         """
-        start, secs = time.monotonic(), self._recovery_secs if timeout_secs is None else timeout_secs
-        while True:
+        answers = list[Answer]()
+
+        def describe_silent() -> str:
             try:
-                return ask_servers()
+                answers.append(ask_servers())
             except tf.errors.UnavailableError as error:
                 statuses = self._look()
                 if REFUSED in [statuses[server].reason for server in self._task.servers]:
                     raise
-                if time.monotonic() > start + secs:
-                    remedy = "start the missing task, or correct the host lists so that each address reaches its task"
-                    raise AwayError(f"{self._task} waited {secs:.0f} s: {error.message}; {remedy}") from error
-            time.sleep(POLL_SECS)
+                return f"its servers: {error.message}"
+            return ""
+
+        secs = self._recovery_secs if timeout_secs is None else timeout_secs
+        remedy = "start the missing task, or correct the host lists so that each address reaches its task"
+        wait_until_nothing_is_missing(self._task, describe_silent, secs, remedy)
+        return answers[0]
 
     def dismiss_servers(self) -> None:
         """Dismiss every server, as the chief: each leaves when it hears that.

@@ -1,6 +1,7 @@
 """The table that each server holds for others: texts by number, in which the tasks say what they are and do."""
 
 import contextlib
+import socket
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from runtime.cluster.status import ALIVE_SECS, ANSWER_SECS, ask
 from runtime.process.errors import reason
-from runtime.process.threads import start_guard
+from runtime.process.threads import close_in_background
 
 # What all tasks share on a server; a number from 0 on is a worker, and has its record. (No table has texts as keys.)
 CLUSTER = -1  # the host lists of the task whose server this is: long, if there are many workers
@@ -39,6 +40,7 @@ class Table:
             self._insert = insert(table_handle=table, keys=self._numbers, values=self._texts)
         self._counts: dict[str, tf.Tensor] = {}
         self._session: tf.Session | None = None
+        self._led_to = "", ""  # the process that has answered, and where its name led then, if to one place
         self._using = threading.Lock()
         self.num_begun = 0  # reads and writes that may have come to the server
 
@@ -72,13 +74,9 @@ class Table:
             self._close()
 
     def _close(self) -> None:
-        def close(session: tf.Session) -> None:
-            with contextlib.suppress(tf.errors.OpError):  # a server that is gone does not answer
-                session.close()
-
         session, self._session = self._session, None
         if session:
-            start_guard("close_table", close, session)  # nobody needs to wait for it
+            close_in_background(session)
 
     def _run(self, fetches: Any, feed_dict: Mapping[tf.Tensor, Any]) -> Any:
         with self._using:
@@ -97,11 +95,25 @@ class Table:
         return self._run(fetches, feed_dict)  # the process there has ended, and another one may have come
 
     def _connect(self) -> tf.Session:
-        if why := ask(self._address).reason:
+        """Return a new session with the server: the process that is known needs its name no more, if that is gone."""
+        if why := (status := ask(self._address)).reason:
             raise tf.errors.UnavailableError(None, None, why)
+        if not status.incarnation or status.incarnation != self._led_to[0]:
+            self._led_to = status.incarnation, _find_address(self._address)
         timeout_ms = round(1000 * (ANSWER_SECS + ALIVE_SECS))
         # A session with the cluster would wait for all of its tasks.
         config = tf.ConfigProto(device_filters=["/job:nobody"], operation_timeout_in_ms=timeout_ms)
         config.rpc_options.use_rpc_for_inprocess_master = True  # or its own address always leads a process to itself
         config.rpc_options.disable_session_connection_sharing = True  # or this waits behind what training sends
-        return tf.Session(f"grpc://{self._address}", self._graph, config)
+        return tf.Session(f"grpc://{self._led_to[1] or self._address}", self._graph, config)
+
+
+def _find_address(address: str) -> str:
+    """Return an address with the number of the host in the place of its name; "" if that has several, or none."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)}
+        if len(found) == 1:
+            (number,) = found
+            return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
+    return ""

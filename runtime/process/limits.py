@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import resource
+import tempfile
 from collections.abc import Iterator
 
 import psutil
@@ -24,11 +25,18 @@ def cgroups(root: pathlib.Path = pathlib.Path("/")) -> Iterator[pathlib.Path]:
 
 
 def why_too_low(num_tasks: int = 1, root: pathlib.Path = pathlib.Path("/")) -> str:
-    """Return which limit of this process is too low for so many tasks, and what to do; "" if none is."""
+    """Return which limit of this process is too low for so many tasks, and what to do; "" if none is.
+
+    TensorFlow needs a folder for temporary files, too.
+    """
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= address_space < MIN_ADDRESS_SPACE:  # -1: there is none
         needed = f"TensorFlow reserves at least {MIN_ADDRESS_SPACE >> 10}, though not as memory"
         return f"the address space limit, ulimit -v, is {address_space >> 10}: {needed}; raise it"
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        return f"{error.strerror}: mount a tmpfs on /tmp, or set TMPDIR to a folder that can be written"
     for name, limit, num_used in _thread_limits(root):
         if limit - num_used < num_tasks * THREADS_OF_TASK:
             needed = f"each task needs at least {THREADS_OF_TASK} threads"

@@ -54,6 +54,16 @@ def start_guard(name: str, guard: Callable[..., Any], *arguments: Any) -> None:
     make_guard(name, guard, *arguments).start()
 
 
+def close_in_background(session: tf.Session) -> None:
+    """Close a session of which nobody needs to wait for the end: that may take long where a network fails."""
+
+    def close() -> None:
+        with contextlib.suppress(tf.errors.OpError):  # a server that is gone does not answer
+            session.close()
+
+    start_guard("close_session", close)
+
+
 @contextlib.contextmanager
 def reminding(what: str, folder: str, where: str = "") -> Iterator[None]:
     """Log, as long as it goes on, `what` is done with a folder: a file server that is away may never answer."""

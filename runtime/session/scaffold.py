@@ -1,5 +1,6 @@
 """How a worker's sessions become ready: wait for the ps tasks, then for the model, or make or restore it."""
 
+import concurrent.futures
 import contextlib
 import functools
 import math
@@ -18,7 +19,7 @@ from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.machine.session_config import Connection
 from runtime.process.end import end_process
 from runtime.process.errors import AwayError, reason
-from runtime.process.threads import reminding
+from runtime.process.threads import close_in_background, reminding
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.saving import checkpoints, result
@@ -28,6 +29,8 @@ from runtime.updates.exchange import Updates
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
 MAX_PAUSE_SECS = 1.0  # between two sessions that cannot be made
+NUM_SENT = 4096  # float32 numbers, more than go into one packet
+PROBE_SECS = 5.0  # how long these take at most where nothing is wrong
 MAX_FAILING_SECS = 60.0  # how long a session lasts at most that could take no step from the beginning
 SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take to show what the chief has written
 
@@ -86,6 +89,9 @@ class TrainingScaffold(tf.train.Scaffold):
         self._is_unsure = task.is_chief and not events.has_recorded("tested")
         self._pause_secs = POLL_SECS  # before the next session, after one that never came to be
         self._failing_since, self._ready_at = math.inf, -math.inf  # times of `time.monotonic()`
+        self._probes = concurrent.futures.ThreadPoolExecutor(1)  # where large packets are lost, they hang
+        self._probe: concurrent.futures.Future[str] | None = None
+        self._probed = task.servers[0]
         self.incarnations: dict[Peer, str] = {}  # of the servers, as they were before the last session was made
         self._global_step = tf.train.get_global_step()
         unsaved = job.updates.unsaved_variables
@@ -95,7 +101,7 @@ class TrainingScaffold(tf.train.Scaffold):
             self._initialize_unsaved = tf.variables_initializer(unsaved)
             self._initializer = tf.global_variables_initializer()
             with tf.device(f"{task.device}/device:CPU:0"):
-                self._sent = tf.timestamp()
+                self._sent = tf.zeros([NUM_SENT]) + tf.cast(tf.timestamp(), tf.float32)  # no constant
             self._received = {}  # on each server, from this worker
             for server in task.servers:
                 with tf.device(f"{server.device}/device:CPU:0"):
@@ -142,8 +148,10 @@ class TrainingScaffold(tf.train.Scaffold):
 
         remedy = "give all tasks the same host lists; if they have them, check that large packets get through (the MTU)"
         wait_for(self._membership.agreement.describe_unconfirmed, remedy)
-        if self._was_ready:
-            wait_for(self._describe_unreached, f"open port {port_of(self._task.address)} of this host to them")
+        remedy = (
+            f"open port {port_of(self._task.address)} of this host to them, and let large packets through (the MTU)"
+        )
+        wait_for(self._describe_unreached, remedy)
         if not self._task.is_chief:
             wait_for(self._describe_missing_model, f"start the chief, or, if it is still reading, raise {flag}")
         wait_for_servers()  # the session meets the processes that answer now, or later ones
@@ -177,17 +185,28 @@ class TrainingScaffold(tf.train.Scaffold):
             raise AwayError(f"{self._task}: for {recovery_secs:g} s, {problem}: {remedy}")
 
     def _describe_unreached(self) -> str:
-        """Look which server does not reach this worker, though this worker reaches all of them."""
-        with self.connection.session(self._sent.graph) as session:
-            try:
-                session.run(self._sent)
-            except tf.errors.OpError:  # it does not
-                return ""
+        """Look which server does not reach this worker, or only with small packets, though this one reaches all."""
+        self._probe = self._probe or self._probes.submit(self._find_unreached)
+        try:
+            found, self._probe = self._probe.result(PROBE_SECS), None
+            return found
+        except concurrent.futures.TimeoutError:
+            return f"{self._probed} to reach {self._task} at {self._task.address} (no answer)"
+
+    def _find_unreached(self) -> str:
+        session = self.connection.session(self._sent.graph)
+        try:
+            session.run(self._sent)
+        except tf.errors.OpError:  # it does not reach them
+            return ""
+        try:
             for server, received in self._received.items():
-                try:
-                    session.run(received)
-                except tf.errors.OpError as error:
-                    return f"{server} to reach {self._task} at {self._task.address} ({reason(error)})"
+                self._probed = server
+                session.run(received)
+        except tf.errors.OpError as error:
+            return f"{self._probed} to reach {self._task} at {self._task.address} ({reason(error)})"
+        finally:
+            close_in_background(session)
         return ""
 
     def _describe_missing_servers(self, start: float) -> str:

@@ -230,6 +230,18 @@ def test_a_ps_comes_back_under_its_name_and_a_stop_saves_though_that_is_gone(
 
 
 @NEEDS_NAMES
+def test_a_run_whose_names_are_gone_ends_well(hosts, tmp_path, black_and_white_dir):
+    """As where the name server fails: what is connected needs no name."""
+    flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=3000"]
+    with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", *flags, network=hosts) as cluster:
+        ps = NamedPs(hosts, cluster, tmp_path)
+        ps.lead_to()
+        assert cluster.wait() == dict.fromkeys(cluster.names, 0)
+        assert "its servers" not in cluster["worker 0"].output()
+        assert "test accuracy 1.0000" in cluster["worker 0"].output()
+
+
+@NEEDS_NAMES
 def test_a_ps_whose_address_another_run_has_taken_is_found_where_its_name_leads(hosts, tmp_path, black_and_white_dir):
     flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
     with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", *flags, network=hosts) as cluster:
@@ -292,18 +304,22 @@ def test_a_link_that_stays_cut_ends_the_worker_and_names_the_ps(hosts, slow_run)
 
 
 @NEEDS_IPTABLES
-def test_a_worker_that_no_ps_can_reach_says_whose_port_to_open_and_ends(hosts, tmp_path, black_and_white_dir):
-    """As behind a firewall that lets only connections out: it reaches the ps, but its gradients are fetched."""
-    rule = ["iptables", "-A", "INPUT", "-i", "tun+", "-p", "tcp", "--syn", "-j", "DROP"]
+@pytest.mark.parametrize("lost", ["--protocol tcp --syn", "--match length --length 1300:65535"], ids=["syn", "large"])
+def test_a_worker_that_no_ps_can_reach_says_what_to_let_through_and_ends(hosts, tmp_path, black_and_white_dir, lost):
+    """As behind a firewall that lets only connections out, or only small packets in."""
+    rule = ["iptables", "-A", "INPUT", "-i", "tun+", *lost.split(), "-j", "DROP"]
     subprocess.run([*hosts.command(WORKER_1), *rule], env=network.ENVIRONMENT, check=True)
     flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
-    with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", "--recovery_timeout_secs=3", *flags, network=hosts) as cluster:
-        cluster.start()
+    with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", *flags, network=hosts) as cluster:
+        for name in ("ps 0", "worker 0"):
+            cluster.start_with(name, *cluster.role(name), *cluster.flags)
+        wait_for_steps(cluster["worker 0"], 10)
+        cluster.start_with("worker 1", *cluster.role("worker 1"), *cluster.flags, "--startup_timeout_secs=20")
         assert cluster["worker 1"].wait() == 1
         (line,) = re.findall(r"^error: .*", cluster["worker 1"].output(), re.MULTILINE)
         address, port = cluster.worker_hosts.split(",")[1].split(":")
-        assert f"worker 1 waited 3 s for ps 0 at {cluster.ps_hosts} to reach worker 1 at {address}:{port} (" in line
-        assert line.endswith(f"open port {port} of this host to them")
+        assert f"worker 1 waited 20 s for ps 0 at {cluster.ps_hosts} to reach worker 1 at {address}:{port} (" in line
+        assert line.endswith(f"open port {port} of this host to them, and let large packets through (the MTU)")
         wait_for_steps(cluster["worker 0"], 10)
         cluster["worker 0"].kill()
         cluster["ps 0"].kill()
