@@ -92,6 +92,14 @@ def test_weights_that_were_those_of_another_variable_are_refused(graph, tmp_path
         )
 
 
+def test_what_to_do_about_a_folder_that_cannot_be_written_follows_its_reason(tmp_path):
+    folder = RunFolder(tmp_path / "train")
+    assert folder.remedy_for("NotFoundError: …; No such file or directory") == "create the folder again"
+    (tmp_path / "train").mkdir()
+    assert folder.remedy_for("ResourceExhaustedError: …; No space left on device").startswith("free disk space")
+    assert folder.remedy_for("OutOfRangeError: File too large") == "raise the limit of file sizes, ulimit -f"
+
+
 def test_what_tells_exchanged_weights_may_be_damaged_and_is_said_to_be(model, tmp_path, caplog):
     path = save(tmp_path, {"w": [3, 2], "steps": []})
     folder = RunFolder(tmp_path)

@@ -213,6 +213,7 @@ def test_a_user_who_may_start_few_threads_is_told(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (10**4 if kind == resource.RLIMIT_NPROC else -1, -1))
     assert why_too_low(10**4).startswith("the thread limit of this user, ulimit -u, is 10000, of which 0 are used: ")
     assert not why_too_low()
+    assert why_too_low(num_others=10**4).endswith("; raise it, or run fewer tasks here"), "they may start right now"
 
 
 def test_a_process_without_a_folder_for_temporary_files_is_told_what_to_do(monkeypatch):

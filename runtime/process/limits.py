@@ -24,10 +24,15 @@ def cgroups(root: pathlib.Path = pathlib.Path("/")) -> Iterator[pathlib.Path]:
             yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(top))
 
 
-def why_too_low(num_tasks: int = 1, root: pathlib.Path = pathlib.Path("/")) -> str:
-    """Return which limit of this process is too low for so many tasks, and what to do; "" if none is.
+def why_too_low(num_tasks: int = 1, num_others: int = 0, root: pathlib.Path = pathlib.Path("/")) -> str:
+    """Return which limit of this process is too low, and what to do; "" if none is.
 
     TensorFlow needs a folder for temporary files, too.
+
+    Args:
+      num_tasks: that start now.
+      num_others: that start beside them, or have started.
+      root: of the files of the system.
     """
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= address_space < MIN_ADDRESS_SPACE:  # -1: there is none
@@ -38,7 +43,7 @@ def why_too_low(num_tasks: int = 1, root: pathlib.Path = pathlib.Path("/")) -> s
     except FileNotFoundError as error:
         return f"{error.strerror}: mount a tmpfs on /tmp, or set TMPDIR to a folder that can be written"
     for name, limit, num_used in _thread_limits(root):
-        if limit - num_used < num_tasks * THREADS_OF_TASK:
+        if limit - num_used < num_tasks * THREADS_OF_TASK or limit < (num_tasks + num_others) * THREADS_OF_TASK:
             needed = f"each task needs at least {THREADS_OF_TASK} threads"
             return f"{name}, is {limit}, of which {num_used} are used: {needed}; raise it, or run fewer tasks here"
     return ""

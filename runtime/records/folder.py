@@ -1,5 +1,6 @@
 """The train directory of a run: what lies where."""
 
+import errno
 import os
 import re
 import sys
@@ -51,10 +52,13 @@ class RunFolder:
         self.events = self._join("events")
         self.logs = self._join("logs")
 
-    @property
-    def remedy(self) -> str:
-        """What to do where nothing can be written here."""
-        return "free disk space or fix permissions" if os.path.isdir(self.path) else "create the folder again"
+    def remedy_for(self, reason: str) -> str:
+        """Return what to do where nothing can be written here, for this reason."""
+        if not os.path.isdir(self.path):
+            return "create the folder again"
+        if os.strerror(errno.EFBIG) in reason:
+            return "raise the limit of file sizes, ulimit -f"
+        return "free disk space (or inodes: df -i) or fix permissions"
 
     def _join(self, *names: str) -> str:
         return os.path.join(self.path, *names) if self.is_given else ""

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import threading
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -26,8 +27,11 @@ from runtime.model.users_files import users_flags
 from runtime.model.variables import check_size, make_variables, slices_of
 from runtime.monitoring.evaluation import ModelTest, build_placeholders
 from runtime.monitoring.measures import Target
+from runtime.process import limits
+from runtime.process.end import end_process
 from runtime.process.errors import UnusableError
 from runtime.process.phases import preparing
+from runtime.process.threads import start_guard
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.roles.evaluator import follow_checkpoints
@@ -44,6 +48,9 @@ USERS = {
     "build_optimizer": ["optimizer"],
     "build_learning_rate": ["learning_rate", "lr_schedule", "warmup_steps"],
 }
+
+
+STARTING_SECS = 5.0  # how much longer than a wait for others the start of a server may take
 
 
 class Member:
@@ -67,6 +74,7 @@ class Member:
             self.target = Target("accuracy", values.stop_at_accuracy)
         self.goal = Goal(values.train_steps, self.target)
         self.timeouts = Timeouts(values.startup_timeout_secs, values.recovery_timeout_secs)
+        self._has_started = threading.Event()
 
     @classmethod
     def from_flags(cls, values: flags.FlagValues) -> "Member":
@@ -81,6 +89,8 @@ class Member:
             events.start_recording(task, folder)
             return cls(values, task, folder, tf.ConfigProto())
         set_kernel_process_name(f"{task.job_name}-{task.index}")  # as `ps` and `pkill` show it
+        if why := limits.why_too_low(num_others=task.num_tasks_on_host - 1):  # unless each has a cgroup of its own
+            logging.warning("%s: %d tasks are to run here, but %s", task, task.num_tasks_on_host, why)
         replicas, num_workers = values.replicas_to_aggregate, len(task.worker_hosts)
         if (replicas or 1) > num_workers:
             raise UnusableError(
@@ -92,7 +102,16 @@ class Member:
         if values.export_dir:
             values.export_dir = os.path.abspath(values.export_dir)  # a user's file may go to another folder
         events.start_recording(task, folder)
-        return cls(values, task, folder, make_session_config(task, values.gpus))
+        me = cls(values, task, folder, make_session_config(task, values.gpus))
+        start_guard("start", me._end_unless_started)
+        return me
+
+    def _end_unless_started(self) -> None:
+        """End this process if its server takes longer than any wait at the start: it may lack threads, say."""
+        secs = self.timeouts.startup_secs + STARTING_SECS
+        if not self._has_started.wait(secs):
+            remedy = "raise the limits of this process, such as ulimit -u, and start this task again"
+            end_process(1, f"{self.task}: its server has not started within {secs:g} s: {remedy}")
 
     def guard(self, server: tf.train.Server) -> None:
         """Watch over the server of this process: its address, the host lists of the others, and whom it needs.
@@ -103,6 +122,7 @@ class Member:
         wait_until_address_leads_here(self.task, self.timeouts.startup_secs)
         self.connection = Connection(server.target, self.session_config)
         self.membership = start_membership(self.task, self.timeouts)
+        self._has_started.set()
         self.membership.describe_result = functools.partial(describe_result, self.folder, self.goal)
         if not self.task.only_serves:
             logging.info("%s: building its graph", self.task)  # which takes a busy machine some time

@@ -121,7 +121,7 @@ class CheckpointHook(tf.train.SessionRunHook):
                     raise UnusableError(f"{problem}: {DIVERGED}") from error
                 # It fails if a ps is lost; by name, since the graph may be another.
                 session.run(self._scaffold.ready_op.name)
-                self.failure, self.remedy = why, f"; {self._folder.remedy}"
+                self.failure, self.remedy = why, f"; {self._folder.remedy_for(why)}"
                 where = f"global step {global_step} could not be saved in {self._folder.path}"
                 raise UnsavedError(f"the model of {where}: {self.failure}") from error
 
