@@ -559,7 +559,7 @@ def test_a_train_dir_that_was_made_again_is_locked_again_unless_another_job_has_
     assert not os.path.exists(folder.path), "who writes there says that it is gone"
     os.mkdir(folder.path)
     train_dir.keep_locked(folder)
-    assert "was deleted and created again during this run" in caplog.text
+    assert "is another folder than when this run began" in caplog.text
     with open(folder.lock) as lock, pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.remove(folder.lock)
@@ -569,6 +569,23 @@ def test_a_train_dir_that_was_made_again_is_locked_again_unless_another_job_has_
             with pytest.raises(UnsavedError, match="is in use by another job, whose chief is"):
                 write(folder)
     assert not os.path.exists(folder.result)
+
+
+def test_a_train_dir_in_which_another_run_has_left_its_model_is_not_written(tmp_path):
+    other, own = (open_train_dir(CHIEF, str(tmp_path / name)) for name in ("other", "own"))
+    for folder in (other, own):
+        pathlib.Path(folder.checkpoint_state).write_text(f"of {folder.path}")
+    os.rename(own.path, f"{own.path}.old")
+    os.symlink(other.path, own.path)
+    for write in (train_dir.keep_locked, Result({"test_loss": 1.0}, 1.0, 1.0, {}).write):
+        with pytest.raises(UnsavedError, match="/own now has the model of another run: move that somewhere else"):
+            write(own)
+    assert not os.path.exists(other.result)
+    os.remove(own.path)
+    shutil.copytree(f"{own.path}.old", own.path)
+    train_dir.keep_locked(own)  # it has put a copy of its own folder there
+    os.remove(own.lock)
+    train_dir.keep_locked(own)
 
 
 def test_what_is_in_the_way_of_a_result_is_told_before_training(tmp_path):

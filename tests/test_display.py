@@ -199,6 +199,19 @@ def test_where_a_file_is_replaced_the_rest_of_the_old_one_is_read_and_then_the_n
         assert tail.read() == ["older", "new"]
 
 
+def test_a_file_that_is_not_followed_is_read_where_it_is_and_not_what_takes_its_place(tmp_path):
+    path = tmp_path / "log"
+    tail = Tail(str(path), follows=False)
+    assert tail.read() == []
+    with open(path, "a", buffering=1) as file:
+        file.write("own\n")
+        assert tail.read() == ["own"]
+        path.rename(tmp_path / "moved")
+        path.write_text("of another run\n")
+        file.write("last\n")
+        assert tail.read() == ["last"]
+
+
 @pytest.mark.parametrize(
     ("line", "shown", "style"),
     [

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("pictures", metavar="picture", nargs="+", help="of any format and size")
     arguments = parser.parse_args()
     try:
-        newest = max((name for name in os.listdir(arguments.model) if name.isdigit()), key=int)
+        newest = max((name for name in os.listdir(arguments.model) if name.isdigit()), key=int, default="1")
         model = tf.saved_model.load(os.path.join(arguments.model, newest)).signatures["serving_default"]
     except (OSError, ValueError) as error:
         parser.error(

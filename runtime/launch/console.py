@@ -25,12 +25,19 @@ class Console:
     def __init__(self, folder: RunFolder, names: Sequence[str], run: str):
         """Show tasks, such as "worker-0", from what they write into `folder` from now on; `run` has their events."""
         output.write_in_background()
-        self._chief, self._board = Tail(folder.log_of("worker 0")), Tail(folder.log_of("tensorboard"))
+        self._log_of_chief, self._board = folder.log_of("worker 0"), Tail(folder.log_of("tensorboard"))
+        self.follow_chief()
         # The result is shown though the disk of its log is full: the chief sends the lines that it cannot write.
         self._lost_lines, self.lost_lines_of_chief = multiprocessing.Pipe(duplex=False)
         self.lost_lines: collections.deque[str] = collections.deque(maxlen=NUM_LAST_LINES)
         self._result: list[str] = []  # this stands below the last picture
         self._screen = Screen(folder, names, run) if do_people_look() else None
+
+    def follow_chief(self) -> None:
+        """Show what the chief that starts now will log: the log of another run may take the place of the file."""
+        with contextlib.suppress(OSError):  # who starts it says so
+            open(self._log_of_chief, "ab").close()
+        self._chief = Tail(self._log_of_chief, follows=False)
 
     def say(self, line: str) -> None:
         """Show a line of the launcher itself."""

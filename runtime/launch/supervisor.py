@@ -104,6 +104,9 @@ class Supervisor:
                 output.reader_of_lost = self._console.lost_lines_of_chief
             self._run_script()
 
+        if task == self._chief:
+            self._console.refresh()
+            self._console.follow_chief()
         job_name, _, index = task.name.partition("-")
         role = [f"--job_name={job_name}", f"--task_index={index}"]
         try:

@@ -28,7 +28,7 @@ class TaskProcess:
         self.name, self.log = name, log
         self.status: int | None = 1  # None while it runs; before that, as if it had failed
         self.num_restarts = 0
-        self._tail = Tail(log)  # without what earlier runs have left
+        self._tail = Tail(log, follows=False)
         self.process: multiprocessing.context.ForkProcess  # once it is started
 
     def start(self, arguments: Sequence[str], run: Callable[[], None]) -> None:
@@ -44,6 +44,7 @@ class TaskProcess:
             if not self.num_restarts:
                 raise
             log = os.open(os.devnull, os.O_WRONLY)  # its steps are worth more than its log
+        self._tail = Tail(self.log, follows=False)  # without what earlier processes have left
 
         def become_task() -> None:
             for number in (*IGNORED, *DEFAULT):
@@ -86,7 +87,7 @@ class TaskProcess:
         return f"ended with status {self.status} ({reason})"
 
     def read_last_lines(self) -> list[str]:
-        """Return the last lines of what it has said in this run, once it has ended."""
+        """Return the last lines of what its last process has said."""
         return self._tail.read()[-NUM_LAST_LINES:]
 
 

@@ -116,6 +116,14 @@ def join_run(folder: RunFolder) -> str:
     return folder.run(max(folder.runs))
 
 
+def _is_of_others(folder: RunFolder) -> bool:
+    """Return whether the folder is one in which this process has joined no run, though others have."""
+    with contextlib.suppress(OSError):  # none has
+        there = os.stat(os.path.join(folder.events, "lock"))
+        return bool(_locks) and not os.path.samestat(there, os.fstat(_locks[-1].fileno()))
+    return False
+
+
 class _Recorder:
     """Writes in a thread of its own: a file server that does not answer must not keep a task waiting."""
 
@@ -155,7 +163,8 @@ class _Recorder:
         if not self.path or is_evaluator:  # which may see several runs, and is part of none
             run = folder.run(max(folder.runs, default=1)) if is_evaluator else join_run(folder)
             self.path = folder.events_of(run, self._task)
-        if is_there := os.path.isdir(folder.path):  # it may have been removed
+        # It may have been removed, or be that of another run now.
+        if is_there := os.path.isdir(folder.path) and not _is_of_others(folder):
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
         return is_there
 
@@ -170,7 +179,8 @@ class _Recorder:
         around, name = os.path.split(path)
         is_late = time.monotonic() > self._started_at + MAX_MEMORY_SECS
         with contextlib.suppress(OSError):
-            return (is_late or name in os.listdir(around)) and os.path.isdir(path)
+            is_there = (is_late or name in os.listdir(around)) and os.path.isdir(path)
+            return is_there and not _is_of_others(self.folder)
         return False
 
 

@@ -55,11 +55,11 @@ def append_lines(path: str, lines: collections.deque[bytes]) -> None:
 
 
 class Tail:
-    """The lines that come to a file after what it has now; where another takes its place, those of both."""
+    """The lines that come to a file after what it has now, and to what takes its place, unless that is not followed."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, follows: bool = True):
         """Begin at the end of the file, which need not be there yet."""
-        self._path = path
+        self._path, self._follows = path, follows
         self._file = self._open()
         self.skip_half_line()
 
@@ -72,10 +72,14 @@ class Tail:
         """Return the lines that are new since the last call; a line that is not whole comes later."""
         lines = self._read_on()
         with contextlib.suppress(OSError):  # there is none yet, or none any more
-            if not (self._file and os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))):
+            is_here = self._file and (not self._follows or self._is_at_path(self._file))
+            if not is_here:
                 self._file = self._open()
                 lines += self._read_on()
         return lines
+
+    def _is_at_path(self, file: io.FileIO) -> bool:
+        return os.path.samestat(os.stat(self._path), os.fstat(file.fileno()))
 
     def _read_on(self) -> list[str]:
         if not self._file:

@@ -104,8 +104,8 @@ def keep_trying(task: Task, steps: Sequence[Callable[[], None]], timeout_secs: f
         return f"the result to be saved ({'; '.join(failures)})" if failures else ""
 
     remedy = (
-        "free disk space or fix permissions; then restart this task while the ps tasks, which hold the model,"
-        " still wait, or restart all tasks"
+        "create the folder again, free disk space or fix permissions; then restart this task while the ps tasks, which"
+        " hold the model, still wait, or restart all tasks"
     )
     wait_until_nothing_is_missing(task, describe_failures, timeout_secs, remedy, LOOK_SECS, UnsavedError)
     if final:

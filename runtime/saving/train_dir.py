@@ -1,5 +1,6 @@
 """How the chief makes the train directory, keeps other jobs out of it, and sees that every ps finds it."""
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -52,10 +53,10 @@ def open_train_dir(task: Task, train_dir: str) -> RunFolder:
 
 
 def keep_locked(folder: RunFolder) -> None:
-    """Lock the folder of this chief anew if somebody has removed it, and made it again.
+    """Lock the folder of this chief anew if somebody has removed it, and made it again, or linked another one there.
 
     Raises:
-      UnsavedError: another job has it now.
+      UnsavedError: another job has it now, or has left its model there.
     """
     if folder.path not in _locked or not os.path.isdir(folder.path):  # who writes there says so
         return
@@ -67,7 +68,10 @@ def keep_locked(folder: RunFolder) -> None:
     except OSError:  # a file server that fails for a moment
         return
     if not is_there:
-        logging.warning("--train_dir %s was deleted and created again during this run", folder.path)
+        has_model = any(map(os.path.exists, (folder.checkpoint_state, folder.result)))
+        if has_model and _is_of_others(folder, descriptor):
+            raise UnsavedError(f"--train_dir {folder.path} now has the model of another run: move that somewhere else")
+        logging.warning("--train_dir %s is another folder than when this run began", folder.path)
         try:
             if _lock(folder, cluster):
                 raise UnusableError(
@@ -76,6 +80,13 @@ def keep_locked(folder: RunFolder) -> None:
             os.makedirs(folder.events, exist_ok=True)
         except (OSError, UnusableError) as error:
             raise UnsavedError(str(error)) from error
+
+
+def _is_of_others(folder: RunFolder, descriptor: int) -> bool:
+    """Return whether a folder has the lock file of another chief: neither none, nor a copy of this descriptor's."""
+    with contextlib.suppress(FileNotFoundError), open(folder.lock, "rb") as file:
+        return file.read() != os.pread(descriptor, 1000, 0)
+    return False
 
 
 # The locks of this process by their folders: the descriptor, and which cluster this is.

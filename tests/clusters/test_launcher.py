@@ -383,6 +383,26 @@ def _names_listed_by(command):
     return [line.split()[1] for line in found.stdout.splitlines()]
 
 
+@pytest.mark.promises("replaced-folder")
+def test_a_run_whose_folder_is_another_ones_now_leaves_that_alone_and_shows_its_own_lines(tmp_path, mnist_dir):
+    flags = [f"--data_dir={mnist_dir}", "--workers=1", "--log_every_secs=0.1", "--recovery_timeout_secs=5"]
+    command, link = [str(PROJECT / "run_local_cluster.sh"), *flags], tmp_path / "latest"
+    other = Process([*command, f"--train_dir={tmp_path}/other", "--train_steps=100"], tmp_path / "log_of_other")
+    assert other.wait() == 0, other.output()
+    before = {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()}
+    (tmp_path / "own").mkdir()
+    link.symlink_to("own")
+    run = Process([*command, f"--train_dir={link}", "--train_steps=5000"], tmp_path / "log_of_run")
+    run.wait_for_output(r"global step \d+/5000")
+    link.unlink()
+    link.symlink_to("other")
+    assert run.wait() == 2
+    assert f"--train_dir {link} now has the model of another run: move that somewhere else" in run.output()
+    assert "finished at global step 5000" in run.output()
+    assert "/100" not in run.output()
+    assert {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()} == before
+
+
 def test_help_says_how_to_use_it(launcher):
     run = launcher.start("--help")
     assert run.wait() == 0
