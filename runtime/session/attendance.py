@@ -109,10 +109,11 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
             missing, now = absent([*training, *coming], records), time.monotonic()
             answered_at.update(dict.fromkeys({*training} - missing.keys(), now))
             awaited = [worker for worker in training if now < answered_at[worker] + GRACE_SECS]
-            texts = [
-                f"worker {of.index} to {'begin' if missing.get(of) == STARTING else 'take its last step'}"
-                for of in [*awaited, *(worker for worker in coming if missing.get(worker) == STARTING)]
-            ]
+            texts = [f"worker {of.index} to begin" for of in coming if missing.get(of) == STARTING]
+            for of in awaited:
+                why = missing.get(of, "")
+                last = f"take its last step ({why})" if why else "take its last step"
+                texts.append(f"worker {of.index} to {'begin' if why == STARTING else last}")
             return ", ".join(texts)
 
         recovery_secs = self._membership.timeouts.recovery_secs
