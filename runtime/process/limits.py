@@ -12,6 +12,7 @@ import psutil
 # Below it TensorFlow cannot start its threads, and some tasks would wait for ever. It uses far less memory.
 MIN_ADDRESS_SPACE = 4 << 30  # bytes
 THREADS_OF_TASK = 130  # on few processors
+MIN_FILES = 64  # with fewer, TensorFlow or gRPC crashes
 
 
 def cgroups(root: pathlib.Path = pathlib.Path("/")) -> Iterator[pathlib.Path]:
@@ -38,6 +39,9 @@ def why_too_low(num_tasks: int = 1, num_others: int = 0, root: pathlib.Path = pa
     if 0 <= address_space < MIN_ADDRESS_SPACE:  # -1: there is none
         needed = f"TensorFlow reserves at least {MIN_ADDRESS_SPACE >> 10}, though not as memory"
         return f"the address space limit, ulimit -v, is {address_space >> 10}: {needed}; raise it"
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if 0 <= max_files < MIN_FILES:
+        return f"the limit of open files, ulimit -Hn, is {max_files}: each task needs at least {MIN_FILES}; raise it"
     try:
         tempfile.gettempdir()
     except FileNotFoundError as error:
