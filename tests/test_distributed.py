@@ -17,6 +17,7 @@ from runtime.machine.session_config import make_session_config
 from runtime.model.variables import Lookups
 from runtime.process.errors import UnusableError
 from runtime.records.folder import RunFolder
+from runtime.roles import member
 from runtime.roles.member import Member, choose_task
 from runtime.updates.mode import EXCHANGES_PER_RUN
 
@@ -233,6 +234,17 @@ def test_replicas_in_a_global_step(graph, set_flags, flags, replicas):
     set_flags(*flags)
     updates = build_graph(Task("worker", 0, PS_HOSTS, WORKER_HOSTS)).updates
     assert updates.num_replicas == replicas
+
+
+def test_a_process_whose_server_never_starts_ends(set_flags, monkeypatch):
+    ends = []
+    monkeypatch.setattr(member, "end_process", lambda *end: ends.append(end))
+    monkeypatch.setattr(member, "STARTING_SECS", -1.0)
+    set_flags("--startup_timeout_secs=1")
+    task = Task("ps", 0, PS_HOSTS, WORKER_HOSTS)
+    Member(distributed.FLAGS, task, RunFolder(""), make_session_config(task))._end_unless_started()
+    ((status, message),) = ends
+    assert (status, message.startswith("ps 0: its server has not started within 0 s: raise the limits")) == (1, True)
 
 
 def test_the_cluster_comes_from_tf_config_unless_a_flag_describes_it(set_flags, monkeypatch):

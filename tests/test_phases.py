@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import runpy
 import shutil
 import ssl
 import subprocess
@@ -63,6 +64,15 @@ def test_a_mistake_is_told_as_python_does_and_in_one_line(capsys, text, line, mi
     assert told.startswith("Traceback (most recent call last):\n")
     files = re.findall('File "(.*?)", line', told)
     assert files == [__file__, __file__, str(IN_MODEL)], "neither this program nor TensorFlow"
+
+
+@pytest.mark.parametrize(("error", "remedy"), [(EOFError, ", or the data that it reads"), (KeyError, "")])
+def test_a_file_that_cannot_be_read_may_be_what_is_wrong_not_the_code_that_reads_it(tmp_path, error, remedy):
+    path = tmp_path / "mnist_input.py"
+    path.write_text(f"def load(): raise {error.__name__}('x')\n")
+    with pytest.raises(UnusableError) as raised, phases.preparing():
+        runpy.run_path(str(path))["load"]()
+    assert str(raised.value).endswith(f"; correct {path}{remedy}")
 
 
 def test_a_mistake_without_a_line_of_its_own_is_told_with_what_was_called(capsys):

@@ -9,14 +9,7 @@ from absl import logging
 
 from runtime.cluster.agreement import Agreement
 from runtime.cluster.board import Board
-from runtime.cluster.status import (
-    BUSY,
-    REFUSED,
-    REPLACED,
-    Status,
-    describe,
-    statuses_of,
-)
+from runtime.cluster.status import BUSY, REFUSED, REPLACED, Status, describe, statuses_of
 from runtime.cluster.table import Table
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import LOOK_SECS, POLL_SECS, Timeouts, look_secs

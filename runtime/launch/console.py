@@ -35,8 +35,6 @@ class Console:
 
     def follow_chief(self) -> None:
         """Show what the chief that starts now will log: the log of another run may take the place of the file."""
-        with contextlib.suppress(OSError):  # who starts it says so
-            open(self._log_of_chief, "ab").close()
         self._chief = Tail(self._log_of_chief, follows=False)
 
     def say(self, line: str) -> None:

@@ -17,7 +17,7 @@ from typing import IO, Any
 import psutil
 from absl import logging
 
-from runtime.records.files import append_lines
+from runtime.records.files import append_lines, is_at
 from runtime.records.folder import EVALUATOR, RunFolder
 
 MAX_MEMORY_SECS = 60.0  # of an NFS client, by default, for a name that was not there
@@ -119,8 +119,7 @@ def join_run(folder: RunFolder) -> str:
 def _is_of_others(folder: RunFolder) -> bool:
     """Return whether the folder is one in which this process has joined no run, though others have."""
     with contextlib.suppress(OSError):  # none has
-        there = os.stat(os.path.join(folder.events, "lock"))
-        return bool(_locks) and not os.path.samestat(there, os.fstat(_locks[-1].fileno()))
+        return bool(_locks) and not is_at(os.path.join(folder.events, "lock"), _locks[-1].fileno())
     return False
 
 

@@ -54,6 +54,15 @@ def append_lines(path: str, lines: collections.deque[bytes]) -> None:
                 lines.popleft()
 
 
+def is_at(path: str, descriptor: int) -> bool:
+    """Return whether an open file is the one that is at a path now.
+
+    Raises:
+      OSError: none is there, or its file server fails.
+    """
+    return os.path.samestat(os.stat(path), os.fstat(descriptor))
+
+
 class Tail:
     """The lines that come to a file after what it has now, and to what takes its place, unless that is not followed."""
 
@@ -72,14 +81,10 @@ class Tail:
         """Return the lines that are new since the last call; a line that is not whole comes later."""
         lines = self._read_on()
         with contextlib.suppress(OSError):  # there is none yet, or none any more
-            is_here = self._file and (not self._follows or self._is_at_path(self._file))
-            if not is_here:
+            if not self._file or (self._follows and not is_at(self._path, self._file.fileno())):
                 self._file = self._open()
                 lines += self._read_on()
         return lines
-
-    def _is_at_path(self, file: io.FileIO) -> bool:
-        return os.path.samestat(os.stat(self._path), os.fstat(file.fileno()))
 
     def _read_on(self) -> list[str]:
         if not self._file:

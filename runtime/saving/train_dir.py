@@ -14,6 +14,7 @@ from runtime.cluster.host_lists import HostLists
 from runtime.cluster.task import Peer, Task
 from runtime.cluster.waiting import wait_until_nothing_is_missing
 from runtime.process.errors import UnsavedError, UnusableError, check_folder, reason
+from runtime.records.files import is_at
 from runtime.records.folder import RunFolder
 
 ON_EACH = ", here and on each ps"  # must the train directory answer
@@ -62,14 +63,14 @@ def keep_locked(folder: RunFolder) -> None:
         return
     try:
         descriptor, cluster = _locked[folder.path]
-        is_there = os.path.samestat(os.stat(folder.lock), os.fstat(descriptor))
+        is_there = is_at(folder.lock, descriptor)
     except FileNotFoundError:
         is_there = False
     except OSError:  # a file server that fails for a moment
         return
     if not is_there:
         has_model = any(map(os.path.exists, (folder.checkpoint_state, folder.result)))
-        if has_model and _is_of_others(folder, descriptor):
+        if has_model and _has_foreign_lock(folder, descriptor):
             raise UnsavedError(f"--train_dir {folder.path} now has the model of another run: move that somewhere else")
         logging.warning("--train_dir %s is another folder than when this run began", folder.path)
         try:
@@ -82,7 +83,7 @@ def keep_locked(folder: RunFolder) -> None:
             raise UnsavedError(str(error)) from error
 
 
-def _is_of_others(folder: RunFolder, descriptor: int) -> bool:
+def _has_foreign_lock(folder: RunFolder, descriptor: int) -> bool:
     """Return whether a folder has the lock file of another chief: neither none, nor a copy of this descriptor's."""
     with contextlib.suppress(FileNotFoundError), open(folder.lock, "rb") as file:
         return file.read() != os.pread(descriptor, 1000, 0)

@@ -112,8 +112,8 @@ class WaitForWorkersHook(tf.train.SessionRunHook):
             texts = [f"worker {of.index} to begin" for of in coming if missing.get(of) == STARTING]
             for of in awaited:
                 why = missing.get(of, "")
-                last = f"take its last step ({why})" if why else "take its last step"
-                texts.append(f"worker {of.index} to {'begin' if why == STARTING else last}")
+                awaits = "begin" if why == STARTING else f"take its last step ({why})".removesuffix(" ()")
+                texts.append(f"worker {of.index} to {awaits}")
             return ", ".join(texts)
 
         recovery_secs = self._membership.timeouts.recovery_secs

@@ -13,7 +13,7 @@ from absl import logging
 
 from runtime.cluster.board import TRAINING
 from runtime.cluster.membership import Membership
-from runtime.cluster.status import describe
+from runtime.cluster.status import NO_ANSWER, describe
 from runtime.cluster.task import Peer, port_of
 from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.machine.session_config import Connection
@@ -186,27 +186,27 @@ class TrainingScaffold(tf.train.Scaffold):
 
     def _describe_unreached(self) -> str:
         """Look which server does not reach this worker, or only with small packets, though this one reaches all."""
-        self._probe = self._probe or self._probes.submit(self._find_unreached)
+        self._probe = self._probe or self._probes.submit(self._find_why_unreached)
         try:
-            found, self._probe = self._probe.result(PROBE_SECS), None
-            return found
+            why, self._probe = self._probe.result(PROBE_SECS), None
         except concurrent.futures.TimeoutError:
-            return f"{self._probed} to reach {self._task} at {self._task.address} (no answer)"
+            why = NO_ANSWER
+        return f"{self._probed} to reach {self._task} at {self._task.address} ({why})" if why else ""
 
-    def _find_unreached(self) -> str:
+    def _find_why_unreached(self) -> str:
         session = self.connection.session(self._sent.graph)
-        try:
-            session.run(self._sent)
-        except tf.errors.OpError:  # it does not reach them
-            return ""
-        try:
-            for server, received in self._received.items():
-                self._probed = server
-                session.run(received)
-        except tf.errors.OpError as error:
-            return f"{self._probed} to reach {self._task} at {self._task.address} ({reason(error)})"
-        finally:
-            close_in_background(session)
+        with contextlib.ExitStack() as after:
+            after.callback(close_in_background, session)
+            try:
+                session.run(self._sent)
+            except tf.errors.OpError:  # it does not reach them
+                return ""
+            try:
+                for server, received in self._received.items():
+                    self._probed = server
+                    session.run(received)
+            except tf.errors.OpError as error:
+                return reason(error)
         return ""
 
     def _describe_missing_servers(self, start: float) -> str:
