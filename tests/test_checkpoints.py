@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -133,6 +134,27 @@ def test_a_broken_checkpoint_is_refused(model, tmp_path):
     assert f"name an older one in {tmp_path}/checkpoint, or give another --train_dir" in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "model.ckpt-5.index", "model.ckpt-5.data-00000-of-00001"])
+def test_a_checkpoint_that_this_user_may_not_read_is_told(model, tmp_path, obeying_permissions, name):
+    path = save(tmp_path, {"w": [3, 2], "steps": []})
+    whose = path if name.endswith(".index") else tmp_path / name  # TensorFlow opens the index, and names it at the end
+    (tmp_path / name).chmod(0)
+    with pytest.raises(UnusableError) as error:
+        checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
+    assert re.fullmatch(rf"{whose} cannot be read \(.*Permission denied\): fix its permissions", str(error.value))
+
+
+def test_a_checkpoint_that_cannot_be_read_any_more_while_its_run_trains_is_told(model, tmp_path, obeying_permissions):
+    path = save(tmp_path, {"w": [3, 2], "steps": []})
+    pathlib.Path(f"{path}.data-00000-of-00001").chmod(0)
+    in_this_thread = tf.ConfigProto(inter_op_parallelism_threads=-1)
+    with (
+        tf.Session(config=in_this_thread) as session,
+        pytest.raises(UnusableError, match=f"^{path} cannot be read .*: fix its permissions$"),
+    ):
+        checkpoints.restore(tf.train.Saver(), session, path)
+
+
 @pytest.mark.parametrize("damage", ["index is missing", "not a checkpoint state", "empty", "a folder"])
 def test_a_new_model_never_takes_the_place_of_a_checkpoint_that_is_not_found(model, tmp_path, damage):
     path, state = save(tmp_path, {"w": [3, 2], "steps": []}), tmp_path / "checkpoint"
@@ -175,6 +197,15 @@ def test_a_checkpoint_of_which_a_part_is_elsewhere_is_refused(model, tmp_path):
     with pytest.raises(UnusableError) as error:
         checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
     assert str(error.value).startswith(f"{path} has 1 of its 2 parts: copy the others from where they were written")
+
+
+def test_a_checkpoint_with_a_link_to_nothing_in_the_place_of_its_data_is_refused(model, tmp_path):
+    path = save(tmp_path, {"w": [3, 2], "steps": []})
+    (data,) = tmp_path.glob("*.data-*")
+    data.unlink()
+    data.symlink_to("/no/such/disk")
+    with pytest.raises(UnusableError, match=f"^{path} has none of its parts"):
+        checkpoints.check_last_checkpoint(RunFolder(tmp_path), {})
 
 
 def test_a_checkpoint_that_lost_its_parts_while_its_run_trains_is_told_as_before_it(model, tmp_path):

@@ -204,6 +204,17 @@ def test_an_evaluator_refuses_a_checkpoint_that_is_broken(finished_run):
         finished_run.follow(lambda _: MEASURES)
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "result.json"])
+def test_an_evaluator_that_may_not_read_what_the_run_writes_does_not_wait_for_it(
+    finished_run, obeying_permissions, name
+):
+    path = finished_run.folder / name
+    path.chmod(0)
+    with pytest.raises(UnusableError) as error:
+        finished_run.follow(lambda _: MEASURES)
+    assert str(error.value) == f"{path} cannot be read (Permission denied): fix its permissions"
+
+
 def test_an_evaluator_leaves_out_a_broken_checkpoint_when_the_user_has_named_an_older_one(finished_run, caplog):
     (finished_run.folder / "model.ckpt-40.data-00000-of-00001").write_bytes(b"cut")
     paths = [str(finished_run.folder / f"model.ckpt-{name}") for name in ("30", "40", "best")]

@@ -218,7 +218,7 @@ def test_a_user_who_may_start_few_threads_is_told(monkeypatch):
 
 def test_a_limit_of_open_files_with_which_tensorflow_crashes_is_told(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (34 if kind == resource.RLIMIT_NOFILE else -1, 34))
-    assert why_too_low() == "the limit of open files, ulimit -Hn, is 34: each task needs at least 64; raise it"
+    assert why_too_low() == "the limit of open files, ulimit -Hn, is 34: each task needs at least 128; raise it"
 
 
 def test_a_process_without_a_folder_for_temporary_files_is_told_what_to_do(monkeypatch):

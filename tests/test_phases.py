@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.error
 
+import numpy as np
 import pytest
 import requests  # which TensorFlow needs
 import tensorflow.compat.v1 as tf
@@ -304,6 +305,28 @@ def test_a_set_has_the_same_order_in_every_process(copy, program, stage):
     lines = {run(copy, *command, env=environment)[1] for _ in range(2)}
     assert len(lines) == 1, lines
     assert run(copy, *command, env={**environment, "PYTHONHASHSEED": "7"})[1] not in lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ([], "unset PYTHONPATH, which is {folder}, or take from it what is of another Python"),
+        (["-S"], "install requirements.txt for {python}, or start this with the Python of .venv"),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_told_with_its_place(tmp_path, options, remedy):
+    """As where PYTHONPATH leads to the packages of another Python, or where this one has none."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    if not options:
+        others = shutil.ignore_patterns("*.so", "tests", "__pycache__")  # what another Python has is named otherwise
+        shutil.copytree(os.path.dirname(np.__file__), tmp_path / "numpy", ignore=others)
+        environment["PYTHONPATH"] = str(tmp_path)
+    command = [sys.executable, *options, PROJECT / "distributed.py", "--job_name=ps", "--task_index=0"]
+    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    remedy = re.escape(remedy.format(folder=tmp_path, python=sys.executable))
+    assert re.search(rf"^error: ModuleNotFoundError: No module named '\S+': {remedy}\n\Z", process.stderr, re.M)
+    assert process.returncode == 2
 
 
 @pytest.mark.slow

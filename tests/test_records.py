@@ -514,7 +514,6 @@ def write_others(**features):
 
 
 IMAGE = bytes(784)
-IS_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 
 
 @pytest.mark.promises("checked-before-training")
@@ -549,10 +548,10 @@ IS_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything
             write_others(picture=IMAGE, number=1),
             "); it has number (int64_list), picture (bytes_list); correct the file, or FEATURES or parse()",
         ),
-        pytest.param(forbid, "train-00001-of-00004.tfrecord cannot be read: Permission denied", marks=IS_ROOT),
+        (forbid, "train-00001-of-00004.tfrecord cannot be read: Permission denied"),
     ],
 )
-def test_unusable_files_are_refused(make_files, damage, message):
+def test_unusable_files_are_refused(make_files, obeying_permissions, damage, message):
     folder = make_files(4)
     damage(folder)
     with pytest.raises(UnusableError) as error:

@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -96,7 +97,7 @@ def get_ready(options: Options) -> NoReturn:
         sys.exit()
     arguments, train_dir = sys.argv[1:], options.train_dir
     if not train_dir:
-        name = f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"  # another launcher may be as fast
+        name = f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(3)}"  # another launcher may be as fast
         train_dir = os.path.relpath(PROJECT / "runs" / name)
         arguments.insert(0, f"--train_dir={train_dir}")
         if why := why_misread(os.path.abspath(train_dir)):

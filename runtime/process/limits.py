@@ -12,7 +12,7 @@ import psutil
 # Below it TensorFlow cannot start its threads, and some tasks would wait for ever. It uses far less memory.
 MIN_ADDRESS_SPACE = 4 << 30  # bytes
 THREADS_OF_TASK = 130  # on few processors
-MIN_FILES = 64  # with fewer, TensorFlow or gRPC crashes
+MIN_FILES = 128  # with fewer, TensorFlow or gRPC crashes; a reader of files has many open
 
 
 def cgroups(root: pathlib.Path = pathlib.Path("/")) -> Iterator[pathlib.Path]:

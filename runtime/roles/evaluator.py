@@ -15,7 +15,7 @@ from runtime.monitoring.evaluation import ModelTest, check_as_before, record_eva
 from runtime.process.errors import UnusableError, reason
 from runtime.records.events import read_lines
 from runtime.records.folder import RunFolder
-from runtime.saving.checkpoints import check_checkpoint, list_checkpoints
+from runtime.saving.checkpoints import check_checkpoint, is_there, list_checkpoints
 from runtime.saving.result import Goal, is_finished
 
 AVERAGE = tf.train.ExponentialMovingAverage(0.0).name  # ends the name of an average
@@ -63,9 +63,12 @@ def follow_checkpoints(
     savers: dict[frozenset[str], tf.train.Saver] = {}  # by what they read of a checkpoint
 
     def describe_missing() -> str:
-        is_there = _new_checkpoints(folder, evaluated) or is_finished(folder, goal)
+        for path in (folder.checkpoint_state, folder.result):  # which count as absent below if they cannot be read
+            is_there(path)
+        if _new_checkpoints(folder, evaluated) or is_finished(folder, goal):
+            return ""
         after = f" after global step {max(evaluated).checkpoint_step}" if evaluated else ""
-        return "" if is_there else f"a checkpoint{after} in {folder.path}"
+        return f"a checkpoint{after} in {folder.path}"
 
     local_init_op = tf.train.Scaffold.default_local_init_op()  # of lookup tables, as a MonitoredSession does it
     with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:  # the GPUs are for the workers

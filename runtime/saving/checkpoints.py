@@ -1,6 +1,7 @@
 """Checkpoints: which there are, and whether the last one can be used."""
 
 import contextlib
+import errno
 import glob
 import json
 import ntpath
@@ -26,6 +27,7 @@ MOMENTARY = (
     tf.errors.UnknownError,
 )
 OTHER_MODEL = "name an older one in {}, or give another --train_dir"
+DENIED = os.strerror(errno.EACCES)
 OWN_NAME = re.compile(r"model\.ckpt-\d+")  # of a checkpoint that a run has saved, and may delete
 
 
@@ -64,15 +66,13 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
       UnusableError: the file that names it cannot be read, or names one that is not there. A new model would take the
         place of what somebody wants to go on with.
     """
-    try:
-        os.stat(folder.checkpoint_state)
-    except FileNotFoundError:
+    if not is_there(folder.checkpoint_state):
         if unnamed := _find_unnamed(folder):
             raise UnusableError(
                 f"{unnamed} exists, but {folder.checkpoint_state}, which should name it, does not: to resume, write"
                 f' model_checkpoint_path: "{os.path.basename(unnamed)}" into it; to start over, give another'
                 " --train_dir"
-            ) from None
+            )
         return None
     *_, last = list_checkpoints(folder) or [""]
     if last and tf.train.checkpoint_exists(last):
@@ -81,6 +81,22 @@ def find_last_checkpoint(folder: RunFolder) -> str | None:
         f"{folder.checkpoint_state} names no existing checkpoint: name one in it or, to start over, give another"
         " --train_dir"
     )
+
+
+def is_there(path: str) -> bool:
+    """Return whether there is something at a path.
+
+    Raises:
+      OSError: a file server does not answer now.
+      UnusableError: this user may not read it.
+    """
+    try:
+        with open(path, "rb"):
+            return True
+    except (FileNotFoundError, IsADirectoryError) as error:
+        return isinstance(error, IsADirectoryError)
+    except PermissionError as error:
+        raise _unreadable(path, DENIED) from error
 
 
 def _find_unnamed(folder: RunFolder) -> str:
@@ -162,6 +178,7 @@ def check_checkpoint(path: str) -> list[str]:
         raise _unreadable(path, str(error).splitlines()[0]) from error
     parts = glob.glob(f"{glob.escape(path)}.data-*-of-*")
     num_parts = int(parts[0].rpartition("-")[2]) if parts else 1
+    parts = [part for part in parts if is_there(part)]  # a link may lead to nothing
     if len(parts) < num_parts:
         missing = f"{len(parts)} of its {num_parts} parts" if parts else "none of its parts, .data-00000 and so on"
         raise UnusableError(
@@ -195,7 +212,7 @@ def restore(saver: tf.train.Saver, session: tf.Session, path: str) -> None:
     except MOMENTARY as error:
         logging.warning("%s could not be restored (%s): trying again", path, reason(error))
         raise tf.errors.UnavailableError(None, None, "") from error
-    except (tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
+    except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.PermissionDeniedError) as error:
         raise _unreadable(path, reason(error)) from error
     except tf.errors.NotFoundError:
         check_checkpoint(path)  # somebody may have removed a part
@@ -203,7 +220,8 @@ def restore(saver: tf.train.Saver, session: tf.Session, path: str) -> None:
 
 
 def _unreadable(path: str, why: str) -> UnusableError:
-    return UnusableError(f"{path} cannot be read ({why}): {OTHER_MODEL.format(_state_of(path))}")
+    remedy = "fix its permissions" if DENIED in why else OTHER_MODEL.format(_state_of(path))
+    return UnusableError(f"{path} cannot be read ({why}): {remedy}")
 
 
 def _state_of(path: str) -> str:
