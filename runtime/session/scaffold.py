@@ -1,6 +1,5 @@
 """How a worker's sessions become ready: wait for the ps tasks, then for the model, or make or restore it."""
 
-import concurrent.futures
 import contextlib
 import functools
 import math
@@ -13,24 +12,23 @@ from absl import logging
 
 from runtime.cluster.board import TRAINING
 from runtime.cluster.membership import Membership
-from runtime.cluster.status import NO_ANSWER, describe
+from runtime.cluster.status import describe
 from runtime.cluster.task import Peer, port_of
 from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.machine.session_config import Connection
 from runtime.process.end import end_process
-from runtime.process.errors import AwayError, reason
-from runtime.process.threads import close_in_background, reminding
+from runtime.process.errors import AwayError
+from runtime.process.threads import reminding
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.saving import checkpoints, result
 from runtime.saving.saver import make_saver
 from runtime.saving.train_dir import ON_EACH, SharedFolder
+from runtime.session.probe import Probe
 from runtime.updates.exchange import Updates
 
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
 MAX_PAUSE_SECS = 1.0  # between two sessions that cannot be made
-NUM_SENT = 4096  # float32 numbers, more than go into one packet
-PROBE_SECS = 5.0  # how long these take at most where nothing is wrong
 MAX_FAILING_SECS = 60.0  # how long a session lasts at most that could take no step from the beginning
 SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take to show what the chief has written
 
@@ -88,10 +86,7 @@ class TrainingScaffold(tf.train.Scaffold):
         self._was_ready = self._has_trained = False
         self._is_unsure = task.is_chief and not events.has_recorded("tested")
         self._pause_secs = POLL_SECS  # before the next session, after one that never came to be
-        self._failing_since, self._ready_at = math.inf, -math.inf  # times of `time.monotonic()`
-        self._probes = concurrent.futures.ThreadPoolExecutor(1)  # where large packets are lost, they hang
-        self._probe: concurrent.futures.Future[str] | None = None
-        self._probed = task.servers[0]
+        self._failing_since, self._ready_at, self._waits_since = math.inf, -math.inf, -math.inf  # by `time.monotonic()`
         self.incarnations: dict[Peer, str] = {}  # of the servers, as they were before the last session was made
         self._global_step = tf.train.get_global_step()
         unsaved = job.updates.unsaved_variables
@@ -100,12 +95,7 @@ class TrainingScaffold(tf.train.Scaffold):
             self._uninitialized.mark_used()  # or TensorFlow prints a stack trace when a wait ends before its first use
             self._initialize_unsaved = tf.variables_initializer(unsaved)
             self._initializer = tf.global_variables_initializer()
-            with tf.device(f"{task.device}/device:CPU:0"):
-                self._sent = tf.zeros([NUM_SENT]) + tf.cast(tf.timestamp(), tf.float32)  # no constant
-            self._received = {}  # on each server, from this worker
-            for server in task.servers:
-                with tf.device(f"{server.device}/device:CPU:0"):
-                    self._received[server] = tf.negative(self._sent)
+            self._probe = Probe(task, connection)
 
     def finalize(self) -> "TrainingScaffold":
         """Wait until a session can be made and used; end this process if a ps is gone because the job has finished.
@@ -118,45 +108,44 @@ class TrainingScaffold(tf.train.Scaffold):
         with tf.name_scope("session"):
             super().finalize()
         if self._was_ready:
-            logging.info("%s: the last session is lost: creating a new one", self._task)
-            if time.monotonic() > self._ready_at + MAX_FAILING_SECS:
-                self._failing_since = math.inf
-            self._end_if_failing("each session was lost before its first step", "start this task on another host")
-            time.sleep(self._pause_secs)  # gRPC needs a moment to find a ps that is back, and 20 s at another address
-            self._pause_secs = min(2 * self._pause_secs, MAX_PAUSE_SECS)
-        describe_servers = functools.partial(self._describe_missing_servers, time.monotonic())
-
-        def describe_missing_servers() -> str:
-            if (missing := describe_servers()) and self._was_ready:
-                self._membership.agreement.describe_unconfirmed()  # else this might wait for one that is in no list now
-            return missing
-
-        wait_for_servers = functools.partial(wait_until_nothing_is_missing, self._task, describe_missing_servers)
+            self._pause_after_loss()
+        self._waits_since = time.monotonic()
+        wait_for_servers = functools.partial(wait_until_nothing_is_missing, self._task, self._describe_missing_servers)
         wait_for_servers()
-        flag, timeout_secs = "--startup_timeout_secs", self._timeouts.startup_secs
-        if self._was_ready:
-            flag, timeout_secs = "--recovery_timeout_secs", self._timeouts.recovery_secs
-
-        def wait_for(describe_missing: Callable[[], str], remedy: str) -> None:
-            def describe_unless_finished() -> str:
-                if missing := describe_missing():
-                    describe_servers()  # the ps tasks may leave meanwhile, at the end of a run without this worker
-                return missing
-
-            # A look at the model makes a session, so a long wait looks less often.
-            wait_until_nothing_is_missing(self._task, describe_unless_finished, timeout_secs, remedy, poll_secs=2.0)
-
-        remedy = "give all tasks the same host lists; if they have them, check that large packets get through (the MTU)"
-        wait_for(self._membership.agreement.describe_unconfirmed, remedy)
-        remedy = (
-            f"open port {port_of(self._task.address)} of this host to them, and let large packets through (the MTU)"
-        )
-        wait_for(self._describe_unreached, remedy)
-        if not self._task.is_chief:
-            wait_for(self._describe_missing_model, f"start the chief, or, if it is still reading, raise {flag}")
+        for describe_missing, remedy in self._questions():
+            self._wait_for(describe_missing, remedy)
         wait_for_servers()  # the session meets the processes that answer now, or later ones
         self._was_ready, self._ready_at = True, time.monotonic()
         return self
+
+    def _pause_after_loss(self) -> None:
+        logging.info("%s: the last session is lost: creating a new one", self._task)
+        if time.monotonic() > self._ready_at + MAX_FAILING_SECS:
+            self._failing_since = math.inf
+        self._end_if_failing("each session was lost before its first step", "start this task on another host")
+        time.sleep(self._pause_secs)  # gRPC needs a moment to find a ps that is back, and 20 s at another address
+        self._pause_secs = min(2 * self._pause_secs, MAX_PAUSE_SECS)
+
+    def _questions(self) -> Iterator[tuple[Callable[[], str], str]]:
+        """Yield what asks for all that may be missing once the servers are there, and what helps where it is."""
+        remedy = "give all tasks the same host lists; if they have them, check that large packets get through (the MTU)"
+        yield self._membership.agreement.describe_unconfirmed, remedy
+        port = port_of(self._task.address)
+        remedy = f"open port {port} of this host to them, and let large packets through (the MTU)"
+        yield self._probe.describe_unreached, remedy
+        if not self._task.is_chief:
+            flag = "--recovery_timeout_secs" if self._was_ready else "--startup_timeout_secs"
+            yield self._describe_missing_model, f"start the chief, or, if it is still reading, raise {flag}"
+
+    def _wait_for(self, describe_missing: Callable[[], str], remedy: str) -> None:
+        def describe_unless_finished() -> str:
+            if missing := describe_missing():
+                self._describe_missing_servers()  # they may leave meanwhile, at the end of a run without this worker
+            return missing
+
+        secs = self._timeouts.recovery_secs if self._was_ready else self._timeouts.startup_secs
+        # A look at the model makes a session, so a long wait looks less often.
+        wait_until_nothing_is_missing(self._task, describe_unless_finished, secs, remedy, poll_secs=2.0)
 
     @contextlib.contextmanager
     def repeating_cancelled_steps(self) -> Iterator[None]:
@@ -184,41 +173,18 @@ class TrainingScaffold(tf.train.Scaffold):
         if now - self._failing_since > recovery_secs:
             raise AwayError(f"{self._task}: for {recovery_secs:g} s, {problem}: {remedy}")
 
-    def _describe_unreached(self) -> str:
-        """Look which server does not reach this worker, or only with small packets, though this one reaches all."""
-        self._probe = self._probe or self._probes.submit(self._find_why_unreached)
-        try:
-            why, self._probe = self._probe.result(PROBE_SECS), None
-        except concurrent.futures.TimeoutError:
-            why = NO_ANSWER
-        return f"{self._probed} to reach {self._task} at {self._task.address} ({why})" if why else ""
-
-    def _find_why_unreached(self) -> str:
-        session = self.connection.session(self._sent.graph)
-        with contextlib.ExitStack() as after:
-            after.callback(close_in_background, session)
-            try:
-                session.run(self._sent)
-            except tf.errors.OpError:  # it does not reach them
-                return ""
-            try:
-                for server, received in self._received.items():
-                    self._probed = server
-                    session.run(received)
-            except tf.errors.OpError as error:
-                return reason(error)
-        return ""
-
-    def _describe_missing_servers(self, start: float) -> str:
+    def _describe_missing_servers(self) -> str:
         statuses = self._membership.look()
         self.incarnations = {server: statuses[server].incarnation for server in self._task.servers}
         missing = {of: statuses[of].silence for of, found in self.incarnations.items() if not found}
         # It looks before the membership gives up. The chief must be surer, unless it has ended this very run before: a
         # run that begins anew needs it.
         late_secs = self._timeouts.startup_secs / 2 if self._is_unsure else min(LATE_SECS, min(self._timeouts) / 2)
-        is_late = any(statuses[of].reason for of in missing) and time.monotonic() > start + late_secs
+        is_late = any(statuses[of].reason for of in missing) and time.monotonic() > self._waits_since + late_secs
         if is_late and (finished := self._membership.describe_end_without(missing)):
             end_process(0, finished, is_error=False)
+        if missing and self._was_ready:
+            self._membership.agreement.describe_unconfirmed()  # else this might wait for one that is in no list now
         return describe(missing)
 
     def _describe_missing_model(self) -> str:
