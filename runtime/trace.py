@@ -184,7 +184,7 @@ def write(folder: RunFolder) -> str:
         events = make_events(last if last.spans else trace)  # the last run may have traced nothing
         replace_file(folder.trace, json.dumps({"traceEvents": events}).encode())
     except (OSError, ValueError) as error:
-        logging.error("the trace of all tasks could not be made (%s): free disk space or fix permissions", error)
+        logging.error("the trace of all tasks could not be made (%s): %s", error, folder.remedy_for(str(error)))
         return ""
     return folder.trace
 

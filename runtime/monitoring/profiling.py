@@ -57,16 +57,15 @@ class ProfileHook(tf.train.SessionRunHook):
         self._step, self._steps_per_run = step, step - self._step
         if run_values.options.trace_level == tf.RunOptions.FULL_TRACE:
             path = os.path.join(self._folder.profile_of(self._task), f"step-{step}.pb")
-            events.write_later(lambda *_: _write(path, run_values.run_metadata))
+            events.write_later(lambda *_: self._write(path, run_values.run_metadata))
 
     def end(self, session: tf.Session) -> None:
         events.wait_until_written(WRITING_SECS)  # before the chief can hear that this worker has trained
         if self._task.is_chief and (path := trace.write(self._folder)):
             logging.info("the trace of all tasks is in %s", path)
 
-
-def _write(path: str, metadata: tf.RunMetadata) -> None:
-    try:
-        replace_file(path, metadata.SerializeToString())
-    except OSError as error:  # on a full disk, say, only the trace is lost
-        logging.error("no trace could be written (%s): free disk space or fix permissions", error)
+    def _write(self, path: str, metadata: tf.RunMetadata) -> None:
+        try:
+            replace_file(path, metadata.SerializeToString())
+        except OSError as error:  # on a full disk, say, only the trace is lost
+            logging.error("no trace could be written (%s): %s", error, self._folder.remedy_for(str(error)))
