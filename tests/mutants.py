@@ -110,7 +110,7 @@ def choose(number: int, seed: int, only: str) -> list[Mutant]:
 def find_tests_of_lines(folder: pathlib.Path) -> dict[tuple[str, int], set[str]]:
     """Run all unit tests in `folder`, and return which of them run a line, by its path and number."""
     data = folder / ".coverage"
-    for turn in find_turns():  # see there
+    for turn in find_turns():
         measured = ["--cov=runtime", "--cov-context=test", "--cov-append", "--cov-report="]
         command = [sys.executable, "-m", "pytest", "-q", "--numprocesses=2", *measured, *turn]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
@@ -125,9 +125,9 @@ def find_tests_of_lines(folder: pathlib.Path) -> dict[tuple[str, int], set[str]]
 
 
 def find_turns() -> list[list[str]]:
-    """Return the unit tests in turns: TensorFlow's servers take memory until their process ends."""
-    units = sorted(str(file.relative_to(PROJECT)) for file in (PROJECT / "tests").glob("test_*.py"))
-    return [units[first : first + 8] for first in range(0, len(units), 8)]
+    """Return the unit tests in the turns of tests/run, which says why."""
+    patterns = re.findall(r"tests/test_\[.*?\]\*\.py", (PROJECT / "tests" / "run").read_text())
+    return [sorted(str(file.relative_to(PROJECT)) for file in PROJECT.glob(pattern)) for pattern in patterns]
 
 
 def make_stages(mutant: Mutant, tests: dict[tuple[str, int], set[str]]) -> list[list[str]]:
