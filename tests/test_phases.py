@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 
-import numpy as np
+import psutil
 import pytest
 import requests  # which TensorFlow needs
 import tensorflow.compat.v1 as tf
@@ -21,6 +21,7 @@ from runtime.process import phases
 from runtime.process.errors import DataLostError, UnusableError
 from runtime.records import events
 from runtime.records.folder import RunFolder
+from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 from tests.models import make_model
 from tests.test_users_files import INPUT, sum_up
 
@@ -307,26 +308,63 @@ def test_a_set_has_the_same_order_in_every_process(copy, program, stage):
     assert run(copy, *command, env={**environment, "PYTHONHASHSEED": "7"})[1] not in lines
 
 
+def have_packages_of_another_python(folder):
+    (folder / "tensorflow").mkdir()
+    (folder / "tensorflow" / "__init__.py").write_text("import tensorflow.native")  # which has another name there
+    return [], {"PYTHONPATH": f"/no/such/folder:{folder}"}, []
+
+
+def have_no_packages(folder):
+    return [], {}, ["-S"]
+
+
+def have_another_library(folder):
+    (folder / "libstdc++.so.6").touch()
+    return [], {"LD_LIBRARY_PATH": str(folder)}, []
+
+
+def forbid_to_execute(folder):
+    mount = 'mount --bind "$0" "$0" && mount -o remount,bind,noexec "$0" && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, os.path.dirname(psutil.__file__)]
+    return command, {}, []
+
+
 @pytest.mark.slow
+@pytest.mark.promises("status-2")
 @pytest.mark.parametrize(
-    ("options", "remedy"),
+    ("spoil", "message"),
     [
-        ([], "unset PYTHONPATH, which is {folder}, or take from it what is of another Python"),
-        (["-S"], "install requirements.txt for {python}, or start this with the Python of .venv"),
+        (
+            have_packages_of_another_python,
+            "ModuleNotFoundError: No module named 'tensorflow.native': remove {folder} from PYTHONPATH: its packages",
+        ),
+        (
+            have_no_packages,
+            r"ModuleNotFoundError: No module named '(psutil|absl)': install requirements.txt for {python} again",
+        ),
+        (
+            have_another_library,
+            r"ImportError: {folder}/libstdc\+\+.so.6: file too short: unset LD_LIBRARY_PATH, which is {folder}$",
+        ),
+        pytest.param(
+            forbid_to_execute,
+            r"ImportError: .*failed to map segment .*: {prefix} is mounted noexec: install it elsewhere; the launcher",
+            marks=NEEDS_PRIVATE_MOUNTS,
+        ),
     ],
 )
-def test_a_package_that_cannot_be_imported_is_told_with_its_place(tmp_path, options, remedy):
-    """As where PYTHONPATH leads to the packages of another Python, or where this one has none."""
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    if not options:
-        others = shutil.ignore_patterns("*.so", "tests", "__pycache__")  # what another Python has is named otherwise
-        shutil.copytree(os.path.dirname(np.__file__), tmp_path / "numpy", ignore=others)
-        environment["PYTHONPATH"] = str(tmp_path)
-    command = [sys.executable, *options, PROJECT / "distributed.py", "--job_name=ps", "--task_index=0"]
+@pytest.mark.parametrize("program", [["distributed.py", "--job_name=ps"], ["runtime/launch", "cluster"]])
+def test_a_package_that_cannot_be_imported_is_told_with_the_remedy(tmp_path, spoil, message, program):
+    before, environment, options = spoil(tmp_path)
+    name, *others = program
+    command = [*before, sys.executable, *options, PROJECT / name, *others, f"--train_dir={tmp_path / 'run'}"]
+    environment = {**os.environ, "PYTHONHASHSEED": "0", **environment}
     process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    remedy = re.escape(remedy.format(folder=tmp_path, python=sys.executable))
-    assert re.search(rf"^error: ModuleNotFoundError: No module named '\S+': {remedy}\n\Z", process.stderr, re.M)
+    message = message.format(folder=tmp_path, python=sys.executable, prefix=sys.prefix)
+    assert re.search(f"^error: {message}", process.stderr, re.MULTILINE), process.stderr
+    assert "Traceback" not in process.stderr
     assert process.returncode == 2
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

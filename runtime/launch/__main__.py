@@ -11,6 +11,8 @@ import pathlib
 import sys
 
 sys.path[0] = str(pathlib.Path(__file__).parents[2])
-importlib.import_module("runtime")
+packages = importlib.import_module("runtime.process.packages")
 del sys.path[0]  # so nobody's file beside distributed.py takes the place of a module of Python's, until it is told
-importlib.import_module(f"runtime.launch.{sys.argv.pop(1)}").main()
+with packages.telling_what_is_missing():
+    stage = importlib.import_module(f"runtime.launch.{sys.argv.pop(1)}")
+stage.main()

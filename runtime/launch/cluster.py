@@ -47,15 +47,14 @@ def main() -> NoReturn:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Leave out what TensorFlow's libraries write to standard error while they are loaded."""
-    standard_error = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
+    """Leave out what TensorFlow's libraries write to standard error while they are loaded, but not what Python does."""
+    with open(os.dup(2), "w") as errors, open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(standard_error, 2)
-        os.close(standard_error)
+        try:
+            with contextlib.redirect_stderr(errors):
+                yield
+        finally:
+            os.dup2(errors.fileno(), 2)
 
 
 def try_script(arguments: Sequence[str]) -> str:

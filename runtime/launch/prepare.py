@@ -41,15 +41,12 @@ NAMESPACES = {
 }
 # Fetches the examples of a user into the folder $2, with the flags that follow; this project is in $1.
 FETCH = """
-import os, sys
+import sys
 sys.path[0], folder = sys.argv.pop(1), sys.argv.pop(1)
-errors = os.dup(2)
-os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where TensorFlow's libraries write while they are loaded
-try:
+from runtime.launch.cluster import silence
+with silence():
     from runtime.process import environment
     from runtime.model import users_files
-finally:
-    os.dup2(errors, 2)
 import distributed
 
 def fetch():

@@ -8,12 +8,11 @@ import sys
 _path, _project = sys.path.copy(), os.path.realpath(os.path.join(__file__, *3 * [os.pardir]))
 sys.path[:] = [entry for entry in _path if os.path.realpath(entry) != _project]
 
-import contextlib
 import gc
 import signal
 import warnings
-from collections.abc import Iterator
-from typing import NoReturn
+
+from runtime.process.packages import telling_what_is_missing
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last one comes when a terminal closes
 
@@ -48,30 +47,11 @@ _DEFAULTS = {
     "TF_USE_LEGACY_KERAS": "1",
 }
 
-
-def _refuse(why: str) -> NoReturn:
-    print(f"error: {why}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-@contextlib.contextmanager
-def _telling_what_is_missing() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        first: BaseException = error
-        while cause := first.__cause__ or first.__context__:
-            first = cause
-        remedy = f"install requirements.txt for {sys.executable}, or start this with the Python of .venv"
-        if paths := os.environ.get("PYTHONPATH"):
-            remedy = f"unset PYTHONPATH, which is {paths}, or take from it what is of another Python"
-        _refuse(f"{type(first).__name__}: {first}: {remedy}")
-
-
-with _telling_what_is_missing():
+with telling_what_is_missing():
     from runtime.process import limits
 if _why := limits.why_too_low():
-    _refuse(_why)
+    print(f"error: {_why}", file=sys.stderr)
+    raise SystemExit(2)
 
 # One order of sets in all tasks and runs: a model may make unnamed variables in such an order. Python must start anew.
 if "PYTHONHASHSEED" not in os.environ and os.path.basename(sys.argv[0]) == "distributed.py":
@@ -97,7 +77,7 @@ for _number in STOP_SIGNALS:
 # What the import makes stays alive. Without a pause, the garbage collector would search it again and again, for half a
 # second of every start.
 gc.disable()
-with _telling_what_is_missing():
+with telling_what_is_missing():
     import tensorflow.compat.v1  # the environment is read here
 
 gc.freeze()
