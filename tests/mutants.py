@@ -113,7 +113,9 @@ def find_tests_of_lines(folder: pathlib.Path) -> dict[tuple[str, int], set[str]]
     for turn in find_turns():
         measured = ["--cov=runtime", "--cov-context=test", "--cov-append", "--cov-report="]
         command = [sys.executable, "-m", "pytest", "-q", "--numprocesses=2", *measured, *turn]
-        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            sys.exit(f"the tests fail without any change:\n{done.stdout[-4000:]}")
     tests: dict[tuple[str, int], set[str]] = {}
     found = coverage.CoverageData(str(data))
     found.read()
