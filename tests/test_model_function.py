@@ -1018,6 +1018,34 @@ def test_the_use_of_a_variable_tells_what_was_traced_from_another_graph_with_the
     assert not set(scaled.values()) & set(first.values())
 
 
+def test_what_a_lookup_table_or_a_text_has_is_a_part_of_the_use_of_what_it_leads_to(tmp_path):
+    """Else workers whose files differ would train on each other's labels."""
+
+    def uses_of(initializer, text=b"a"):
+        def build_logits(inputs, is_training):
+            found = tf.lookup.StaticHashTable(initializer(), -1).lookup(tf.fill([1], "a"))
+            return dense("out", inputs[0] + tf.cast(found, tf.float32) + tf.cast(tf.equal(text, b"a"), tf.float32), 3)
+
+        return trace(make_files(build_logits)).uses
+
+    def of_values(words):
+        return lambda: tf.lookup.KeyValueTensorInitializer([*words], tf.range(len(words)), tf.string, tf.int32)
+
+    def of_file(name, words):
+        (tmp_path / name).write_text("\n".join(words))
+        line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+        return lambda: tf.lookup.TextFileInitializer(str(tmp_path / name), tf.string, line, tf.int64, number)
+
+    for first, same, other in (
+        (uses_of(of_values("abc")), uses_of(of_values("abc")), uses_of(of_values("cba"))),
+        (uses_of(of_file("1", "abc")), uses_of(of_file("2", "abc")), uses_of(of_file("3", "cba"))),
+        (uses_of(of_values("a")), uses_of(of_values("a")), uses_of(of_values("a"), b"b")),
+    ):
+        assert first == same
+        assert first.keys() == other.keys()
+        assert not set(first.values()) & set(other.values())
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [

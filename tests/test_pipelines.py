@@ -96,6 +96,12 @@ def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(dat
     ):
         with pytest.raises(UnusableError, match=r"in a fixed order: remove deterministic=False; "):
             open_source(data_dir, "train", reader_of(in_any_order))
+    in_memory = reader_of(lambda *_: build_dataset(data_dir, "train").cache())
+    (_, labels), _ = draw(open_source(data_dir, "train", in_memory).share(0, 1), 10)
+    assert sorted(labels) == list(range(100))
+    in_a_file = reader_of(lambda *_: build_dataset(data_dir, "train").cache(f"{data_dir}/cache"))
+    with pytest.raises(UnusableError, match=r"remove cache\(FILE\) \(cache\(\) without a file is accepted\); "):
+        open_source(data_dir, "train", in_a_file)
     fused = tf.data.experimental.shuffle_and_repeat(9)
     with pytest.raises(UnusableError, match=r"remove shuffle_and_repeat\(\); "):
         open_source(data_dir, "train", reader_of(lambda *_: build_dataset(data_dir, "train").apply(fused)))

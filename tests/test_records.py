@@ -499,6 +499,12 @@ def forbid(folder):
     (folder / name_of("train", 1, 4)).chmod(0)
 
 
+def put_into_a_folder(folder):
+    """As Spark names what it writes."""
+    remove(folder)
+    (folder / name_of("train", 1, 4)).mkdir()
+
+
 def compress(folder):
     path = folder / name_of("train", 1, 4)
     write(path, list(tf.io.tf_record_iterator(str(path))), "GZIP")
@@ -547,6 +553,10 @@ IMAGE = bytes(784)
         (
             write_others(picture=IMAGE, number=1),
             "); it has number (int64_list), picture (bytes_list); correct the file, or FEATURES or parse()",
+        ),
+        (
+            put_into_a_folder,
+            "tfrecord cannot be read: Is a directory; move its files out of it, with the split in their",
         ),
         (forbid, "train-00001-of-00004.tfrecord cannot be read: Permission denied"),
     ],

@@ -84,7 +84,10 @@ def look_at(path: str) -> File:
         with open(path, "rb") as file:
             is_empty, is_whole = not file.read(1), _ends_with_record(file)
     except OSError as error:
-        raise UnusableError(f"{path} cannot be read: {error.strerror}; restore it, or fix its permissions") from error
+        remedy = "restore it, or fix its permissions"
+        if isinstance(error, IsADirectoryError):  # as Spark writes them
+            remedy = "move its files out of it, with the split in their names"
+        raise UnusableError(f"{path} cannot be read: {error.strerror}; {remedy}") from error
     for compression in COMPRESSIONS:
         try:
             found = File(path, compression, next(File(path, compression, b"").records))

@@ -22,6 +22,11 @@ NUM_SAMPLED = 64  # examples that tell this data set from others, and how much m
 REFUSED = {"Repeat": "repeat()", "Batch": "batch()", "ParallelBatch": "batch()", "PaddedBatch": "padded_batch()"}
 REFUSED |= {"ShuffleAndRepeat": "shuffle_and_repeat()", "MapAndBatch": "map_and_batch()"}
 REFUSED["Shuffle"] = "shuffle() (tf.data.Dataset.list_files() needs shuffle=False)"
+REFUSED["Cache"] = "cache(FILE) (cache() without a file is accepted)"  # the file would have the examples of one part
+
+
+def _caches_in_memory(op: tf.Operation) -> bool:
+    return op.type.startswith("Cache") and tf.get_static_value(op.inputs[1]) == b""
 
 
 class UsersSource(PipelineSource):
@@ -79,7 +84,7 @@ class UsersSource(PipelineSource):
         while op.inputs and op.inputs[0].dtype == tf.variant:
             is_apart |= op.type == "UnbatchDataset"  # what made batches before that has done no harm
             found = {call for begin, call in REFUSED.items() if op.type.startswith(f"{begin}Dataset")}
-            calls |= {call for call in found if not (is_apart and "batch" in call)}
+            calls |= {call for call in found if not ((is_apart and "batch" in call) or _caches_in_memory(op))}
             has_order &= op.node_def.attr["deterministic"].s != b"false"
             op = op.inputs[0].op
         if not has_order:

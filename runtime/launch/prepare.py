@@ -85,7 +85,8 @@ def get_ready(options: Options) -> NoReturn:
         subprocess.run([sys.executable, str(PROJECT / "distributed.py"), files, *asked])
         sys.exit()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    os.environ.setdefault("HOME", os.path.expanduser("~"))  # a private network has another user
+    if (home := os.path.expanduser("~")) != "~":  # else this user has none
+        os.environ.setdefault("HOME", home)  # a private network has another user
     os.environ.setdefault("PYTHONHASHSEED", "0")  # as distributed.py sets it, for the tasks
     if why := limits.why_too_low(options.ps + options.workers):
         refuse(why)
