@@ -72,7 +72,7 @@ IN_WORDS = {1: "a second", 2: "two", 7: "seven", 8: "eight", 60: "a minute"}
             f"an unresponsive one {IN_WORDS[2 * LOOK_SECS + status.ANSWER_SECS + status.ALIVE_SECS]} seconds",
         ),
         ("synchronous-wait", f"seconds, not {IN_WORDS[2 * LOOK_SECS]}"),
-        ("last-wait", f"the chief waits {attendance.GRACE_SECS:g} s for one that is unresponsive"),
+        ("last-wait", f"the chief waits {attendance.GRACE_SECS:g} s for a worker that is unresponsive"),
         ("stop-in-step", f"no more than {IN_WORDS[stopping.STEP_SECS]}"),
         ("stop-timeout", f"{end.STOP_SECS:g} s by default"),
         ("second-signal", f"{IN_WORDS[signals.ECHO_SECS]} or more after the first"),
