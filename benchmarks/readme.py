@@ -22,7 +22,7 @@ class Language(NamedTuple):
 
 
 ENGLISH = Language(
-    "To reach 97.5 % test accuracy, the command below takes {} s",
+    "To reach 97.5 % test accuracy, the command below trains for {} s",
     " in {} rounds on two cores",
     {
         DDP: "PyTorch's `DistributedDataParallel` {} s",
