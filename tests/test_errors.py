@@ -32,3 +32,10 @@ def test_a_real_error_of_a_graph_is_told_in_one_line(graph):
     with tf.Session() as session, pytest.raises(tf.errors.NotFoundError) as error:
         session.run(unknown)
     assert errors.reason(error.value) == "NotFoundError: /no/such/file; No such file or directory"
+
+
+@pytest.mark.parametrize("name", ["model.ckpt-5.tempstate123", "checkpoint.tmp0a1b2c"])
+def test_the_name_of_a_file_that_is_half_written_is_left_out(name):
+    """Else the same failure would be a new one each time."""
+    error = tf.errors.PermissionDeniedError(None, None, f"/train/{name}; Operation not permitted")
+    assert errors.reason(error) == "PermissionDeniedError: Operation not permitted"

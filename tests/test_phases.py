@@ -90,7 +90,6 @@ def test_a_mistake_without_a_line_of_its_own_is_told_with_what_was_called(capsys
         urllib.error.URLError("no such host"),
         ssl.SSLError(1, "the server hung up"),
         requests.ConnectionError("the server is away"),
-        MemoryError(),
         TimeoutError("nobody came"),
         UnusableError("a bad flag"),
         tf.errors.UnavailableError(None, None, "a ps is away"),
@@ -101,6 +100,16 @@ def test_what_may_pass_and_what_is_told_already_is_no_mistake(capsys, error):
         raise error
     assert raised.value is error
     assert capsys.readouterr().err == ""
+
+
+def test_more_memory_than_the_machine_has_is_a_mistake():
+    with pytest.raises(UnusableError) as error:
+        prepare("import numpy\n\nnumpy.empty(10**15)")
+    assert re.fullmatch(
+        r"model\.py, line 3: \w*MemoryError: Unable to allocate .* \(run fewer tasks on this machine, or let .*"
+        r" read what does not fit\); correct model\.py",
+        str(error.value),
+    )
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EROFS])

@@ -48,5 +48,7 @@ def reason(error: BaseException) -> str:
     message = error.message if isinstance(error, tf.errors.OpError) else str(error)
     lines = re.split(r"^Node: .*\n", message, flags=re.MULTILINE)[-1].splitlines()
     (line, *_) = [line for line in lines if not HEADING.match(line)] or lines or [""]
-    line = re.sub(r"\S+\.tempstate\d+; |Error in user-defined function passed to .* iterator: \S+: ", "", line)
+    line = re.sub(
+        r"\S+\.(tempstate|tmp)[\da-f]+; |Error in user-defined function passed to .* iterator: \S+: ", "", line
+    )
     return f"{type(error).__name__}: {line.strip()}".removesuffix(": ")

@@ -62,6 +62,7 @@ HINTS = {
     "to a numpy array": NO_VALUES,
     "'labels' has DataType string": "a label must be a number: let decode() in mnist_input.py return the index of the"
     " word among the classes, and drop rows without one",
+    "MemoryError": "run fewer tasks on this machine, or let TFRecord files or build_dataset() read what does not fit",
     "known parent package": "write `import name`, without a dot: the folder is not a package",
 }
 IN_FUNCTION = re.compile(r"{{function_node (\S+?)(?:_\d+)?}}")  # copies of a function have a number of their own
@@ -153,10 +154,10 @@ def describe_mistake(error: BaseException, where: str = "") -> str:
 
 
 def _is_of_system(error: BaseException) -> bool:
-    """Return whether the system refused something at this moment, such as memory, or a file on a distant server."""
+    """Return whether the system refused something at this moment, such as a file on a distant server."""
     if isinstance(error, OSError) and not isinstance(error, NETWORK_ERRORS):
         return error.errno not in LASTING if error.errno else type(error).__module__.partition(".")[0] not in FORMATS
-    return isinstance(error, MemoryError | OSError)
+    return isinstance(error, OSError)
 
 
 def find_place_of(op: tf.Operation) -> str:
