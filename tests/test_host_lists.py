@@ -60,9 +60,11 @@ def test_what_a_task_writes_is_read_as_it_was_and_has_the_digest_of_all_that_agr
 
 def test_lists_that_share_one_address_are_those_of_two_clusters():
     def is_stranger(ps_hosts, worker_hosts):
-        return MINE.is_stranger_to(HostLists.of(Task("ps", 0, ps_hosts, worker_hosts)))
+        return MINE.is_stranger_to(HostLists.of(Task("ps", 0, ps_hosts, worker_hosts)), PS_0)
 
     assert is_stranger(("e:1",), ("a:1", "f:3"))
     assert not is_stranger(("a:1", "b:22"), WORKERS), "a typing error"
     assert not is_stranger(("b:2", "a:1"), ("e:3", "f:4")), "another order"
-    assert not MINE.is_stranger_to(MINE)
+    assert not is_stranger(("A:1",), ("C.:3",)), "another spelling"
+    assert not is_stranger(("10.0.0.1:1",), ("c:3",)), "an address for a name"
+    assert not MINE.is_stranger_to(MINE, PS_0)

@@ -79,6 +79,17 @@ def test_a_chief_initialises_then_keeps_what_lives_on_the_ps(local_servers, capl
         assert "the ps tasks still hold the model: keeping it, at global step 2" in caplog.text
 
 
+def test_a_session_that_is_long_in_the_making_is_told_until_it_is_ready(local_servers, monkeypatch, caplog):
+    monkeypatch.setattr(scaffold, "PREPARING_SECS", 0.05)
+    caplog.set_level(logging.INFO)
+    worker = Worker(local_servers(1, 1), 0)
+    with worker.session():
+        poll_for(lambda: caplog.text.count("worker 0: still preparing its session") > 1, "a second line")
+        reminder = next(thread for thread in threading.enumerate() if thread.name == "remind")
+        worker.scaffold.note_ready()
+        reminder.join()
+
+
 @pytest.mark.promises("lost-ps")
 def test_a_chief_restores_where_nothing_lives_and_a_living_model_wins(local_servers, tmp_path, caplog):
     worker = Worker(local_servers(1, 1), 0, tmp_path)

@@ -25,7 +25,7 @@ def main():
     checkpoint_hook = CheckpointHook(task, RunFolder("{train_dir}"), tf.train.Scaffold(), save_secs=60)
     checkpoint_hook.saved_step, checkpoint_hook.failure, checkpoint_hook.remedy = 7, "{failure}", "; make room"
     step = tf.constant(0)
-    scaffold = types.SimpleNamespace(found_session=None)
+    scaffold = types.SimpleNamespace(found_session=None, note_ready=bool)
     hook = StopOnSignalHook(Membership(task, Timeouts(60, 60)), scaffold, checkpoint_hook, 25)
     with tf.train.SingularMonitoredSession([hook]) as session:
         session.run(step)

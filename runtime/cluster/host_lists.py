@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from runtime.cluster.task import Peer, Task
+from runtime.cluster.task import Peer, Task, host_of, port_of
 
 PROTOCOL = 12  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
 
@@ -48,9 +48,10 @@ class HostLists:
         """Return the addresses of all tasks."""
         return [host for name, host in self.given.items() if "_hosts[" in name]
 
-    def is_stranger_to(self, other: "HostLists") -> bool:
-        """Return whether these belong to two clusters that meet at one address: no other address is in both."""
-        return len({*self.hosts()} & {*other.hosts()}) <= 1
+    def is_stranger_to(self, other: "HostLists", peer: Peer | Task) -> bool:
+        """Return whether these belong to two clusters that meet at the address of `peer`: no other one is in both."""
+        mine, theirs = ({(host_of(host), host.rpartition(":")[2]) for host in of.hosts()} for of in (self, other))
+        return not {*mine & theirs} - {(host_of(peer.address), str(port_of(peer.address)))}
 
     def is_elsewhere(self, peer: Peer | Task, other: "HostLists") -> bool:
         """Return whether the address of `peer` leads to another cluster, or to another task of this one.
@@ -58,7 +59,7 @@ class HostLists:
         Those of another version of this program may have no hosts.
         """
         is_other_task = other.given == self.given and other.task != peer.name
-        return bool(other.hosts()) and (is_other_task or self.is_stranger_to(other))
+        return bool(other.hosts()) and (is_other_task or self.is_stranger_to(other, peer))
 
     def describe_use(self, other: "HostLists") -> str:
         """Return who uses an address that this task takes for that of another one: the task that was given `other`."""

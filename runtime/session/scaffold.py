@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.machine.session_config import Connection
 from runtime.process.end import end_process
 from runtime.process.errors import AwayError
-from runtime.process.threads import reminding
+from runtime.process.threads import reminding, start_guard
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.saving import checkpoints, result
@@ -27,6 +28,7 @@ from runtime.saving.train_dir import ON_EACH, SharedFolder
 from runtime.session.probe import Probe
 from runtime.updates.exchange import Updates
 
+PREPARING_SECS = 20.0  # how often a worker says that its session is not ready
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
 MAX_PAUSE_SECS = 1.0  # between two sessions that cannot be made
 MAX_FAILING_SECS = 60.0  # how long a session lasts at most that could take no step from the beginning
@@ -87,6 +89,7 @@ class TrainingScaffold(tf.train.Scaffold):
         self._is_unsure = task.is_chief and not events.has_recorded("tested")
         self._pause_secs = POLL_SECS  # before the next session, after one that never came to be
         self._failing_since, self._ready_at, self._waits_since = math.inf, -math.inf, -math.inf  # by `time.monotonic()`
+        self._is_session_ready = threading.Event()
         self.incarnations: dict[Peer, str] = {}  # of the servers, as they were before the last session was made
         self._global_step = tf.train.get_global_step()
         unsaved = job.updates.unsaved_variables
@@ -110,13 +113,24 @@ class TrainingScaffold(tf.train.Scaffold):
         if self._was_ready:
             self._pause_after_loss()
         self._waits_since = time.monotonic()
+        self.note_ready()  # the last session is lost
         wait_for_servers = functools.partial(wait_until_nothing_is_missing, self._task, self._describe_missing_servers)
         wait_for_servers()
         for describe_missing, remedy in self._questions():
             self._wait_for(describe_missing, remedy)
         wait_for_servers()  # the session meets the processes that answer now, or later ones
         self._was_ready, self._ready_at = True, time.monotonic()
+        self._is_session_ready = threading.Event()
+        start_guard("remind", self._remind_until, self._is_session_ready)
         return self
+
+    def note_ready(self) -> None:
+        """Note that a session is ready for its first step."""
+        self._is_session_ready.set()
+
+    def _remind_until(self, is_ready: threading.Event) -> None:
+        while not is_ready.wait(PREPARING_SECS):
+            logging.info("%s: still preparing its session, which takes long where the network is slow", self._task)
 
     def _pause_after_loss(self) -> None:
         logging.info("%s: the last session is lost: creating a new one", self._task)

@@ -16,7 +16,7 @@ from runtime.records import events
 from runtime.session.scaffold import TrainingScaffold
 from runtime.updates.exchange import Updates
 
-LONG_SECS = 40.0  # a worker is not silent for longer
+LONG_SECS = 25.0  # a worker is not silent for longer
 
 
 class StepsHook(tf.train.SessionRunHook):
