@@ -69,7 +69,7 @@ IN_WORDS = {1: "a second", 2: "two", 7: "seven", 8: "eight", 60: "a minute"}
     [
         (
             "synchronous-wait",
-            f"an unresponsive one {IN_WORDS[2 * LOOK_SECS + status.ANSWER_SECS + status.ALIVE_SECS]} seconds",
+            f"wait for it for {IN_WORDS[2 * LOOK_SECS + status.ANSWER_SECS + status.ALIVE_SECS]} seconds",
         ),
         ("synchronous-wait", f"seconds, not {IN_WORDS[2 * LOOK_SECS]}"),
         ("last-wait", f"the chief waits {attendance.GRACE_SECS:g} s for a worker that is unresponsive"),
@@ -78,9 +78,9 @@ IN_WORDS = {1: "a second", 2: "two", 7: "seven", 8: "eight", 60: "a minute"}
         ("second-signal", f"{IN_WORDS[signals.ECHO_SECS]} or more after the first"),
         ("folder-of-ps", f"waits {IN_WORDS[events.MAX_MEMORY_SECS]} (NFS can be slow)"),
         ("chief-has-ended", f"{supervisor.LEAVE_SECS:g} s after the chief has ended"),
-        ("dynamic-pieces", f"{IN_WORDS[EXCHANGES_PER_RUN]} batches"),
+        ("dynamic-pieces", f"{IN_WORDS[EXCHANGES_PER_RUN]} times"),
         ("dynamic-pieces", f"several if there are more than {pipeline.MAX_PIECES}"),
-        ("windows", f"reads {records.NUM_OPEN} in turns, {records.BLOCK_SIZE} records each time"),
+        ("windows", f"reads {records.NUM_OPEN} files in turn, {records.BLOCK_SIZE} records each time"),
         ("windows", f"{pipeline.MAX_WINDOW // 1000} {pipeline.MAX_WINDOW % 1000} examples, or fewer"),
         ("windows", f"more than {pipeline.WINDOW_BYTES >> 20} MB"),
         ("compared-data", f"first {users.NUM_SAMPLED} examples"),
