@@ -42,13 +42,12 @@ def reason(error: BaseException) -> str:
 
     An error in a graph has a long message: where the program made each op, sometimes on which task it ran, and then the
     reason, as in `Graph execution error:\n…\nNode: 'save/SaveV2'\nFrom /job:ps/replica:0/task:0:\nNo space left on
-    device\n…`. The name of a file that is half written goes: with it, the same failure would be a new one each time. So
-    does the place in a data set.
+    device\n…`. The random part of the name of a file that is half written goes: with it, the same failure would be a new
+    one each time. So does the place in a data set.
     """
     message = error.message if isinstance(error, tf.errors.OpError) else str(error)
     lines = re.split(r"^Node: .*\n", message, flags=re.MULTILINE)[-1].splitlines()
     (line, *_) = [line for line in lines if not HEADING.match(line)] or lines or [""]
-    line = re.sub(
-        r"\S+\.(tempstate|tmp)[\da-f]+; |Error in user-defined function passed to .* iterator: \S+: ", "", line
-    )
+    line = re.sub(r"\S+\.tempstate\d+; |Error in user-defined function passed to .* iterator: \S+: ", "", line)
+    line = re.sub(r"\.tmp[\da-f]+;", ";", line)
     return f"{type(error).__name__}: {line.strip()}".removesuffix(": ")
