@@ -42,8 +42,8 @@ def reason(error: BaseException) -> str:
 
     An error in a graph has a long message: where the program made each op, sometimes on which task it ran, and then the
     reason, as in `Graph execution error:\n…\nNode: 'save/SaveV2'\nFrom /job:ps/replica:0/task:0:\nNo space left on
-    device\n…`. The random part of the name of a file that is half written goes: with it, the same failure would be a new
-    one each time. So does the place in a data set.
+    device\n…`. The random part of the name of a file that is half written goes: with it, the same failure would be new
+    each time. So does the place in a data set.
     """
     message = error.message if isinstance(error, tf.errors.OpError) else str(error)
     lines = re.split(r"^Node: .*\n", message, flags=re.MULTILINE)[-1].splitlines()
