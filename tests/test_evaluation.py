@@ -464,8 +464,8 @@ def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(caplog, m
     assert told == [
         "tests/test_evaluation.py: AttributeError: 'Examples' object has no attribute 'texts'; correct"
         " tests/test_evaluation.py",
-        "tests/test_evaluation.py: MemoryError: Unable to allocate 3 GiB (run fewer tasks on this machine, or let TFRecord"
-        " files or build_dataset() read what does not fit); correct tests/test_evaluation.py",
+        "tests/test_evaluation.py: MemoryError: Unable to allocate 3 GiB (run fewer tasks on this machine, or let"
+        " TFRecord files or build_dataset() read what does not fit); correct tests/test_evaluation.py",
     ]
 
 
