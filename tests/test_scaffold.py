@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from benchmarks.testbed.processes import poll_for
+from benchmarks.testbed.processes import DEADLINE_SECS, poll_for
 from mnist_input import Examples
 from runtime.cluster import status
 from runtime.cluster.board import TRAINING
@@ -52,13 +52,15 @@ class Worker:
                 job = Job({}, self.updates, RunFolder(train_dir), "ps", keep_checkpoints=5, goal=Goal(100, None))
                 self.scaffold = TrainingScaffold(self.membership, self.connection, job)
 
-    def session(self, hooks=()):
+    def session(self, hooks=(), is_ready=True):
+        ready = tf.train.SessionRunHook()
+        ready.after_create_session = lambda session, coord: self.scaffold.note_ready() if is_ready else None
         with self.graph.as_default():
             return tf.train.MonitoredTrainingSession(
                 self.connection.target,
                 self.task.is_chief,
                 scaffold=self.scaffold,
-                hooks=hooks,
+                hooks=[*hooks, ready],
                 config=self.connection.config,
             )
 
@@ -82,12 +84,13 @@ def test_a_chief_initialises_then_keeps_what_lives_on_the_ps(local_servers, capl
 def test_a_session_that_is_long_in_the_making_is_told_until_it_is_ready(local_servers, monkeypatch, caplog):
     monkeypatch.setattr(scaffold, "PREPARING_SECS", 0.05)
     caplog.set_level(logging.INFO)
-    worker = Worker(local_servers(1, 1), 0)
-    with worker.session():
+    worker, others = Worker(local_servers(1, 1), 0), {*threading.enumerate()}
+    with worker.session(is_ready=False):
+        (reminder,) = [thread for thread in {*threading.enumerate()} - others if thread.name == "remind"]
         poll_for(lambda: caplog.text.count("worker 0: still preparing its session") > 1, "a second line")
-        reminder = next(thread for thread in threading.enumerate() if thread.name == "remind")
         worker.scaffold.note_ready()
-        reminder.join()
+        reminder.join(DEADLINE_SECS)
+        assert not reminder.is_alive()
 
 
 @pytest.mark.promises("lost-ps")
