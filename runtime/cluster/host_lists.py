@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from runtime.cluster.task import Peer, Task, host_of, port_of
+from runtime.cluster.task import Peer, Task, host_of
 
 PROTOCOL = 12  # what the tasks of one cluster must speak alike; raised when what crosses the network changes
 
@@ -50,8 +50,11 @@ class HostLists:
 
     def is_stranger_to(self, other: "HostLists", peer: Peer | Task) -> bool:
         """Return whether these belong to two clusters that meet at the address of `peer`: no other one is in both."""
-        mine, theirs = ({(host_of(host), host.rpartition(":")[2]) for host in of.hosts()} for of in (self, other))
-        return not {*mine & theirs} - {(host_of(peer.address), str(port_of(peer.address)))}
+        mine, theirs, meeting = (
+            {(host_of(address), address.rpartition(":")[2]) for address in addresses}  # whatever their spelling
+            for addresses in (self.hosts(), other.hosts(), [peer.address])
+        )
+        return mine & theirs <= meeting
 
     def is_elsewhere(self, peer: Peer | Task, other: "HostLists") -> bool:
         """Return whether the address of `peer` leads to another cluster, or to another task of this one.

@@ -64,16 +64,22 @@ def close_in_background(session: tf.Session) -> None:
     start_guard("close_session", close)
 
 
-@contextlib.contextmanager
-def reminding(what: str, folder: str, where: str = "") -> Iterator[None]:
-    """Log, as long as it goes on, `what` is done with a folder: a file server that is away may never answer."""
+def start_reminding(level: int, line: str, period_secs: float) -> threading.Event:
+    """Log a line once in each period, until the event that this returns is set."""
     is_done = threading.Event()
 
     def remind() -> None:
-        while not is_done.wait(REMINDER_SECS):
-            logging.warning("%s: check that %s responds%s", what, folder, where)
+        while not is_done.wait(period_secs):
+            logging.log(level, "%s", line)
 
     start_guard("remind", remind)
+    return is_done
+
+
+@contextlib.contextmanager
+def reminding(what: str, folder: str, where: str = "") -> Iterator[None]:
+    """Log, as long as it goes on, `what` is done with a folder: a file server that is away may never answer."""
+    is_done = start_reminding(logging.WARNING, f"{what}: check that {folder} responds{where}", REMINDER_SECS)
     try:
         yield
     finally:

@@ -91,12 +91,14 @@ def is_there(path: str) -> bool:
       UnusableError: this user may not read it.
     """
     try:
-        with open(path, "rb"):
-            return True
-    except (FileNotFoundError, IsADirectoryError) as error:
-        return isinstance(error, IsADirectoryError)
+        open(path, "rb").close()
+    except FileNotFoundError:
+        return False
+    except IsADirectoryError:
+        pass  # who reads it says so
     except PermissionError as error:
         raise _unreadable(path, DENIED) from error
+    return True
 
 
 def _find_unnamed(folder: RunFolder) -> str:

@@ -19,7 +19,7 @@ from runtime.cluster.waiting import POLL_SECS, wait_until_nothing_is_missing
 from runtime.machine.session_config import Connection
 from runtime.process.end import end_process
 from runtime.process.errors import AwayError
-from runtime.process.threads import reminding, start_guard
+from runtime.process.threads import reminding, start_reminding
 from runtime.records import events
 from runtime.records.folder import RunFolder
 from runtime.saving import checkpoints, result
@@ -120,17 +120,13 @@ class TrainingScaffold(tf.train.Scaffold):
             self._wait_for(describe_missing, remedy)
         wait_for_servers()  # the session meets the processes that answer now, or later ones
         self._was_ready, self._ready_at = True, time.monotonic()
-        self._is_session_ready = threading.Event()
-        start_guard("remind", self._remind_until, self._is_session_ready)
+        line = f"{self._task}: still preparing its session, which takes long where the network is slow"
+        self._is_session_ready = start_reminding(logging.INFO, line, PREPARING_SECS)
         return self
 
     def note_ready(self) -> None:
         """Note that a session is ready for its first step."""
         self._is_session_ready.set()
-
-    def _remind_until(self, is_ready: threading.Event) -> None:
-        while not is_ready.wait(PREPARING_SECS):
-            logging.info("%s: still preparing its session, which takes long where the network is slow", self._task)
 
     def _pause_after_loss(self) -> None:
         logging.info("%s: the last session is lost: creating a new one", self._task)
