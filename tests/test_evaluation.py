@@ -507,7 +507,7 @@ class TableTest:
         columns = build_placeholders(examples)
         self.variables = make_variables(model.training, model.tables, num_slices=3)
         packing = Packing(self.variables)
-        rows = packing.fetch(model.build_test_lookups(columns))
+        rows = packing.fetch(model.in_tests.build_lookups(columns))
         self.test = ModelTest(model, {}, rows, columns, examples, batch_size=1)
 
     def initialize(self, session):

@@ -82,7 +82,7 @@ def train_copy(model, before, num_copies=1, num_runs=1, partitioner=None, num_sl
         columns = [tf.constant(column) for column in BATCH]
         copies = []
         for _ in range(num_copies):
-            lookups = model.build_lookups(columns)
+            lookups = model.in_training.build_lookups(columns)
             parameters = {}
             for name, variable in variables.items():
                 if name in model.tables:
@@ -597,7 +597,7 @@ def test_random_ids_choose_rows_once_for_lookup_and_loss(graph):
     assert trace(make_files(build_logits, mistake), is_stepwise=False).tables == []
 
     columns = [tf.constant(column) for column in BATCH]
-    lookups = model.build_test_lookups(columns)
+    lookups = model.in_tests.build_lookups(columns)
     chosen = choose_rows("table", NUM_ROWS, lookups.ids["table"])
     rows = Rows(chosen, tf.gather(tf.constant(ROWS), chosen))
     measured = [
@@ -922,8 +922,8 @@ def test_a_python_function_is_refused_with_its_place_where_only_its_own_process_
     with pytest.raises(
         UnusableError, match=r"^model\.py, line 5: a Python function is called here, but nobody has it$"
     ):
-        with_call.check_python("nobody has it")
-    trace(make_files(**write_model("x = tf.abs(x)"))).check_python("nobody has it")
+        with_call.in_training.check_python("nobody has it")
+    trace(make_files(**write_model("x = tf.abs(x)"))).in_training.check_python("nobody has it")
 
 
 @pytest.mark.parametrize("is_added", [False, True])
@@ -971,7 +971,7 @@ def test_a_summary_of_an_average_of_rows_needs_these_rows_alone(graph):
     assert model.tables == ["table"]
     columns = [tf.constant(column) for column in BATCH]
     variables = make_variables(model.training, model.tables, 1)
-    lookups = model.build_summary_lookups(columns)
+    lookups = model.in_summaries.build_lookups(columns)
     ids = choose_rows("table", NUM_ROWS, lookups.ids["table"])
     parameters = {"table": Rows(ids, tf.gather(tf.concat(variables["table"].slices, axis=0), ids))}
     parameters |= {name: tf.convert_to_tensor(v) for name, v in variables.items() if name != "table"}
@@ -1082,7 +1082,7 @@ def test_no_graph_has_a_large_constant_of_the_users_but_an_exported_one():
         variables = make_variables(model.training)
         model.make_constants({})
         columns = [tf.constant(column) for column in BATCH]
-        lookups = model.build_lookups(columns).ids["table"]
+        lookups = model.in_training.build_lookups(columns).ids["table"]
         ids = choose_rows("table", NUM_ROWS, lookups)
         parameters = {**variables, "table": Rows(ids, tf.gather(variables["table"], ids))}
         losses = [model.build_gradients(parameters, columns)[0] for _ in range(2)]

@@ -121,7 +121,7 @@ class Worker:
                     return loss, {name: factor * gradient for name, gradient in gradients.items()}
 
                 slow = types.SimpleNamespace(
-                    build_gradients=build_gradients, build_lookups=model.build_lookups, own=model.own
+                    build_gradients=build_gradients, in_training=model.in_training, own=model.own
                 )
                 batches = make_batches(tf.constant(inputs))
                 self.updates = build_updates(packing, slow, batches, mode, membership, tf.ConfigProto())
@@ -473,7 +473,7 @@ def test_tests_and_summaries_use_the_random_rows_that_were_fetched_for_them_and_
     tf.train.create_global_step()
     variables, columns = make_variables(model.training, model.tables, num_slices=3), [tf.zeros([4, 3], tf.int32)]
     packing = Packing(variables)
-    tested, shown = model.build_test_lookups(columns), model.build_summary_lookups(columns)
+    tested, shown = model.in_tests.build_lookups(columns), model.in_summaries.build_lookups(columns)
     whole = {name: tf.concat(table.slices, axis=0) for name, table in variables.items()}
     losses = [
         model.build_measures(packing.fetch(tested), columns, tested.samples).loss,
@@ -595,7 +595,7 @@ def test_an_id_of_no_row_is_told_as_a_mistake_of_the_user(graph, wrong, monkeypa
     model = make_model(lambda ids, is_training: tf.nn.embedding_lookup(get_table(), ids), sum_up, IDS)
     packing = Packing(make_variables(model.training, model.tables))
     ids = tf.placeholder(tf.int32, [None, 3])
-    parameters = packing.fetch(model.build_lookups([ids]))
+    parameters = packing.fetch(model.in_training.build_lookups([ids]))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         text = (
@@ -614,7 +614,7 @@ def test_bytes_may_say_which_row(graph):
         lambda ids, is_training: tf.nn.embedding_lookup(get_table(256), tf.cast(ids, tf.int32)), sum_up, spec
     )
     packing = Packing(make_variables(model.training, model.tables))
-    parameters = packing.fetch(model.build_lookups([tf.constant([[255, 0, 255]], tf.uint8)]))
+    parameters = packing.fetch(model.in_training.build_lookups([tf.constant([[255, 0, 255]], tf.uint8)]))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         assert session.run(parameters["table"].ids).tolist() == [0, 255]

@@ -23,8 +23,10 @@ class Computation:
         outputs: Sequence[Any],
         tables: Sequence[str],
         kept: Sequence[tf.Variable] = (),
+        stream: object = None,
     ):
-        """Take what `outputs` need; of `tables` that is rows. See `Template` for `kept`."""
+        """Take what `outputs` need; of `tables` that is rows. See `Template` for `kept` and `stream`."""
+        self._stream = stream
         needed = find_ancestors([getattr(output, "op", output) for output in outputs], values=made.found)
         self._gathers = [(name, op) for name in tables for op in gathers_of(made, name) if op in needed]
         ids = [op.inputs[1] for _, op in self._gathers]
@@ -42,11 +44,11 @@ class Computation:
         """Raise an UnusableError if a Python function is called; `what` says why none can be."""
         self._outputs.check_python(what)
 
-    def build_lookups(self, columns: Sequence[tf.Tensor], stream: object = None) -> Lookups:
+    def build_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
         """Build which rows of each table some examples need."""
         if not self._gathers:
             return Lookups({}, [])
-        results = self._choices.copy(columns, self.constants, "lookups", stream)
+        results = self._choices.copy(columns, self.constants, "lookups", self._stream)
         num_ids = len(self._gathers)
         ids: dict[str, list[tf.Tensor]] = {}
         for (name, _), of_gather in zip(self._gathers, results[:num_ids], strict=True):
@@ -59,14 +61,13 @@ class Computation:
         parameters: Parameters,
         name: str,
         samples: Sequence[tf.Tensor] = (),
-        stream: object = None,
     ) -> tuple[list[Any], list[tuple[str, tf.Tensor]]]:
         """Build the outputs, and for each lookup its table and the places of its ids among the rows that are there.
 
         Without `samples`, random rows are chosen here: of whole tables, or none would be there.
         """
         if self._is_random and not samples:
-            samples = self.build_lookups(columns, stream).samples
+            samples = self.build_lookups(columns).samples
         values = {name: value for name, value in parameters.items() if not isinstance(value, Rows)}
         values = self.constants | values
         if self._outputs.needs(GLOBAL_STEP) and GLOBAL_STEP not in values:
@@ -81,7 +82,7 @@ class Computation:
                     rows.append(tf.gather(parameter.values, lookups[-1][1]))
                 else:
                     rows.append(tf.gather(parameter, ids))
-        return self._outputs.copy([*columns, *samples, *rows], values, name, stream), lookups
+        return self._outputs.copy([*columns, *samples, *rows], values, name, self._stream), lookups
 
 
 def make_constants(computations: Sequence[Computation], variables: Mapping[str, Any]) -> dict[str, tf.Tensor]:
@@ -120,8 +121,5 @@ def build_global_step() -> tf.Tensor:
 
 def gathers_of(made: Trace, name: str) -> list[tf.Operation]:
     """Return the lookups in a variable of a trace."""
-    return (
-        [op for op in made.variables[name].handle.consumers() if op.type == "ResourceGather"]
-        if name in made.variables
-        else []
-    )
+    consumers = made.variables[name].handle.consumers() if name in made.variables else []
+    return [op for op in consumers if op.type == "ResourceGather"]

@@ -14,7 +14,7 @@ from runtime.model.ops import find_ancestors
 from runtime.model.roles import find_roles, flat
 from runtime.model.template import Template
 from runtime.model.trace import Trace, trace, traced_as_users_expect
-from runtime.model.variables import Lookups, Parameters, add_rows
+from runtime.model.variables import Parameters, add_rows
 from runtime.process.errors import UnusableError
 from runtime.process.phases import preparing
 
@@ -73,7 +73,7 @@ class Model:
         Raises:
           UnusableError: what the files say cannot be trained.
         """
-        self._files, self._stream = files, stream
+        self._files = files
         self.class_names: list[str] = []  # by their labels: see `name_classes()`
         self.own = Own(files.build_optimizer if files.has("build_optimizer") else None, self._take_learning_rate())
         self.constants: dict[str, tf.Tensor] = {}  # the values of what is frozen, where they are no parameters
@@ -90,9 +90,10 @@ class Model:
         roles = find_roles(files, made, test, may_have_tables(self.own), is_stepwise)
         self.parameters, self.tables, self.state, self.frozen, outputs, self.training, self.test = roles
         self._take_summaries()
-        self._training = Computation(self.training, outputs, self.tables)
-        self._summaries = Computation(self.training, self.summaries, self.tables)
-        self._test = self._take_test()
+        # What a worker computes, each from examples and parameters.
+        self.in_training = Computation(self.training, outputs, self.tables, stream=stream)
+        self.in_summaries = Computation(self.training, self.summaries, self.tables, stream=stream)
+        self.in_tests = self._take_test()
 
     @property
     def input_spec(self) -> tf.TensorSpec | None:
@@ -125,17 +126,7 @@ class Model:
 
     def make_constants(self, variables: Mapping[str, Any]) -> None:
         """Compute with copies of what never changes, on this worker: see `computation.make_constants()`."""
-        self.constants = make_constants([self._training, self._summaries, self._test], variables)
-
-    def check_python(self, what: str) -> None:
-        """Raise an UnusableError if training calls a Python function; `what` says why none can be."""
-        self._training.check_python(what)
-
-    # What a worker builds
-
-    def build_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
-        """Build which rows of the tables a worker needs to train on some examples."""
-        return self._training.build_lookups(columns, self._stream)
+        self.constants = make_constants([self.in_training, self.in_summaries, self.in_tests], variables)
 
     def build_gradients(
         self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()
@@ -151,14 +142,12 @@ class Model:
           The loss; and by name, the gradients of the parameters and of the rows of tables, and the changes of state:
           by how much a step lowers it, or the value that the step sets.
         """
-        (loss, *results), lookups = self._training.build(columns, parameters, "model", samples, self._stream)
+        (loss, *results), lookups = self.in_training.build(columns, parameters, "model", samples)
         lowers = dict(zip(self.parameters, results, strict=False))
         of_rows = results[len(self.parameters) : len(results) - len(self.state)]
         lowers |= add_rows(parameters, lookups, of_rows)
         lowers |= dict(zip(self.state, results[len(results) - len(self.state) :], strict=True))
         return loss, lowers
-
-    # What is measured
 
     def _take_test(self) -> Computation:
         made = self.test
@@ -177,7 +166,7 @@ class Model:
         self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()
     ) -> Measured:
         """Build what the model says of some examples, as in a test; `samples` chose the rows in `parameters`."""
-        results = iter(self._test.build(columns, parameters, "measures", samples)[0])
+        results = iter(self.in_tests.build(columns, parameters, "measures", samples)[0])
         loss = next(results)
         means = {name: next(results) for name in self._means}
         updates = {name: next(results) for name in self._pairs}
@@ -204,7 +193,7 @@ class Model:
         self, parameters: Parameters, columns: Sequence[tf.Tensor], samples: Sequence[tf.Tensor] = ()
     ) -> list[tf.Tensor]:
         """Build the user's summaries of a batch; `samples` chose the rows in `parameters`."""
-        results, _ = self._summaries.build(columns, parameters, "summaries", samples, self._stream)
+        results, _ = self.in_summaries.build(columns, parameters, "summaries", samples)
         return results
 
     def build_lookup_tables(self) -> None:
@@ -249,14 +238,6 @@ class Model:
         if self.class_names and made.is_of_classes and not self._files.has("build_predictions"):
             served["names"] = tf.gather(tf.constant([*map(os.fsencode, self.class_names)]), served["classes"])
         return Serving(inputs, served, self.class_names)
-
-    def build_test_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
-        """Build which rows of the tables a test of some examples needs."""
-        return self._test.build_lookups(columns)
-
-    def build_summary_lookups(self, columns: Sequence[tf.Tensor]) -> Lookups:
-        """Build which rows of the tables the user's summaries of a batch need."""
-        return self._summaries.build_lookups(columns, self._stream)
 
 
 def _lookup_tables_of(made: Trace) -> list[tuple[str, Any]]:

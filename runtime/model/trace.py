@@ -100,20 +100,16 @@ def trace(
     global_step = tf.train.get_global_step(graph)
     variables = {v.op.name: v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v is not global_step}
     for name, variable in variables.items():
+        problem = ""
         if not variable.shape.is_fully_defined():
-            raise UnusableError(
-                f"{files.place_of(variable)}: variable {name} has the shape {variable.shape}: define it fully"
-            )
-        if variable.constraint:
-            raise UnusableError(
-                f"{files.place_of(variable)}: variable {name} has a constraint, which is never applied: compute with"
-                " the constrained value instead"
-            )
-        if find_ancestors([variable.initial_value.op]).intersection(column.op for column in columns):
-            raise UnusableError(
-                f"{files.place_of(variable)}: the initial value of {name} depends on examples, but variables are"
-                " created before there are any: compute it in mnist_input.py"
-            )
+            problem = f"variable {name} has the shape {variable.shape}: define it fully"
+        elif variable.constraint:
+            problem = f"variable {name} has a constraint, which is never applied: compute with the constrained value"
+        elif find_ancestors([variable.initial_value.op]).intersection(column.op for column in columns):
+            problem = f"the initial value of {name} depends on examples, but variables are created before there are any"
+            problem += ": compute it in mnist_input.py"
+        if problem:
+            raise UnusableError(f"{files.place_of(variable)}: {problem}")
     if "global_step_1" in variables and variables["global_step_1"].handle.op in find_ancestors([loss.op]):
         raise UnusableError(
             f"{files.place_of(variables['global_step_1'])}: nothing increments this variable global_step: use"
@@ -236,16 +232,13 @@ def _read_outside(variable: tf.Variable, graph: tf.Graph) -> None:
                 values[inner] = read()
         return values[inner]
 
-    def is_inside() -> bool:
-        return tf.get_default_graph() is not graph
+    def choose(inside: Any, outside: Any) -> Any:
+        return lambda indices, name=None: (
+            outside(indices, name) if tf.get_default_graph() is graph else inside(read_value(), indices, name=name)
+        )
 
     variable.value = variable.read_value = read_value
-    variable.sparse_read = lambda indices, name=None: (
-        tf.gather(read_value(), indices, name=name) if is_inside() else sparse_read(indices, name)
-    )
-    variable.gather_nd = lambda indices, name=None: (
-        tf.gather_nd(read_value(), indices, name=name) if is_inside() else gather_nd(indices, name)
-    )
+    variable.sparse_read, variable.gather_nd = choose(tf.gather, sparse_read), choose(tf.gather_nd, gather_nd)
 
 
 def build_total_loss(made: Trace) -> tf.Tensor:

@@ -177,7 +177,7 @@ class Member:
             if given and getattr(model.own, function):
                 raise UnusableError(f"--{given[0]} has no effect, since model.py has {function}(): remove one of them")
         if self.task.batches_per_step > 1:
-            model.check_python(
+            model.in_training.check_python(
                 "--replication=in_graph copies it to other workers: call it in tf.data, or use TensorFlow's ops"
             )
         if self.flags.export_dir and self.task.is_chief:

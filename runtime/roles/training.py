@@ -115,7 +115,7 @@ class Training:
         model, packing = self._graph.model, self._graph.packing
         columns = build_placeholders(examples)
         dense = packing.evaluated.fetch(Lookups({}, []))
-        lookups = model.build_test_lookups(columns)
+        lookups = model.in_tests.build_lookups(columns)
         self._readers = {name: TableReader(table) for name, table in packing.tables.items()}
         rows, batch_size = self._fetch_rows(lookups), self._me.batch_size
         return ModelTest(model, dense, rows, columns, examples, batch_size, lookups.samples)
@@ -124,8 +124,8 @@ class Training:
         """Build the chief's summaries, of one batch of each run in which they are written."""
         graph, model = self._graph, self._graph.model
         columns = graph.batches.columns(graph.batches.inputs[-1])
-        fetched = graph.packing.fetch(model.build_lookups(columns))
-        tested, shown = model.build_test_lookups(columns), model.build_summary_lookups(columns)
+        fetched = graph.packing.fetch(model.in_training.build_lookups(columns))
+        tested, shown = (part.build_lookups(columns) for part in (model.in_tests, model.in_summaries))
         means = model.build_measures({**fetched, **self._fetch_rows(tested)}, columns, tested.samples).means
         users = model.build_summaries({**fetched, **self._fetch_rows(shown)}, columns, shown.samples)
         schedule = self._me.mode.make_schedule(model.own)

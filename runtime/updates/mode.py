@@ -102,7 +102,10 @@ def build_updates(
         wanted = [Lookups({}, [])] * mode.exchanges_per_run
         if packing.tables:  # else no batch need be built for its lookups
             of_exchanges = tf.reshape(batches.inputs, [mode.exchanges_per_run, -1, *batches.inputs.shape[2:]])
-            wanted = [model.build_lookups(batches.columns(of_exchange)) for of_exchange in tf.unstack(of_exchanges)]
+            wanted = [
+                model.in_training.build_lookups(batches.columns(of_exchange))
+                for of_exchange in tf.unstack(of_exchanges)
+            ]
         selections = packing.select(wanted)
         dtype, devices = tf.as_dtype(mode.exchange_dtype), choose_devices(task, config)
         if len(devices) > 1 and any(lookups.samples for lookups in wanted):
