@@ -277,6 +277,14 @@ def test_tasks_that_train_go_on_and_only_a_late_one_that_differs_ends(ends):
     assert ends.empty()
 
 
+def test_who_trains_keeps_no_session_open_that_nobody_needs(ends):
+    ps, worker = (f"localhost:{port}" for port in choose_ports(2))
+    start("ps 0", [ps], [worker], looks=False)
+    agreed = start("worker 0", [ps], [worker], looks=False).agreement
+    agreed.begin_training()
+    assert [on._session for on in agreed._tables.values()] == [None, None]
+
+
 def test_a_ps_whose_server_takes_nothing_at_first_publishes_its_lists_though_the_others_train(ends):
     *ps, worker = (f"localhost:{port}" for port in choose_ports(3))
     start("ps 0", ps, [worker])
@@ -536,11 +544,11 @@ def test_a_ps_that_is_told_to_stop_and_then_hears_the_last_word_has_done_its_par
     servers = local_servers(1, 1)
     chief, ps = servers.membership("worker", 0), servers.membership("ps", 0)
     chief.board.say(TRAINED)
-    leaving = Departure(ps)
+    leaving = Departure(ps, stop_secs=3)
     leaving.start()
     ps.start()
     poll_for(lambda: "ps 0: worker 0: trained" in caplog.text, "word of the chief")
-    leaving._note_signal(signal.SIGTERM)
+    assert leaving._note_signal(signal.SIGTERM).secs > 3, "the chief saves meanwhile"
     chief.board.say(EVALUATED)
     assert ends.get(timeout=DEADLINE_SECS) == 0
     ps._is_over.set()

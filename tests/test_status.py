@@ -79,6 +79,22 @@ def test_the_connection_to_a_server_stays_open(local_servers):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
+def test_a_connection_that_leads_nowhere_is_closed(monkeypatch):
+    closed, open_channel = [], status.open_channel
+
+    def open_and_note(address):
+        channel = open_channel(address)
+        close = channel.close
+        channel.close = lambda: [closed.append(address), close()]
+        return channel
+
+    monkeypatch.setattr(status, "open_channel", open_and_note)
+    (port,) = choose_ports(1)
+    for _ in range(2):
+        assert status.ask(f"localhost:{port}") == Status(reason="connection refused")
+    assert closed == 2 * [f"localhost:{port}"]
+
+
 def test_a_connection_that_is_being_made_is_asked_twice_before_the_name_is_looked_up_again():
     """Else a name that takes longer than one question would never be found."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
