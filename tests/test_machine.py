@@ -216,6 +216,14 @@ def test_a_user_who_may_start_few_threads_is_told(monkeypatch):
     assert why_too_low(num_others=10**4).endswith("; raise it, or run fewer tasks here"), "they may start right now"
 
 
+@pytest.mark.parametrize(("given", "wrong"), [("epollex", "epollex"), ("", ""), ("epoll1,none", "none")])
+def test_an_engine_of_grpc_with_which_it_would_abort_is_told(given, wrong):
+    command = [sys.executable, "-c", "from runtime.process import environment"]
+    done = subprocess.run(command, env={**os.environ, "GRPC_POLL_STRATEGY": given}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"error: GRPC_POLL_STRATEGY has '{wrong}', which this gRPC does not know: unset it\n"
+
+
 def test_a_limit_of_open_files_with_which_tensorflow_crashes_is_told(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (34 if kind == resource.RLIMIT_NOFILE else -1, 34))
     assert why_too_low() == "the limit of open files, ulimit -Hn, is 34: each task needs at least 128; raise it"

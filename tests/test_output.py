@@ -2,10 +2,15 @@
 
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, poll_for
+from runtime.process import output
 from tests.terminal import Terminal
 
 START = """
@@ -93,6 +98,23 @@ def test_a_process_ends_though_nobody_reads_why():
     script = 'print("x" * 1000000); end_process(3, "the end")'
     with start(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.wait(60) == 3
+
+
+@pytest.mark.promises("result-waits")
+@pytest.mark.parametrize("number", [signal.SIGTERM, None])
+def test_the_end_of_a_process_waits_for_a_reader_of_the_result_though_not_beyond_a_signal(number):
+    """As where Ctrl-S has stopped the terminal."""
+    script = 'print("x" * 1000000); print("test accuracy 1"); end_process(0)'
+    with start(script, stdout=subprocess.PIPE) as process:
+        poll_for(lambda: select.select([process.stdout], [], [], 0)[0], "output")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3 * output.WRITING_SECS)
+        if number:
+            process.send_signal(number)
+            assert process.wait(DEADLINE_SECS) == -number
+        else:
+            assert process.stdout.read().endswith("\ntest accuracy 1\n")
+            assert process.wait(DEADLINE_SECS) == 0
 
 
 def test_what_a_log_has_no_room_for_is_counted_and_costs_no_other_line(tmp_path):

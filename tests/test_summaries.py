@@ -1,8 +1,11 @@
 """What TensorBoard is shown: who writes which summaries, their values, and how stale asynchronous exchanges are."""
 
+import faulthandler
 import glob
 import math
+import os
 import resource
+import select
 import signal
 import threading
 
@@ -246,6 +249,24 @@ def test_a_full_disk_costs_its_summaries_and_nothing_else(tmp_path, capfd):
     (path,) = folder.iterdir()
     assert [event.step for event in tf.train.summary_iterator(str(path))] == [0, 2, 3]
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_a_disk_that_hangs_holds_up_no_other_thread(tmp_path):
+    """A pipe that is full and has no reader stands for a file server that hangs."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = summaries.EventFile(str(tmp_path))
+    writer._path = str(pipe)
+    writing = threading.Thread(target=writer.write, args=[tf.Event(graph_def=bytes(1 << 20))])
+    faulthandler.dump_traceback_later(DEADLINE_SECS, exit=True)  # else this process would stand still for ever
+    writing.start()
+    num_read = 0
+    while num_read < 1 << 20:
+        num_read += len(select.select([reader], [], [])[0] and os.read(reader, 1 << 16))
+    writing.join()
+    faulthandler.cancel_dump_traceback_later()
+    os.close(reader)
 
 
 def test_a_full_disk_is_not_strewn_with_empty_files(tmp_path):

@@ -2,17 +2,20 @@
 
 import json
 import os
+import queue
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import psutil
 import pytest
 
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Process, poll_for, running_with
-from runtime.launch import tasks
+from runtime.launch import supervisor, tasks
 from tests.fake_tasks import make_command
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
@@ -164,16 +167,44 @@ def test_many_lines_at_once_are_all_shown(launch):
 
 
 @pytest.mark.slow
-def test_a_pipe_that_nobody_reads_keeps_the_launcher_from_nothing(launch):
-    """Its output is full before the task goes on; the second run is stopped by a signal."""
+@pytest.mark.promises("result-waits")
+def test_a_pipe_that_nobody_reads_holds_up_no_task_and_the_end_waits_for_its_reader(launch):
+    """Its output is full before the task goes on."""
     lines = "yes 'worker 0: a line' | head -100000; touch full; while ! [ -e go-on ]; do sleep 0.05; done"
-    status = launch.folder / "status"
-    before = ["sh", "-c", f'("$0" "$@"; echo $? >{status}) | exec sleep 1000']
-    run = launch(lines, before=before)
+    reader = "while ! [ -e done ]; do sleep 0.05; done; sleep 4; exec cat"
+    run = launch(f"{lines}; echo 'worker 0: the last'; touch done", before=["sh", "-c", f'"$0" "$@" | ({reader})'])
     poll_for((launch.folder / "full").exists, "full pipe")
     (launch.folder / "go-on").touch()
-    assert poll_for(lambda: status.exists() and status.read_text(), "end") == "0\n"
-    run.kill()
+    assert run.wait(DEADLINE_SECS) == 0
+    assert "worker 0: the last\n" in run.output()
+
+
+@pytest.mark.promises("logs-away")
+def test_a_file_server_of_the_logs_that_hangs_is_told_until_it_answers(tmp_path, monkeypatch):
+    answers, said = threading.Event(), queue.SimpleQueue()
+    monkeypatch.setattr(supervisor, "ASKING_SECS", 0.02)
+    monkeypatch.setattr(supervisor, "say", said.put)
+    monkeypatch.setattr(supervisor.os, "utime", lambda path: answers.wait())
+    threading.Thread(target=supervisor._watch, args=[str(tmp_path)], daemon=True).start()
+    line = f"still waiting for the logs of the tasks: check that {tmp_path} responds"
+    assert [said.get(timeout=DEADLINE_SECS) for _ in range(2)] == [line, line]
+    answers.set()
+
+    def is_silent():
+        num_said = said.qsize()
+        time.sleep(0.5)
+        return said.qsize() == num_said
+
+    poll_for(is_silent, "silence")
+
+
+def test_why_the_code_of_tensorflow_has_ended_a_task_is_told_though_it_stands_far_above(launch):
+    cause = "E0000 00:00:1.2 3 ev_posix.cc:132] No event engine could be initialized"
+    noise = "E0000 00:00:1.1 3 cuda_platform.cc:52] failed call to cuInit"
+    run = launch(f"echo '{noise}'; echo '{cause}'; seq 100; exit 134", "--max_restarts=0")
+    assert run.wait(DEADLINE_SECS) == 134
+    _, *lines = run.output().partition("stopped all tasks. Last lines of ")[2].splitlines()
+    assert lines == [cause, *map(str, range(86, 101))]
 
 
 @pytest.mark.promises("launcher-status")

@@ -68,7 +68,6 @@ class Console:
         self._show([*self._result, *last_lines])
         if error:
             print("\n".join(map(shorten, error.split("\n"))) if os.isatty(STDERR) else error, file=sys.stderr)
-        output.wait_until_written()
 
     def _show(self, lines: Sequence[str], is_last: bool = False) -> None:
         if not self._screen:

@@ -8,11 +8,13 @@ import re
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from runtime.launch.console import Console
-from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options
+from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options, say
 from runtime.launch.ports import choose_ports
 from runtime.launch.tasks import TaskProcess
 from runtime.model import user_dir
@@ -24,6 +26,7 @@ from runtime.records.folder import RunFolder
 POLL_SECS = 0.2
 LEAVE_SECS = 60.0  # how long tasks, even one that has only started, may take to end after the chief has
 SILENT_SECS = 3.0  # of these, before anything is said
+ASKING_SECS = 10.0  # from one look at whether the file server of the logs answers to the next
 MARGIN_SECS = 7.0  # after a signal, a ps leaves 2 s after the chief at the latest
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED = re.compile(r"error: (ps|worker) (\d+) has ended: ")  # says a task that ends because of another one
@@ -52,16 +55,26 @@ class Supervisor:
         self._told_of = ""  # whom the chief has left behind, or nobody
         self._received: signal.Signals | None = None
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._handle_signals(lambda number, _: self._signals.put(number))
+
+    def _handle_signals(self, handler: Any) -> None:
         for number in (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGCHLD):
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda number, _: self._signals.put(number))
+                signal.signal(number, handler)
 
     def run(self) -> int:
         """Run the cluster until every task has ended with 0, or one cannot go on, or a signal stops it.
 
         Returns:
-          The exit status of the launcher.
+          The exit status of the launcher. From then on, a signal ends it at once.
         """
+        threading.Thread(target=_watch, args=[self._options.folder.logs], daemon=True).start()
+        try:
+            return self._run()
+        finally:
+            self._handle_signals(signal.SIG_DFL)
+
+    def _run(self) -> int:
         try:
             addresses = [f"localhost:{port}" for port in choose_ports(len(self._tasks))]
         except OSError as error:
@@ -236,6 +249,24 @@ class Supervisor:
     def _kill_all(self) -> None:
         for task in self._running():
             task.process.kill()
+
+
+def _watch(logs: str) -> None:
+    """Say so, again and again, while the file server of the logs is away: what the tasks say cannot be shown then."""
+    has_answered = threading.Event()
+
+    def ask() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                os.utime(logs)
+            has_answered.set()
+            time.sleep(ASKING_SECS)
+
+    threading.Thread(target=ask, daemon=True).start()
+    while True:
+        if not has_answered.wait(2 * ASKING_SECS):
+            say(f"still waiting for the logs of the tasks: check that {logs} responds")
+        has_answered.clear()
 
 
 def _lock(folder: RunFolder) -> None:

@@ -14,7 +14,8 @@ from runtime.records.files import Tail
 
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # a terminal sends them to all: the launcher decides
 DEFAULT = (signal.SIGTERM, signal.SIGCHLD)
-NUM_LAST_LINES = 15  # of a log, that tell why a task could not go on
+NUM_LAST_LINES, NUM_REASONS = 15, 3  # of a log, that tell why a task could not go on
+OF_CPP = re.compile(r"[EF]0000 00:00:(?!.*cuInit)")  # an error that TensorFlow, or gRPC, tells of itself
 KERNEL_COUNTS = pathlib.Path("/proc/vmstat")  # of the whole machine, with what it has done in its cgroups
 
 fork = multiprocessing.get_context("fork")
@@ -88,7 +89,10 @@ class TaskProcess:
 
     def read_last_lines(self) -> list[str]:
         """Return the last lines of what its last process has said."""
-        return self._tail.read()[-NUM_LAST_LINES:]
+        lines = self._tail.read()
+        # The reason for which C++ code has ended a process stands above a stack, or a list of flags.
+        reasons = [line for line in lines[:-NUM_LAST_LINES] if OF_CPP.match(line)]
+        return [*reasons[-NUM_REASONS:], *lines[-NUM_LAST_LINES:]]
 
 
 def count_oom_kills() -> int:

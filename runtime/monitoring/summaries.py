@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,34 +43,42 @@ class EventFile:
     """A file of events, as TensorBoard reads it.
 
     TensorFlow's `FileWriter` writes from a thread, which dies on a full disk with a traceback and never writes again.
+    Its `TFRecordWriter` lets no other thread of Python run while a file server hangs. So Python writes.
     """
 
     def __init__(self, folder: str):
         """Write into `folder`, where the first event makes a file."""
         self._folder, self._path = folder, ""
-        self._writer: tf.io.TFRecordWriter | None = None
 
     def write(self, event: tf.Event) -> None:
         """Append an event; one that finds no room is lost, and that is an OSError."""
+        first = tf.Event(file_version="brain.Event:2", wall_time=time.time())
         try:
-            writer = self._writer or self._open()
-            writer.write(event.SerializeToString())
-            writer.flush()
+            self._append(_make_records([event] if self._path else [first, event]))
         except (OSError, tf.errors.OpError) as error:
-            self._writer = None  # half an event may be at its end: go on in another file
+            path, self._path = self._path, ""  # half an event may be at its end: go on in another file
             with contextlib.suppress(OSError):
-                if not os.path.getsize(self._path):  # on a full disk, each attempt makes a file
-                    os.remove(self._path)
+                if not os.path.getsize(path):  # on a full disk, each attempt makes a file
+                    os.remove(path)
             raise OSError(f"no room for an event in {self._folder}") from error
 
-    def _open(self) -> tf.io.TFRecordWriter:
-        os.makedirs(self._folder, exist_ok=True)
-        # TensorBoard reads the files in the order of their names.
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
-        self._path = os.path.join(self._folder, name)
-        self._writer = tf.io.TFRecordWriter(self._path)
-        self._writer.write(tf.Event(file_version="brain.Event:2", wall_time=time.time()).SerializeToString())
-        return self._writer
+    def _append(self, records: bytes) -> None:
+        if not self._path:
+            os.makedirs(self._folder, exist_ok=True)
+            # TensorBoard reads the files in the order of their names.
+            name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.time_ns()}"
+            self._path = os.path.join(self._folder, name)
+        with open(self._path, "ab") as file:
+            file.write(records)
+
+
+def _make_records(written: Sequence[tf.Event]) -> bytes:
+    """Return events as a file has them: TensorFlow writes them on a disk of this machine."""
+    with tempfile.NamedTemporaryFile() as file:
+        with tf.io.TFRecordWriter(file.name) as writer:
+            for event in written:
+                writer.write(event.SerializeToString())
+        return file.read()
 
 
 _find_file = functools.cache(EventFile)  # of a folder

@@ -37,7 +37,7 @@ def end_process(
     """End this process at once, with `message`, if given, as one line on standard error; `tell` passes it on.
 
     At once, since neither a server nor a session in use can be stopped. Neither a log without a reader nor a train
-    directory that does not answer must keep the process alive.
+    directory that does not answer must keep the process alive. Only a result waits longer for its reader.
     """
     events.record("ended", status=status, message=message)
     if unwritten := events.wait_until_written():
@@ -46,7 +46,7 @@ def end_process(
         print(f"{'error: ' * is_error}{message}", file=sys.stderr)
     if tell:
         tell(message)
-    output.wait_until_written()
+    output.wait_until_written(has_result=status == 0)
     for child in multiprocessing.active_children():  # as at the end of any Python program
         child.terminate()
     os._exit(status)

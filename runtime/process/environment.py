@@ -58,6 +58,11 @@ if "PYTHONHASHSEED" not in os.environ and os.path.basename(sys.argv[0]) == "dist
     os.environ["PYTHONHASHSEED"] = "0"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
+# What another gRPC knew, or knows, would make this one abort.
+if _unknown := {*os.environ.get("GRPC_POLL_STRATEGY", "all").split(",")} - {"all", "epoll1", "poll"}:
+    print(f"error: GRPC_POLL_STRATEGY has {min(_unknown)!r}, which this gRPC does not know: unset it", file=sys.stderr)
+    raise SystemExit(2)
+
 for _name, _value in _DEFAULTS.items():
     os.environ.setdefault(_name, _value)
 

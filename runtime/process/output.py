@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 import threading
+from collections.abc import Set
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,7 +16,8 @@ from absl import logging
 
 MAX_LINES = 1000  # that wait until they can be written
 WRITING_SECS = 1.0  # how long the end of the process waits for them
-STDERR = 2  # its file number
+READER_SECS = 600.0  # how long it waits for a reader of the result: Ctrl-S may have stopped the terminal
+STDOUT, STDERR = 1, 2  # their file numbers
 
 _writer: "_Writer | None" = None  # None: who says something writes it, as in a child that this process forks
 reader_of_lost: Connection | None = None  # is sent the lines that cannot be written, since a disk is full
@@ -51,10 +53,12 @@ def _write_directly() -> None:
 os.register_at_fork(after_in_child=_write_directly)
 
 
-def wait_until_written() -> None:
-    """Wait until everything is written, for `WRITING_SECS` at most."""
+def wait_until_written(has_result: bool = False) -> None:
+    """Wait until everything is written: for `WRITING_SECS`, or `READER_SECS` for a result on standard output."""
     if _writer:
-        _writer.wait(WRITING_SECS)
+        _writer.wait({STDOUT, STDERR}, WRITING_SECS)
+        if has_result:
+            _writer.wait({STDOUT}, READER_SECS)
 
 
 def _keep_from_waiting(file: int) -> int:
@@ -76,12 +80,13 @@ class _Writer:
 
     def __init__(self) -> None:
         self._ways: dict[int, int] = {}  # to the standard files: others that may wait
-        for file in (1, STDERR):
+        for file in (STDOUT, STDERR):
             with contextlib.suppress(OSError):  # it is closed
                 self._ways[file] = _keep_from_waiting(file)
         self._lines: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=MAX_LINES)
         self._num_lost = 0
-        self._is_writing = self._is_cut = False  # cut: the last line has no end
+        self._writes_to = 0  # the file number of the line that is being written
+        self._is_cut = False  # the last line has no end
         self._changed = threading.Condition()
         threading.Thread(target=self._keep_writing, name="write_output", daemon=True).start()
 
@@ -91,19 +96,20 @@ class _Writer:
             self._lines.append((file, line))
             self._changed.notify_all()
 
-    def wait(self, secs: float) -> None:
+    def wait(self, files: Set[int], secs: float) -> None:
+        """Wait until the lines for some files are written."""
         with self._changed:
-            self._changed.wait_for(lambda: not (self._lines or self._is_writing), secs)
+            self._changed.wait_for(lambda: files.isdisjoint([self._writes_to, *(f for f, _ in self._lines)]), secs)
 
     def _keep_writing(self) -> None:
         while True:
             with self._changed:
-                self._is_writing = False
+                self._writes_to = 0
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._lines)
-                self._is_writing = True
                 num_lost, self._num_lost = self._num_lost, 0
                 file, line = self._lines.popleft()
+                self._writes_to = file
             lost = f"lines lost here: {num_lost} (no reader, or no space)\n"
             if num_lost and not self._write(STDERR, lost.encode()):
                 num_lost = 0
