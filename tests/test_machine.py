@@ -214,6 +214,8 @@ def test_a_user_who_may_start_few_threads_is_told(monkeypatch):
     assert why_too_low(10**4).startswith("the thread limit of this user, ulimit -u, is 10000, of which 0 are used: ")
     assert not why_too_low()
     assert why_too_low(num_others=10**4).endswith("; raise it, or run fewer tasks here"), "they may start right now"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert not why_too_low(10**4), "root may start any number"
 
 
 @pytest.mark.parametrize(("given", "wrong"), [("epollex", "epollex"), ("", ""), ("epoll1,none", "none")])

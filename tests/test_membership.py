@@ -82,6 +82,17 @@ def test_a_process_that_was_replaced_is_said_to_be_lost_once(looks, lost, back, 
     assert caplog.messages == said
 
 
+def test_two_looks_at_once_see_nobody_lost(caplog):
+    """A task looks between its regular looks, too; at the end all leave together."""
+    member = Membership(Task("worker", 0, PS[:1], WORKERS), Timeouts(300, 600))
+    (ps,) = member.task.needed
+    for status_, second in [(FIRST, 0.0), (REFUSED, 1.0), (REFUSED, 1.1)]:
+        member._note_status(ps, status_, second)
+    assert not caplog.messages
+    member._note_status(ps, REFUSED, 2.0)
+    assert caplog.messages == ["worker 0: lost ps 0 at a:1 (connection refused)"]
+
+
 @pytest.mark.promises("recovery-timeout")
 def test_a_task_that_gives_up_names_only_those_that_were_away_for_long(monkeypatch):
     """Others give up at the same time, and are away as well."""

@@ -14,6 +14,7 @@ from tensorflow.python.training.moving_averages import assign_moving_average
 from benchmarks.testbed.processes import PROJECT
 from runtime.model.files import Files
 from runtime.model.function import Model
+from runtime.model.ops import LARGE_BYTES, is_large
 from runtime.model.roles import SET
 from runtime.model.trace import build_probabilities
 from runtime.model.variables import Rows, choose_rows, make_variables, slices_of
@@ -1063,6 +1064,12 @@ def test_a_learning_rate_is_a_function_of_the_step_alone(build, message):
     files = make_files(lambda x, is_training: x, build_learning_rate=build)
     with pytest.raises(UnusableError, match=rf"function\.py, line \d+: {message}"):
         trace(files)
+
+
+def test_a_constant_is_large_if_it_has_more_bytes_than_the_limit():
+    with tf.Graph().as_default():
+        constants = [tf.constant(np.zeros(LARGE_BYTES + more, np.uint8)).op for more in (0, 1)]
+    assert [*map(is_large, constants)] == [False, True]
 
 
 def test_no_graph_has_a_large_constant_of_the_users_but_an_exported_one():

@@ -548,6 +548,13 @@ def test_what_is_never_below_0_has_its_axis_there():
     assert f'cy="{charts.HEIGHT - charts.BOTTOM:.1f}"' in chart
 
 
+def test_every_label_of_a_chart_is_inside_the_picture():
+    chart = charts.make_line_chart("t", "x", "y", {"test": [(0, 0), (1, 1)]})
+    places = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"', chart)
+    assert len(places) == len(labels(chart))
+    assert all(0 <= float(x) <= charts.WIDTH and 0 <= float(y) <= charts.HEIGHT for x, y in places)
+
+
 def test_a_loss_below_0_is_drawn_whole():
     points = [(step, 3 - step / 100) for step in range(0, 1000, 100)]
     for line in (points, points[4:], [(0, -2), (9, -2)]):
