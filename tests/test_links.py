@@ -185,7 +185,10 @@ CHAOS = "tests/chaos.py --mode asynchronous synchronous backup_workers local_ste
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
 COMPOSE = "docker compose --file deploy/compose.yaml"
 BOARD = "runtime/launch/tensorboard"
-FIREWALL = ("iptables -I INPUT -p tcp --dport 2222 ! -s 10.0.0.0/24", "ip6tables -I INPUT -p tcp --dport 2222")
+FIREWALL = (
+    "iptables -I INPUT ! -i lo -p tcp --dport 2222 ! -s 10.0.0.0/24",
+    "ip6tables -I INPUT ! -i lo -p tcp --dport 2222",
+)
 SGD = "--optimizer=sgd --learning_rate=0.5"
 LAB = (
     "--train_steps=20000 --save_checkpoint_secs=5 --train_dir=runs/lab",

@@ -173,7 +173,8 @@ def test_a_worker_makes_no_session_with_a_ps_that_has_other_host_lists(local_ser
     servers = local_servers(1, 1)
     Membership(Task("ps", 0, servers.ps_hosts, ("other:1",)), Timeouts(60, 60)).agreement.publish()
     with pytest.raises(
-        TimeoutError, match=r"s for the host lists of ps 0 at .* to match those of this task.*large packets"
+        TimeoutError,
+        match=r"s for the host lists of ps 0 at .* to match those of this task.*its own address.*large packets",
     ):
         Worker(servers, 0, startup_timeout_secs=0.3).session()
 

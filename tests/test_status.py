@@ -12,7 +12,7 @@ import time
 import pytest
 import tensorflow.compat.v1 as tf
 
-from benchmarks.testbed.processes import PROJECT, poll_for
+from benchmarks.testbed.processes import PROJECT, can_run, poll_for
 from runtime.cluster import status
 from runtime.cluster.status import Status
 from runtime.cluster.task import Task
@@ -20,6 +20,7 @@ from runtime.launch.ports import choose_ports
 from runtime.machine.session_config import count_cores
 from tests import forked
 
+HOST = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
 SERVE = """
 from runtime.process import environment
 import tensorflow.compat.v1 as tf
@@ -192,3 +193,14 @@ if child := os.fork():
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
     assert "release unlocked lock" not in done.stderr
+
+
+@pytest.mark.skipif(not can_run([*HOST, "true"]), reason="needs unshare and its own network")
+def test_a_host_without_ipv6_whose_name_has_an_ipv6_address_too_refuses(tmp_path):
+    """As Debian's `localhost`; gRPC's answer has odd letters then."""
+    script = "from runtime.cluster import status; print(status.ask('[::1]:2222'))"
+    off = "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6; echo 1 >/proc/sys/net/ipv6/conf/lo/disable_ipv6"
+    command = [*HOST, "sh", "-c", f'ip link set lo up; {off}; exec "$@"', "sh", sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert done.stdout == f"{Status(reason='connection refused')}\n", done
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import queue
 import re
 import shutil
@@ -80,6 +81,15 @@ def test_a_task_that_is_killed_for_want_of_memory_is_told_with_what_helps(
     assert len(files) == 1, "that of who reads its last lines; else each start would keep one open"
     counts.write_text(f"oom_kill {kills_after}\n")
     assert task.describe_end().startswith(f"ended with status {128 + number} {told}")
+
+
+def test_where_memory_runs_out_the_kernel_ends_a_task_before_its_launcher(tmp_path):
+    task = tasks.TaskProcess("ps-0", str(tmp_path / "log"))
+    task.start(["distributed.py"], signal.pause)
+    score = pathlib.Path(f"/proc/{task.process.pid}/oom_score_adj")
+    poll_for(lambda: score.read_text() == "500\n", "a higher score than that of the launcher")
+    task.process.kill()
+    task.process.join()
 
 
 @pytest.mark.slow

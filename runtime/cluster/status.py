@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping
@@ -28,6 +29,7 @@ STARTING = "still starting"  # a process answers, but not yet as the one that is
 # What gRPC says, and the reason.
 REASONS = {
     "Connection refused": REFUSED,
+    "Address family not supported": REFUSED,  # of the name's second address, where IPv6 is off: the first refused, too
     "resolv": UNKNOWN_NAME,
     "No route to host": "no route to host",
     "Network is unreachable": "network is unreachable",
@@ -37,6 +39,8 @@ SERVICE = "/tensorflow.WorkerService"
 # A channel leads where the address leads, through no web proxy; and each has a connection of its own, so that a new one
 # looks the name up again.
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+
+logging.getLogger("grpc").setLevel(logging.CRITICAL)  # it logs a traceback where an answer has odd letters
 
 _channels: dict[str, grpc.Channel] = {}  # those that work, or soon may, by address, while they are not in use
 

@@ -52,6 +52,8 @@ class TaskProcess:
                 signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             end_with_parent()
+            with contextlib.suppress(OSError):  # for want of memory the kernel ends a task, which comes back, first
+                pathlib.Path("/proc/self/oom_score_adj").write_text("500")
             multiprocessing.current_process().daemon = False  # it may have children of its own
             for source, descriptor in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
                 os.dup2(source, descriptor)

@@ -66,7 +66,7 @@ def wait_until_address_leads_here(task: Task, timeout_secs: float) -> None:
         return f"{task} at {task.address} to be this process ({reason})"
 
     remedy = (
-        "run each task once, on the host of its address, or correct --task_index or the host lists; where no network is"
-        " up, not even the loopback interface, `ip link set lo up`"
+        "run each task once, on the host of its address, or correct --task_index or the host lists; a task must reach"
+        " itself there, too, through a firewall or NAT; where no network is up, `ip link set lo up`"
     )
     wait_until_nothing_is_missing(task, describe_elsewhere, timeout_secs, remedy)

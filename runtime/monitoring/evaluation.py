@@ -20,7 +20,7 @@ from runtime.model.variables import Parameters, Rows
 from runtime.monitoring.measures import Measures, Target, check_finite
 from runtime.monitoring.mistakes import find_mistakes, guess
 from runtime.monitoring.summaries import write_scalars
-from runtime.process.errors import DIVERGED, UnusableError
+from runtime.process.errors import UnusableError
 from runtime.process.phases import describe_mistake, explain
 from runtime.process.threads import SessionThread
 from runtime.records import events
@@ -29,9 +29,13 @@ from runtime.records.folder import RunFolder
 
 MAX_WARNINGS = 10  # of metrics that are no numbers
 # The remedy for a test loss that is not finite where all parameters are.
-OF_FINITE_MODEL = f"{DIVERGED}, or build_loss(): a mean with weights that sum to 0, for example, is NaN"
+OF_FINITE_MODEL = (
+    "correct build_loss(): a mean with weights that sum to 0, for example, is NaN; or use another --train_dir, with a"
+    " lower --learning_rate or, and a copy of this checkpoint, with correct test examples"
+)
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
-OTHERS = "or another --train_dir; to keep training on the new data, copy the checkpoint there"  # what helps
+ANOTHER = "or another --train_dir"  # what helps
+OTHERS = f"{ANOTHER}; to keep training on the new data, copy the checkpoint there"
 
 
 def build_placeholders(examples: Sequence[Any]) -> list[tf.Tensor]:
@@ -198,7 +202,8 @@ def check_as_before(folder: RunFolder, test: ModelTest, load_examples: Callable[
     for label, names in enumerate(itertools.zip_longest(classes, now) if now else []):
         if names[0] != names[1]:
             was, is_now = (repr(name) if name else "none" for name in names)
-            remedy = f"give the --data_dir, or the names, that {folder.path} was trained with, {OTHERS}"
+            remedy = f"give the --data_dir, or the names, that {folder.path} was trained with, "
+            remedy += OTHERS if len(classes) == len(now) else ANOTHER  # else the weights may have another shape
             raise UnusableError(f"class {label} was {was}, but is {is_now} in mnist_input.py: {remedy}")
     if before["checksum"] != test.checksum and compute_checksum(load_examples()) == test.checksum:
         remedy = f"give the --data_dir and the flags that {folder.path} was trained with, {OTHERS}"

@@ -138,7 +138,10 @@ class TrainingScaffold(tf.train.Scaffold):
 
     def _questions(self) -> Iterator[tuple[Callable[[], str], str]]:
         """Yield what asks for all that may be missing once the servers are there, and what helps where it is."""
-        remedy = "give all tasks the same host lists; if they have them, check that large packets get through (the MTU)"
+        remedy = (
+            "give all tasks the same host lists; if they have them, read that task's log: it may not reach its own"
+            " address, and check that large packets get through (the MTU)"
+        )
         yield self._membership.agreement.describe_unconfirmed, remedy
         port = port_of(self._task.address)
         remedy = f"open port {port} of this host to them, and let large packets through (the MTU)"
