@@ -472,7 +472,7 @@ def test_a_model_that_diverges_in_its_last_steps_is_neither_saved_nor_exported_n
         cluster.start()
         assert cluster["worker 0"].wait() == 2
         output = cluster["worker 0"].output()
-        assert re.search(r"^error: .*\bfinite( at global step \d+)?: lower --learning_rate", output, re.MULTILINE)
+        assert re.search(r"^error: .*\bfinite( at global step \d+)?: .*lower --learning_rate", output, re.MULTILINE)
         assert not re.search("^test accuracy", output, re.MULTILINE)
         for ps in ("ps 0", "ps 1"):
             cluster[ps].kill()
