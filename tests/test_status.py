@@ -78,8 +78,6 @@ def test_the_connection_to_a_server_stays_open(local_servers):
     assert status._channels[address] is channel
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
 def test_a_connection_that_leads_nowhere_is_closed(monkeypatch):
     closed, open_channel = [], status.open_channel
 
@@ -96,6 +94,8 @@ def test_a_connection_that_leads_nowhere_is_closed(monkeypatch):
     assert closed == 2 * [f"localhost:{port}"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 def test_a_connection_that_is_being_made_is_asked_twice_before_the_name_is_looked_up_again():
     """Else a name that takes longer than one question would never be found."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -196,7 +196,7 @@ if child := os.fork():
 
 
 @pytest.mark.skipif(not can_run([*HOST, "true"]), reason="needs unshare and its own network")
-def test_a_host_without_ipv6_whose_name_has_an_ipv6_address_too_refuses(tmp_path):
+def test_a_host_without_ipv6_whose_name_has_an_ipv6_address_too_refuses():
     """As Debian's `localhost`; gRPC's answer has odd letters then."""
     script = "from runtime.cluster import status; print(status.ask('[::1]:2222'))"
     off = "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6; echo 1 >/proc/sys/net/ipv6/conf/lo/disable_ipv6"
