@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Process, poll_for, running_with
-from runtime.launch import supervisor, tasks
+from runtime.launch import console, tasks
 from tests.fake_tasks import make_command
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS
 
@@ -192,10 +192,10 @@ def test_a_pipe_that_nobody_reads_holds_up_no_task_and_the_end_waits_for_its_rea
 @pytest.mark.promises("logs-away")
 def test_a_file_server_of_the_logs_that_hangs_is_told_until_it_answers(tmp_path, monkeypatch):
     answers, said = threading.Event(), queue.SimpleQueue()
-    monkeypatch.setattr(supervisor, "ASKING_SECS", 0.02)
-    monkeypatch.setattr(supervisor, "say", said.put)
-    monkeypatch.setattr(supervisor.os, "utime", lambda path: answers.wait())
-    threading.Thread(target=supervisor._watch, args=[str(tmp_path)], daemon=True).start()
+    monkeypatch.setattr(console, "ASKING_SECS", 0.02)
+    monkeypatch.setattr(console, "say", said.put)
+    monkeypatch.setattr(os, "utime", lambda path: answers.wait())
+    threading.Thread(target=console._watch, args=[str(tmp_path)], daemon=True).start()
     line = f"still waiting for the logs of the tasks: check that {tmp_path} responds"
     assert [said.get(timeout=DEADLINE_SECS) for _ in range(2)] == [line, line]
     answers.set()

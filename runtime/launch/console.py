@@ -6,16 +6,19 @@ import multiprocessing
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 
 from runtime.display.screen import OF_LIBRARIES, STDERR, STDOUT, Screen, do_people_look, shorten
-from runtime.launch.options import PROGRAM
+from runtime.launch.options import PROGRAM, say
 from runtime.launch.tasks import NUM_LAST_LINES
 from runtime.process import output
 from runtime.records.files import Tail
 from runtime.records.folder import RunFolder
 
 RESULT = re.compile(r"test [A-Za-z][\w ]* -?\d")  # begins the last line of the chief, whatever the first metric
+ASKING_SECS = 10.0  # from one look at whether the file server of the logs answers to the next
 BOARD = re.compile(r"TensorBoard \S+ at (\S+) ")
 
 
@@ -25,6 +28,7 @@ class Console:
     def __init__(self, folder: RunFolder, names: Sequence[str], run: str):
         """Show tasks, such as "worker-0", from what they write into `folder` from now on; `run` has their events."""
         output.write_in_background()
+        threading.Thread(target=_watch, args=[folder.logs], daemon=True).start()
         self._log_of_chief, self._board = folder.log_of("worker 0"), Tail(folder.log_of("tensorboard"))
         self.follow_chief()
         # The result is shown though the disk of its log is full: the chief sends the lines that it cannot write.
@@ -91,3 +95,21 @@ class Console:
         except Exception as error:
             self._screen = None
             print("\n".join([f"{PROGRAM}: the display has failed: {error!r}", *lines, ""]), end="")
+
+
+def _watch(logs: str) -> None:
+    """Say so, again and again, while the file server of the logs is away: what the tasks say cannot be shown then."""
+    has_answered = threading.Event()
+
+    def ask() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                os.utime(logs)
+            has_answered.set()
+            time.sleep(ASKING_SECS)
+
+    threading.Thread(target=ask, daemon=True).start()
+    while True:
+        if not has_answered.wait(2 * ASKING_SECS):
+            say(f"still waiting for the logs of the tasks: check that {logs} responds")
+        has_answered.clear()

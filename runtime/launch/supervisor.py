@@ -8,13 +8,12 @@ import re
 import shlex
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.launch.console import Console
-from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options, say
+from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options
 from runtime.launch.ports import choose_ports
 from runtime.launch.tasks import TaskProcess
 from runtime.model import user_dir
@@ -26,7 +25,6 @@ from runtime.records.folder import RunFolder
 POLL_SECS = 0.2
 LEAVE_SECS = 60.0  # how long tasks, even one that has only started, may take to end after the chief has
 SILENT_SECS = 3.0  # of these, before anything is said
-ASKING_SECS = 10.0  # from one look at whether the file server of the logs answers to the next
 MARGIN_SECS = 7.0  # after a signal, a ps leaves 2 s after the chief at the latest
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEATED = re.compile(r"error: (ps|worker) (\d+) has ended: ")  # says a task that ends because of another one
@@ -68,7 +66,6 @@ class Supervisor:
         Returns:
           The exit status of the launcher. From then on, a signal ends it at once.
         """
-        threading.Thread(target=_watch, args=[self._options.folder.logs], daemon=True).start()
         try:
             return self._run()
         finally:
@@ -249,24 +246,6 @@ class Supervisor:
     def _kill_all(self) -> None:
         for task in self._running():
             task.process.kill()
-
-
-def _watch(logs: str) -> None:
-    """Say so, again and again, while the file server of the logs is away: what the tasks say cannot be shown then."""
-    has_answered = threading.Event()
-
-    def ask() -> None:
-        while True:
-            with contextlib.suppress(OSError):
-                os.utime(logs)
-            has_answered.set()
-            time.sleep(ASKING_SECS)
-
-    threading.Thread(target=ask, daemon=True).start()
-    while True:
-        if not has_answered.wait(2 * ASKING_SECS):
-            say(f"still waiting for the logs of the tasks: check that {logs} responds")
-        has_answered.clear()
 
 
 def _lock(folder: RunFolder) -> None:

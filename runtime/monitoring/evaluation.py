@@ -34,8 +34,7 @@ OF_FINITE_MODEL = (
     " lower --learning_rate or, and a copy of this checkpoint, with correct test examples"
 )
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
-ANOTHER = "or another --train_dir"  # what helps
-OTHERS = f"{ANOTHER}; to keep training on the new data, copy the checkpoint there"
+COPY = "; to keep training on the new data, copy the checkpoint there"
 
 
 def build_placeholders(examples: Sequence[Any]) -> list[tf.Tensor]:
@@ -202,11 +201,11 @@ def check_as_before(folder: RunFolder, test: ModelTest, load_examples: Callable[
     for label, names in enumerate(itertools.zip_longest(classes, now) if now else []):
         if names[0] != names[1]:
             was, is_now = (repr(name) if name else "none" for name in names)
-            remedy = f"give the --data_dir, or the names, that {folder.path} was trained with, "
-            remedy += OTHERS if len(classes) == len(now) else ANOTHER  # else the weights may have another shape
+            remedy = f"give the --data_dir, or the names, that {folder.path} was trained with, or another --train_dir"
+            remedy += COPY * (len(classes) == len(now))  # else the weights may have another shape
             raise UnusableError(f"class {label} was {was}, but is {is_now} in mnist_input.py: {remedy}")
     if before["checksum"] != test.checksum and compute_checksum(load_examples()) == test.checksum:
-        remedy = f"give the --data_dir and the flags that {folder.path} was trained with, {OTHERS}"
+        remedy = f"give the --data_dir and the flags that {folder.path} was trained with, or another --train_dir{COPY}"
         raise UnusableError(f"the test examples have changed, and the model may have been trained on them: {remedy}")
 
 

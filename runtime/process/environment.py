@@ -49,7 +49,10 @@ _DEFAULTS = {
 
 with telling_what_is_missing():
     from runtime.process import limits
-if _why := limits.why_too_low():
+# What another gRPC knew, or knows, would make this one abort.
+_unknown = {*os.environ.get("GRPC_POLL_STRATEGY", "all").split(",")} - {"all", "epoll1", "poll"}
+_of_grpc = f"GRPC_POLL_STRATEGY has {min(_unknown)!r}, which this gRPC does not know: unset it" if _unknown else ""
+if _why := limits.why_too_low() or _of_grpc:
     print(f"error: {_why}", file=sys.stderr)
     raise SystemExit(2)
 
@@ -57,11 +60,6 @@ if _why := limits.why_too_low():
 if "PYTHONHASHSEED" not in os.environ and os.path.basename(sys.argv[0]) == "distributed.py":
     os.environ["PYTHONHASHSEED"] = "0"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-# What another gRPC knew, or knows, would make this one abort.
-if _unknown := {*os.environ.get("GRPC_POLL_STRATEGY", "all").split(",")} - {"all", "epoll1", "poll"}:
-    print(f"error: GRPC_POLL_STRATEGY has {min(_unknown)!r}, which this gRPC does not know: unset it", file=sys.stderr)
-    raise SystemExit(2)
 
 for _name, _value in _DEFAULTS.items():
     os.environ.setdefault(_name, _value)
