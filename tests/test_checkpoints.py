@@ -245,7 +245,7 @@ def test_a_checkpoint_that_was_restored_is_left_as_it_is(graph, tmp_path):
 
     saver = tf.train.Saver()
     scaffold = tf.train.Scaffold(saver=saver, init_fn=restore)
-    hook = checkpoint_hook.CheckpointHook(CHIEF, RunFolder(tmp_path), scaffold, save_secs=60)
+    hook = checkpoint_hook.CheckpointHook(CHIEF, RunFolder(tmp_path), scaffold, save_secs=60, train_steps=100)
     with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]):
         assert "w/Adam" in dict(tf.train.list_variables(path)), "the state of another optimizer is lost"
 
@@ -285,7 +285,7 @@ def train_on(folder, num_saves, keep_checkpoints):
     """Restore the last checkpoint in `folder`, save new ones, and return the steps of those that are there then."""
     run, step = RunFolder(folder), tf.train.get_global_step()
     saver = make_saver(CHIEF, "ps", keep_checkpoints)
-    hook = checkpoint_hook.CheckpointHook(CHIEF, run, tf.train.Scaffold(saver=saver), save_secs=60)
+    hook = checkpoint_hook.CheckpointHook(CHIEF, run, tf.train.Scaffold(saver=saver), save_secs=60, train_steps=100)
     with tf.Session() as session:
         checkpoints.restore(saver, session, checkpoints.recover(saver, run))
         for _ in range(num_saves):
@@ -354,7 +354,9 @@ def test_what_is_not_finite_is_not_saved_and_the_last_checkpoint_stays(original,
     first = tf.zeros_initializer()
     weights = tf.get_variable("w", [4], None, first, None, not is_state, keys, partitioner=partitioner)
     saver = make_saver(CHIEF, "ps", 1)
-    hook = checkpoint_hook.CheckpointHook(CHIEF, RunFolder(original), tf.train.Scaffold(saver=saver), save_secs=60)
+    hook = checkpoint_hook.CheckpointHook(
+        CHIEF, RunFolder(original), tf.train.Scaffold(saver=saver), save_secs=60, train_steps=100
+    )
     step = tf.train.get_global_step()
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -406,7 +408,9 @@ def start(graph, tmp_path):
     def start(save_secs):
         train = tf.train.create_global_step().assign_add(1)
         scaffold = tf.train.Scaffold(saver=tf.train.Saver())
-        hook = checkpoint_hook.CheckpointHook(CHIEF, RunFolder(tmp_path / "train"), scaffold, save_secs)
+        hook = checkpoint_hook.CheckpointHook(
+            CHIEF, RunFolder(tmp_path / "train"), scaffold, save_secs, train_steps=100
+        )
         return tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]), train, hook
 
     (tmp_path / "train").mkdir()
@@ -509,6 +513,28 @@ def test_a_last_step_that_could_not_be_saved_is_saved_at_the_end(start, tmp_path
     assert last_checkpoint(tmp_path) == "model.ckpt-1"
 
 
+@pytest.mark.promises("when-saved")
+@pytest.mark.parametrize("train_steps", [2, 100], ids=["over", "good enough"])
+def test_the_last_step_is_saved_once_no_other_worker_is_on_its_way(graph, tmp_path, train_steps):
+    class GoodEnough(tf.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            if run_context.session.run(tf.train.get_global_step()) == 2:
+                run_context.request_stop()
+
+    counted = tf.train.create_global_step().assign_add(1)  # on one ps, before another has what the step brings
+    model = tf.get_variable("weights", [], initializer=tf.zeros_initializer())
+    scaffold = tf.train.Scaffold(saver=tf.train.Saver())
+    hook = checkpoint_hook.CheckpointHook(CHIEF, RunFolder(tmp_path), scaffold, save_secs=1e-6, train_steps=train_steps)
+    hooks = [GoodEnough(), hook] if train_steps > 2 else [hook]
+    with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), hooks) as session:
+        for _ in range(2):
+            session.run(counted)
+        assert steps_in(tmp_path) == [0, 1]
+        model.load(7.0, session._tf_sess())
+    path = tf.train.latest_checkpoint(tmp_path)
+    assert (path, tf.train.load_variable(path, "weights")) == (f"{tmp_path}/model.ckpt-2", 7)
+
+
 def test_a_new_model_that_cannot_be_saved_is_refused(start, tmp_path):
     with (
         away(tmp_path / "train"),
@@ -522,7 +548,7 @@ def test_a_new_model_that_cannot_be_saved_is_refused(start, tmp_path):
 
 @pytest.mark.parametrize(("task", "train_dir"), [(CHIEF, ""), (OTHER, "a")])
 def test_nothing_is_saved_without_a_train_dir_or_by_another_worker_than_the_chief(graph, task, train_dir):
-    assert not checkpoint_hook.CheckpointHook(task, RunFolder(train_dir), tf.train.Scaffold(), 60).is_needed
+    assert not checkpoint_hook.CheckpointHook(task, RunFolder(train_dir), tf.train.Scaffold(), 60, 100).is_needed
 
 
 def test_the_chief_makes_the_train_dir_and_the_others_do_not(tmp_path, monkeypatch):

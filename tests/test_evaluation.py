@@ -624,7 +624,7 @@ def test_a_chief_that_has_taken_no_step_says_nothing_of_speed():
 def test_what_a_worker_brings_after_the_last_checkpoint_is_saved_too(tmp_path, graph, num_late_runs):
     late_run = tf.train.create_global_step().assign_add(8)
     scaffold = tf.train.Scaffold(saver=tf.train.Saver())
-    hook = CheckpointHook(CHIEF, RunFolder(tmp_path), scaffold, save_secs=60)
+    hook = CheckpointHook(CHIEF, RunFolder(tmp_path), scaffold, save_secs=60, train_steps=100)
     with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
         session.run(late_run)
     late_runs = iter(range(num_late_runs))
@@ -644,7 +644,9 @@ def test_what_a_worker_brings_after_the_last_checkpoint_is_saved_too(tmp_path, g
 @pytest.mark.promises("ps-lost-in-test")
 def test_a_chief_that_loses_a_ps_while_it_tests_the_model_does_not_go_on(tmp_path, graph):
     tf.train.create_global_step()
-    hook = CheckpointHook(CHIEF, RunFolder(tmp_path), tf.train.Scaffold(saver=tf.train.Saver()), save_secs=60)
+    hook = CheckpointHook(
+        CHIEF, RunFolder(tmp_path), tf.train.Scaffold(saver=tf.train.Saver()), save_secs=60, train_steps=100
+    )
 
     def evaluate(_):
         raise tf.errors.UnavailableError(None, None, "Socket closed")

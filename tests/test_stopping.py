@@ -22,7 +22,7 @@ from runtime.session.stopping import StopOnSignalHook
 def main():
     tf.disable_eager_execution()
     task = Task("worker", 0, ("a:1",), ("b:2",))
-    checkpoint_hook = CheckpointHook(task, RunFolder("{train_dir}"), tf.train.Scaffold(), save_secs=60)
+    checkpoint_hook = CheckpointHook(task, RunFolder("{train_dir}"), tf.train.Scaffold(), save_secs=60, train_steps=100)
     checkpoint_hook.saved_step, checkpoint_hook.failure, checkpoint_hook.remedy = 7, "{failure}", "; make room"
     step = tf.constant(0)
     scaffold = types.SimpleNamespace(found_session=None, note_ready=bool)

@@ -83,7 +83,8 @@ class Training:
         agreed = {**me.agreed_flags, **checksums(), "data_dir": data, USES: json.dumps(graph.model.uses)}
         job = Job(agreed, updates, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal, graph.model.kept_uses)
         self.scaffold = TrainingScaffold(me.membership, me.connection, job)
-        self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, flags.save_checkpoint_secs)
+        saving = flags.save_checkpoint_secs, flags.train_steps
+        self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, *saving)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs)
         evaluation = EvaluationHook(task, self._test, me.target, updates.end) if task.is_chief else None
         # TensorFlow calls them in this order: for each new session, around each step, and at the end.

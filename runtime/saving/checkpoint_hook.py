@@ -40,13 +40,14 @@ class CheckpointHook(tf.train.SessionRunHook):
     when saving it fails, and some errors of a file server for the loss of a ps.
     """
 
-    def __init__(self, task: Task, folder: RunFolder, scaffold: tf.train.Scaffold, save_secs: float):
-        """Save into `folder`, if that is given, every `save_secs`, if `task` is the chief."""
+    def __init__(self, task: Task, folder: RunFolder, scaffold: tf.train.Scaffold, save_secs: float, train_steps: int):
+        """Save into `folder`, if that is given, every `save_secs` before `train_steps`, if `task` is the chief."""
         self.is_needed = task.is_chief and folder.is_given
         self.saved_step = 0  # the global step of the last checkpoint that this process knows to be written
         self.failure = self.remedy = ""  # why the last checkpoint could not be written, and what to do
         self._left: list[str] = []  # old checkpoints that could not be deleted
         self._task, self._folder, self._scaffold, self._save_secs = task, folder, scaffold, save_secs
+        self._train_steps = train_steps
         self._due_at = math.inf  # a time of `time.monotonic()`
         self._saving = threading.Lock()  # a signal may stop the worker while it saves
 
@@ -55,14 +56,14 @@ class CheckpointHook(tf.train.SessionRunHook):
             with self._saving:
                 remove_unfinished(self._folder)  # of a process that was ended while it saved
         is_new = session.run(tf.train.get_global_step(session.graph)) == 0
-        error = self._save_or_log(session)
+        error = self._save_or_log(session, is_amid=True)
         if is_new and error and not isinstance(error.__cause__, MOMENTARY):
             problem = f"no checkpoint can be written to --train_dir {self._folder.path}: {self.failure}"
             raise UnusableError(f"{problem}{self.remedy}{ON_EACH if self.remedy else ''}")
 
     def after_run(self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues) -> None:
-        if time.monotonic() >= self._due_at:
-            self._save_or_log(run_context.session)
+        if time.monotonic() >= self._due_at and not run_context.stop_requested:
+            self._save_or_log(run_context.session, is_amid=True)
 
     def end(self, session: tf.Session) -> None:
         self._save_or_log(session)
@@ -88,8 +89,11 @@ class CheckpointHook(tf.train.SessionRunHook):
         """Return whether the last checkpoint has the model of this step, or nothing is to be saved."""
         return not self.is_needed or is_saved(self._folder, global_step)
 
-    def save(self, session: tf.Session) -> None:
+    def save(self, session: tf.Session, is_amid: bool = False) -> None:
         """Save the model, unless the last checkpoint has it, perhaps with more in it: another optimizer's state, say.
+
+        While other workers train, `is_amid`, the last global step may be counted before each ps has what it brings. The
+        end saves that step.
 
         Raises:
           OpError: a ps is lost, and the session with it.
@@ -101,6 +105,8 @@ class CheckpointHook(tf.train.SessionRunHook):
         with self._saving:
             self._due_at = time.monotonic() + self._save_secs
             global_step = int(session.run(tf.train.get_global_step(session.graph)))
+            if is_amid and global_step >= self._train_steps:
+                return
             try:
                 keep_locked(self._folder)
                 start, saving = time.monotonic(), f"{self._task}: still saving global step {global_step}"
@@ -158,10 +164,10 @@ class CheckpointHook(tf.train.SessionRunHook):
         if path not in self._scaffold.saver.last_checkpoints:
             self._is_removed(path)
 
-    def _save_or_log(self, session: tf.Session) -> UnsavedError | None:
+    def _save_or_log(self, session: tf.Session, is_amid: bool = False) -> UnsavedError | None:
         """Save; return why that failed, if it did."""
         try:
-            self.save(session)
+            self.save(session, is_amid)
         except UnsavedError as error:
             logging.error("no checkpoint could be written: %s%s; the next save tries again", error, self.remedy)
             return error
