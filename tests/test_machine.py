@@ -104,6 +104,15 @@ def test_a_port_in_use_is_named_and_so_is_the_process():
     check_address(task)
 
 
+def test_a_port_that_this_user_may_not_use_is_in_nobodys_way(monkeypatch):
+    def refuse(self, address):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(UnusableError, match="localhost:80: Permission denied; change the port in every task's host"):
+        check_address(Task("ps", 0, ("localhost:80",), WORKERS))
+
+
 @pytest.mark.parametrize(
     ("host", "warns"),
     [

@@ -27,9 +27,10 @@ def check_address(task: Task) -> None:
         try:
             listener.bind(("", port))
         except OSError as error:
+            in_use = f"{error.strerror}{_describe_listeners(port)}; end the process that does, or change"
+            why = f"{error.strerror}; change" if isinstance(error, PermissionError) else in_use
             raise UnusableError(
-                f"{task} cannot listen on port {port} of {task.address}: {error.strerror}{_describe_listeners(port)};"
-                " end the process that does, or change the port in every task's host lists"
+                f"{task} cannot listen on port {port} of {task.address}: {why} the port in every task's host lists"
             ) from error
     if host_of(task.address) != "localhost":
         logging.warning(
