@@ -12,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import distributed
 import mnist_input
@@ -151,6 +152,15 @@ def test_the_chief_writes_what_all_share(local_servers, set_flags, tmp_path, fla
     )
     histogram = values["parameters/mlp/hidden/weights"][-1]
     assert (histogram.num, histogram.min) == (weights.size, pytest.approx(weights.min(), rel=1e-3))
+
+
+def test_tensorboard_forgets_the_steps_that_are_lost(local_servers, set_flags, tmp_path):
+    set_flags(f"--batch_size={BATCH_SIZE}")
+    for _ in range(2):  # the second model begins anew
+        train(local_servers(1, 1), 0, str(tmp_path))
+    assert [step for step, _ in read(tmp_path)["loss"]] == 2 * [N, 2 * N, 3 * N]
+    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
+    assert [point.step for point in shown] == [N, 2 * N, 3 * N]
 
 
 def test_a_learning_rate_of_the_users_has_the_same_tag(local_servers, set_flags, tmp_path, monkeypatch):

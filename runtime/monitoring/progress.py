@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.monitoring.summaries import write_scalars
+from runtime.monitoring.summaries import write, write_scalars
 from runtime.process import phases
 from runtime.process.output import in_words
 from runtime.records import events
@@ -45,6 +45,8 @@ class ProgressHook(tf.train.SessionRunHook):
         self._global_step = int(session.run(tf.train.get_global_step(session.graph)))
         self._note_logged(time.monotonic())
         if not coord.should_stop():  # else nothing is left to train, and the report stays that of the run before
+            # TensorBoard shows no more what was written of steps that are lost.
+            write(tf.Event(step=self._global_step + 1, session_log=tf.SessionLog(status=tf.SessionLog.START)))
             period_secs = self._log_every_secs
             self._record(
                 "training", train_steps=self._train_steps, batch_size=self._batch_size, period_secs=period_secs
