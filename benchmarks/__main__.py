@@ -116,6 +116,8 @@ def main() -> None:
         sys.exit(f"error: {name} makes hosts of its own, which cannot be here: {why}")
     if not is_isolated:
         download.fetch(download.default_data_dir())
+        if name == "flights":  # pip needs the network
+            importlib.import_module("benchmarks.tables").fetch_flights()
         if not benchmark.has_own_network:
             isolate()
     header = report.run_header()

@@ -129,10 +129,16 @@ def measure_languages(epochs: int = 3, rounds: int = 1) -> str:
     return examples_table(results, "words", epochs, {"test accuracy": "{test_accuracy:.2%}"})
 
 
+def fetch_flights() -> Any:
+    """Download the flights, if they are not there; return the module that reads them."""
+    flights = types.SimpleNamespace(**runpy.run_path(str(EXAMPLES / "flights" / "mnist_input.py")))
+    flights.fetch(FLIGHTS)
+    return flights
+
+
 def measure_flights(epochs: int = 2, rounds: int = 1) -> str:
     """Return a table of AUCs and speeds: this script, the classic way and one plain process, on the same flights."""
-    example = EXAMPLES / "flights"
-    flights = types.SimpleNamespace(**runpy.run_path(str(example / "mnist_input.py")))
+    example, flights = EXAMPLES / "flights", fetch_flights()
     with tempfile.TemporaryDirectory() as folder:
         steps = epochs * len(open_source(FLIGHTS, "train", flights).load()[0]) // BATCH_SIZE
         flags = [f"--data_dir={FLIGHTS}", f"--learning_rate={RATE_OF_FLIGHTS}", f"--train_steps={steps}"]
