@@ -438,6 +438,26 @@ def test_a_test_loss_that_is_not_finite_where_the_model_is_has_a_remedy_of_its_o
             test(session)
 
 
+@pytest.mark.parametrize("masks", [False, True])
+def test_nan_in_a_test_example_is_told_before_training_unless_the_model_masks_it(graph, masks):
+    class Examples(NamedTuple):
+        images: np.ndarray
+        labels: np.ndarray
+
+    def build_logits(images, is_training):
+        return tf.where(tf.math.is_nan(images), tf.zeros_like(images), images) if masks else images
+
+    examples = Examples(np.array([[1], [1], [np.nan], [1]], np.float32), np.array([0, 0, 0, 0]))
+    spec, of_labels = tf.TensorSpec([1], tf.float32, "images"), [tf.TensorSpec([], tf.int64)]
+    loss = lambda logits, labels: tf.reduce_mean(logits)  # noqa: E731
+    model = make_model(build_logits, loss, spec, lambda *columns: columns, of_labels)
+    tf.train.create_global_step()
+    test = ModelTest(model, {}, {}, build_placeholders(examples), examples, batch_size=1)
+    told = r"^the test examples .* cannot be used: images in 1 of 4 examples have NaN or infinity, and so has the test"
+    with tf.Session() as session, contextlib.nullcontext() if masks else pytest.raises(UnusableError, match=told):
+        test.check(session)
+
+
 def test_mistakes_that_cannot_be_shown_cost_a_warning_and_nothing_else(caplog, monkeypatch):
     recorded = {}
     monkeypatch.setattr(evaluation.events, "record", lambda _, **values: recorded.update(values))

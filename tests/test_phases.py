@@ -68,10 +68,13 @@ def test_a_mistake_is_told_as_python_does_and_in_one_line(capsys, text, line, mi
     assert files == [__file__, __file__, str(IN_MODEL)], "neither this program nor TensorFlow"
 
 
-@pytest.mark.parametrize(("error", "remedy"), [(EOFError, ", or the data that it reads"), (KeyError, "")])
+DATA = ", --data_dir, or the data there"
+
+
+@pytest.mark.parametrize(("error", "remedy"), [(EOFError, DATA), (FileNotFoundError, DATA), (NameError, "")])
 def test_a_file_that_cannot_be_read_may_be_what_is_wrong_not_the_code_that_reads_it(tmp_path, error, remedy):
     path = tmp_path / "mnist_input.py"
-    path.write_text(f"def load(): raise {error.__name__}('x')\n")
+    path.write_text(f"def load(): raise {error.__name__}({'2, ' * issubclass(error, OSError)}'x')\n")
     with pytest.raises(UnusableError) as raised, phases.preparing():
         runpy.run_path(str(path))["load"]()
     assert str(raised.value).endswith(f"; correct {path}{remedy}")
@@ -385,7 +388,7 @@ def test_a_package_that_cannot_be_imported_is_told_with_the_remedy(tmp_path, spo
             "mnist_input.py",
             "    if len(images) != len(labels):",
             "    {}['no such key']\n    if len(images) != len(labels):",
-            r"mnist_input\.py, line \d+: KeyError: 'no such key'; correct \S+/mnist_input\.py",
+            r"mnist_input\.py, line \d+: KeyError: 'no such key'; correct \S+/mnist_input\.py, --data_dir, or the data there",
         ),
         (
             "model.py",

@@ -98,6 +98,13 @@ class Network:
     def heal(self, host, other):
         self._set(cut=[pair for pair in self._conditions.cut if pair != sorted([host, other])])
 
+    def move(self, host):
+        """Give a host another address in the place of its own, as after a lease of DHCP; what runs there goes on."""
+        self._addresses[host] = f"10.77.0.{host + 101}"
+        self._set(moved={**self._conditions.moved, self._addresses[host]: host})
+        device = f"dev tun{host}"
+        _ip(self._hosts[host], f"address flush {device}", f"address add {self._addresses[host]}/24 {device}")
+
     def capture(self, path):
         """Write everything that any host sends to a file, from now on."""
         self._set(capture=str(path))

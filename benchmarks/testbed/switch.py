@@ -35,6 +35,7 @@ class Conditions:
     bits_per_sec: float = float("inf")  # of each host, each way
     cut: list[list[int]] = dataclasses.field(default_factory=list)  # pairs of hosts, the lower one first
     capture: str | None = None  # the file that gets a copy of every packet
+    moved: dict[str, int] = dataclasses.field(default_factory=dict)  # hosts by a further address
 
 
 class Packet(NamedTuple):
@@ -49,13 +50,17 @@ class Packet(NamedTuple):
 class Switch:
     def __init__(self, addresses):
         self.tuns = [open_tun(f"tun{host}") for host in range(len(addresses))]
-        self.conditions = Conditions()
         self._hosts = {socket.inet_aton(address): host for host, address in enumerate(addresses)}
+        self.set(Conditions())
         self._on_their_way = []  # a heap of packets
         self._numbers = itertools.count()
         self._random = random.Random(0)
         self._sent_at = [0.0 for _ in addresses]  # when the last packet of each host has left it
         self._received_at = [0.0 for _ in addresses]
+
+    def set(self, conditions):
+        self.conditions = conditions
+        self._hosts |= {socket.inet_aton(address): host for address, host in conditions.moved.items()}
 
     def take(self, source):
         """Take a packet from a host, which has sent one."""
@@ -100,7 +105,7 @@ def main(addresses):
             if key.fileobj is not sys.stdin:
                 switch.take(key.data)
             elif line := sys.stdin.readline():
-                switch.conditions = Conditions(**json.loads(line))
+                switch.set(Conditions(**json.loads(line)))
                 print(line, end="", flush=True)
             else:
                 return

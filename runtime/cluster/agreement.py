@@ -168,7 +168,8 @@ class Agreement:
             self._is_training = any(on.is_training for on in mine.values())
             untold = [owner for owner, on in mine.items() if not on.abort_reason and not self._is_training]
             for owner in untold:
-                logging.info("%s: telling %s", self._task, owner)
+                if owner is not self._task:
+                    logging.info("%s: telling %s", self._task, owner)
                 self._write(owner, {ABORT_REASON: why})
             are_all_told = len(mine) == len(self._tables)
             # Those that serve stay for the others, which look there.

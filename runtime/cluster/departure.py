@@ -40,9 +40,11 @@ class Departure:
         self._membership.decisions.append(self._leave_if_dismissed)
 
     def _note_signal(self, number: signal.Signals) -> signals.Stop:
-        logging.info("%s: %s: leaving after the workers, or at once at a second signal", self._task, number.name)
+        secs = self._stop_secs + 2  # the chief needs its time to save
+        leaving = "leaving after the workers, in %.0f s at the latest, or at once at a second signal"
+        logging.info(f"%s: %s: {leaving}", self._task, number.name, secs)
         self._received = number
-        return signals.Stop(self._stop_secs + 2)  # the chief needs its time to save
+        return signals.Stop(secs)
 
     def _leave_if_dismissed(self) -> None:
         """Log what each client says whenever that changes; leave once none needs this task any more."""

@@ -89,6 +89,7 @@ class Table:
                 return self._session.run(fetches, feed_dict)
             except tf.errors.OpError as error:
                 self._close()
+                self._led_to = "", ""  # the process may live on at another address, where its name leads
                 if not was_kept or isinstance(error, tf.errors.DeadlineExceededError):
                     message = f"no answer from {self._address} ({reason(error)})"
                     raise tf.errors.UnavailableError(None, None, message) from error

@@ -1,13 +1,22 @@
 """Examples that lie in memory: a run carries their numbers, and gathers only what it uses."""
 
 import contextlib
+import functools
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from runtime.data.order import build_numbers, build_seed, shuffle
-from runtime.data.reader import Batches, Columns, build_next_number, compute_checksum, make_iterator, signature_of
+from runtime.data.reader import (
+    Batches,
+    Columns,
+    build_next_number,
+    compute_checksum,
+    describe_not_finite,
+    make_iterator,
+    signature_of,
+)
 from runtime.process.errors import UnusableError
 
 
@@ -79,17 +88,7 @@ class MemorySource:
         feed_dict = dict(zip(fed, self._columns, strict=True))
         initializer = tf.group(*initializers)
         how = gather, self.signature, [inputs], first_example, initializer, feed_dict
-        return Batches(inputs, *how, describe_not_finite=self._describe_not_finite)
-
-    def _describe_not_finite(self) -> str:
-        counts = {
-            name: np.count_nonzero(~np.isfinite(column.reshape(len(column), -1)).all(axis=1))
-            for name, column in zip(getattr(self._columns, "_fields", ()), self._columns, strict=True)
-            if column.dtype.kind == "f"
-        }
-        return ", ".join(
-            f"{name} in {count} of {self.num_examples} examples" for name, count in counts.items() if count
-        )
+        return Batches(inputs, *how, describe_not_finite=functools.partial(describe_not_finite, self._columns))
 
     def _build_own_stream(self, first: tf.Tensor, run_size: int, seed: int) -> tf.data.Dataset:
         """Build the numbers of the examples of all runs from position `first` on: int32 [run_size] each.

@@ -82,6 +82,17 @@ def build_next_number(name: str) -> tf.Tensor:
         return tf.raw_ops.ResourceCountUpTo(resource=counter.handle, limit=tf.int64.max, T=tf.int64)
 
 
+def describe_not_finite(columns: Columns) -> str:
+    """Return which columns of some examples have NaN or infinity, and in how many; "" if none has."""
+    names = getattr(columns, "_fields", range(len(columns)))
+    counts = {
+        name: np.count_nonzero(~np.isfinite(column.reshape(len(column), -1)).all(axis=1))
+        for name, column in zip(names, columns, strict=True)
+        if column.dtype.kind == "f"
+    }
+    return ", ".join(f"{name} in {count} of {len(columns[0])} examples" for name, count in counts.items() if count)
+
+
 def compute_checksum(columns: Columns) -> int:
     """Return the CRC-32 of examples in their order, which tells them from others, in any process."""
 

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from runtime.cluster.task import Task
-from runtime.data.reader import Columns, compute_checksum
+from runtime.data.reader import Columns, compute_checksum, describe_not_finite
 from runtime.model.function import Model
 from runtime.model.trace import build_probabilities
 from runtime.model.variables import Parameters, Rows
@@ -82,7 +82,7 @@ class ModelTest:
         """Try whether the model can be tested, before work can be lost: with the last batch, which may be short.
 
         Raises:
-          UnusableError: a label is of no class, or the accuracy is no fraction.
+          UnusableError: a label is of no class, the accuracy is no fraction, or the loss of some is not finite.
         """
         measured, ids, num_classes = self._measured, self._ids, self._num_classes
         raw = self._examples[-1]
@@ -103,6 +103,11 @@ class ModelTest:
         with self._naming(session, self._feed(last), len(raw) - len(last[0]), len(raw)):
             _, means, _ = session.run([measured.loss, measured.means, measured.updates], self._feed(last))
             _check_fraction({**means, **session.run(measured.values)})
+        found = describe_not_finite(self._examples)  # which the model may mask
+        for batch in self._batches() if found else []:
+            if describe_not_finite(batch) and not np.isfinite(session.run(measured.loss, self._feed(batch))):
+                unusable = f"{found} have NaN or infinity, and so has the test loss: correct them"
+                raise UnusableError(f"the test examples under --data_dir cannot be used: {unusable}")
 
     def __call__(self, session: tf.Session) -> Measures:
         """Measure."""

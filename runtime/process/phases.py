@@ -35,7 +35,7 @@ OTHERS = (
 NETWORK_ERRORS = (ConnectionError, TimeoutError, ssl.SSLError, urllib.error.URLError)
 LASTING = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 FORMATS = ("builtins", "gzip", "PIL")  # packages whose OSError without a number tells of a file of the wrong format
-OF_DATA = (EOFError, ValueError, zipfile.BadZipFile)  # as readers of files raise them
+OF_DATA = (EOFError, KeyError, OSError, ValueError, zipfile.BadZipFile)  # as readers of files raise them
 REPEATED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # the same values cause them again
 PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # ops that call a Python function
 IN_GRAPH = (
@@ -147,7 +147,7 @@ def describe_mistake(error: BaseException, where: str = "") -> str:
         hints.append(SCRIPT_HINT)
     line = "".join([f"{place}: " * bool(place), what, *(f" ({hint})" for hint in hints)])
     remedy = f"correct {place.partition(',')[0] or 'model.py or mnist_input.py'}"
-    remedy += ", or the data that it reads" * ("mnist_input.py" in place and isinstance(error, OF_DATA))
+    remedy += ", --data_dir, or the data there" * ("mnist_input.py" in place and isinstance(error, OF_DATA))
     if isinstance(error, ModuleNotFoundError) and (name := str(error.name).partition(".")[0]) not in sys.modules:
         remedy += f", or install its package, for example with {sys.executable} -m pip install {name}"
     return line if _is_of_system(error) else f"{line}; {remedy}"

@@ -266,6 +266,20 @@ def test_a_ps_whose_address_another_run_has_taken_is_found_where_its_name_leads(
             task.kill()
 
 
+@pytest.mark.promises("another-address")
+@NEEDS_NAMES
+def test_a_ps_that_lives_on_at_another_address_is_found_where_its_name_leads(hosts, tmp_path, black_and_white_dir):
+    flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
+    with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", *flags, network=hosts) as cluster:
+        ps = NamedPs(hosts, cluster, tmp_path)
+        hosts.move(PS)
+        ps.lead_to(hosts.address(PS))
+        for worker in ("worker 0", "worker 1"):
+            cluster[worker].wait_for_output(r"the last session is lost(?s:.*)local step \d+,")
+        for task in cluster.tasks.values():
+            task.kill()
+
+
 def num_steps(worker):
     """Return how many steps a worker has taken, as far as it has said."""
     return max((int(steps) for steps in re.findall(r"local step (\d+),", worker.output())), default=0)
