@@ -220,25 +220,22 @@ class TrainingScaffold(tf.train.Scaffold):
                 ask_every_ps = functools.partial(session.run, self.ready_op)
                 self._shared_folder.check(session, ask_every_ps, min(SHARING_SECS, self._timeouts.startup_secs))
         checkpoint = checkpoints.recover(self.saver, self._job.folder)
-        if not session.run(self._uninitialized).size:
+        if is_kept := not session.run(self._uninitialized).size:
             origin = "the ps tasks still hold the model: keeping it"
+        elif checkpoint:
+            checkpoints.restore(self.saver, session, checkpoint)
+            origin = f"restored {checkpoint}"
         else:
-            if checkpoint:
-                checkpoints.restore(self.saver, session, checkpoint)
-                origin = f"restored {checkpoint}"
-            else:
-                session.run(self._initializer)
-                origin = "initialised a new model"
-                if self._has_trained:
-                    logging.warning(
-                        "%s: there is no checkpoint, so the model is lost: training starts over", self._task
-                    )
-            step = int(session.run(self._global_step))
-            is_finished = result.is_of_finished_run(self._job.folder, self._job.goal, step)
+            session.run(self._initializer)
+            origin = "initialised a new model"
+            if self._has_trained:
+                logging.warning("%s: there is no checkpoint, so the model is lost: training starts over", self._task)
+        self.found_step = int(session.run(self._global_step))
+        if not is_kept:
+            is_finished = result.is_of_finished_run(self._job.folder, self._job.goal, self.found_step)
             # Last: the other workers then train at once.
             session.run(self._initialize_unsaved, dict.fromkeys(self._job.updates.are_finished, is_finished))
         self._has_trained, self._pause_secs = True, POLL_SECS
-        self.found_step = int(session.run(self._global_step))
         self._membership.board.say(TRAINING)  # first: a signal lets this task save now, for which each ps must stay
         self.found_session = session
         logging.info("%s: %s, at global step %d", self._task, origin, self.found_step)
