@@ -174,9 +174,13 @@ def test_a_new_model_never_takes_the_place_of_a_checkpoint_that_is_not_found(mod
 
 
 def test_a_new_model_never_takes_the_place_of_checkpoints_that_no_file_names(model, tmp_path):
-    """As where model.ckpt-* alone was copied. A process that was killed may have left one of step 0."""
+    """As where model.ckpt-* alone was copied. A process that was killed may have left one, as its first."""
     (tmp_path / "model.ckpt-0.index").touch()
     assert checkpoints.find_last_checkpoint(RunFolder(tmp_path)) is None
+    (tmp_path / "model.ckpt-7.index").touch()
+    assert checkpoints.find_last_checkpoint(RunFolder(tmp_path)) == f"{tmp_path}/model.ckpt-7", "the first with steps"
+    assert checkpoints.list_checkpoints(RunFolder(tmp_path)) == [f"{tmp_path}/model.ckpt-7"]
+    (tmp_path / "checkpoint").unlink()
     for step in (7, 30):
         (tmp_path / f"model.ckpt-{step}.index").touch()
     found = (

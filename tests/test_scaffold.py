@@ -356,7 +356,14 @@ def test_a_session_is_abandoned_when_another_process_answers_in_the_place_of_its
         hook._abandon_if_lost()
         hook._closing.join(60)
         session.run(worker.step)
-    assert "the last session is lost: creating a new one" in caplog.text
+        assert "the last session is lost: creating a new one" in caplog.text
+        for _ in range(2):
+            assert "sessions in a row" not in caplog.text
+            hook._guarded = (*hook._guarded[:2], dict.fromkeys(worker.task.servers, "that has ended"))
+            hook._abandon_if_lost()
+            hook._closing.join(60)
+            session.run(worker.step)
+    assert "worker 0: lost 3 sessions in a row, though each ps lives on: check that the network lets" in caplog.text
 
 
 def test_a_session_that_cannot_be_closed_ends_its_task(monkeypatch, local_servers):

@@ -136,6 +136,19 @@ def test_what_is_no_such_server_is_told_from_one():
         assert status.ask(f"127.0.0.1:{other.getsockname()[1]}") == Status(reason="something else answers there")
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_name_server_that_is_silent_is_told_from_a_host_that_is(monkeypatch):
+    answers, look_up = threading.Event(), socket.getaddrinfo
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert status.ask(address) == Status(reason="no answer")
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: answers.wait(60) and look_up(*args, **more))
+        for _ in range(2):
+            assert status.ask(address) == Status(reason="its name is still being looked up")
+        answers.set()
+        poll_for(lambda: status.ask(address) == Status(reason="no answer"), "end of the look")
+
+
 LONG_FRAME = bytes([0, 64, 0])  # the beginning of one of 16 384 bytes
 
 

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from runtime.cluster.status import (
     BUSY,
     NO_ANSWER,
+    NO_NAME_SERVER,
     REFUSED,
     STARTING,
     UNKNOWN_NAME,
@@ -138,7 +139,8 @@ class Board:
                 table.write({self._task.index: json.dumps(Record(EVALUATED))})
             except tf.errors.UnavailableError:
                 reason = ask(server.address).reason
-                if table.num_begun > num_begun or reason in ("", NO_ANSWER):  # else it is lost, and waits for the chief
+                # Else it is lost, and waits for the chief.
+                if table.num_begun > num_begun or reason in ("", NO_ANSWER, NO_NAME_SERVER):
                     told.add(server)
                 if reason in (REFUSED, UNKNOWN_NAME) and server in told:
                     return ""

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor  # its module, like any that adds hooks of forks, comes before threads
 from typing import NamedTuple, TypeVar
@@ -22,6 +23,8 @@ ALIVE_SECS = 2.0  # how long, after that, to give a sign of life
 REFUSED = "connection refused"  # the host is there, but the task is not
 UNKNOWN_NAME = "name not known"  # managers take it away with the task
 NO_ANSWER = "no answer"
+NO_NAME_SERVER = "its name is still being looked up"
+LOOKUP_SECS = 1.0  # how long a look may take that others have begun
 REPLACED = "another process answers there"
 SOMETHING_ELSE = "something else answers there"
 BUSY = "it is busy"
@@ -42,6 +45,7 @@ OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
 
 logging.getLogger("grpc").setLevel(logging.CRITICAL)  # it logs a traceback where an answer has odd letters
 
+_lookups: dict[str, threading.Thread] = {}  # the last one of each address that is silent
 _channels: dict[str, grpc.Channel] = {}  # those that work, or soon may, by address, while they are not in use
 
 
@@ -74,7 +78,24 @@ def ask(address: str) -> Status:
     is_of_use = not status.reason or (is_new and status.reason == NO_ANSWER)  # it may still be looking the name up
     if channel and not (is_of_use and _channels.setdefault(address, channel) is channel):
         channel.close()
-    return status
+    return Status(reason=_describe_silence(address)) if status.reason == NO_ANSWER else status
+
+
+def _describe_silence(address: str) -> str:
+    """Return why nothing comes from an address: nothing is sent there, either, while a name server is silent."""
+    if not (looking := _lookups.get(address)) or not looking.is_alive():
+        looking = _lookups[address] = threading.Thread(target=look_up, args=[address], daemon=True)
+        looking.start()
+    looking.join(LOOKUP_SECS)
+    return NO_NAME_SERVER if looking.is_alive() else NO_ANSWER
+
+
+def look_up(address: str) -> set[str]:
+    """Return the numbers of the host at `host:port`, none where its name leads nowhere now."""
+    with contextlib.suppress(OSError):
+        host = address.rpartition(":")[0].strip("[]")
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    return set()
 
 
 def forget(address: str) -> None:
@@ -88,10 +109,7 @@ def hang_up_on_strangers(addresses: Collection[str]) -> None:
 
     gRPC, in TensorFlow's server too, looks a name up anew only when its connection is gone.
     """
-    known = {"127.0.0.1", "::1"}
-    for address in addresses:
-        with contextlib.suppress(OSError):  # it leads nowhere now
-            known |= {str(found[4][0]) for found in socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None)}
+    known = {"127.0.0.1", "::1"}.union(*(look_up(address) for address in addresses))
     ports = {port_of(address) for address in addresses}
     for connection in psutil.Process().net_connections("tcp"):
         there = connection.raddr

@@ -1,14 +1,13 @@
 """The table that each server holds for others: texts by number, in which the tasks say what they are and do."""
 
-import contextlib
-import socket
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from runtime.cluster.status import ALIVE_SECS, ANSWER_SECS, ask
+from runtime.cluster.status import ALIVE_SECS, ANSWER_SECS, ask, look_up
+from runtime.cluster.task import port_of
 from runtime.process.errors import reason
 from runtime.process.threads import close_in_background
 
@@ -111,10 +110,6 @@ class Table:
 
 def _find_address(address: str) -> str:
     """Return an address with the number of the host in the place of its name; "" if that has several, or none."""
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError):
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)}
-        if len(found) == 1:
-            (number,) = found
-            return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
-    return ""
+    found, port = look_up(address), port_of(address)
+    number = found.pop() if len(found) == 1 else ""
+    return number and (f"[{number}]:{port}" if ":" in number else f"{number}:{port}")

@@ -61,19 +61,25 @@ def is_saved(folder: RunFolder, global_step: int) -> bool:
 def find_last_checkpoint(folder: RunFolder) -> str | None:
     """Return the path of the last checkpoint, or None if there is none.
 
+    A process that is killed while it saves the first one may leave that without the file that names it.
+
     Raises:
       OSError: a file server does not answer now whether there is one.
       UnusableError: the file that names it cannot be read, or names one that is not there. A new model would take the
         place of what somebody wants to go on with.
     """
     if not is_there(folder.checkpoint_state):
-        if unnamed := _find_unnamed(folder):
+        *older, unnamed = _find_unnamed(folder) or [""]
+        name = os.path.basename(unnamed)
+        if older:
             raise UnusableError(
                 f"{unnamed} exists, but {folder.checkpoint_state}, which should name it, does not: to resume, write"
-                f' model_checkpoint_path: "{os.path.basename(unnamed)}" into it; to start over, give another'
-                " --train_dir"
+                f' model_checkpoint_path: "{name}" into it; to start over, give another --train_dir'
             )
-        return None
+        if not unnamed:
+            return None
+        logging.warning("%s, which should name the only checkpoint, %s, was missing", folder.checkpoint_state, name)
+        tf.train.update_checkpoint_state(folder.path, name, [name])
     *_, last = list_checkpoints(folder) or [""]
     if last and tf.train.checkpoint_exists(last):
         return last
@@ -101,13 +107,12 @@ def is_there(path: str) -> bool:
     return True
 
 
-def _find_unnamed(folder: RunFolder) -> str:
-    """Return the path of a checkpoint with steps which a new model would overwrite; "" if there is none."""
+def _find_unnamed(folder: RunFolder) -> list[str]:
+    """Return the paths of checkpoints with steps, which a new model would overwrite, the last one last."""
     indices = glob.glob(f"{glob.escape(folder.checkpoint)}-*.index") if folder.is_given else []
     paths = [path.removesuffix(".index") for path in indices if os.path.isfile(path)]
     steps = {path: int(step) for path in paths if (step := path.rpartition("-")[2]).isdecimal()}
-    last = max(steps, key=steps.__getitem__, default="")
-    return last if last and steps[last] else ""  # a process that is killed may leave one of step 0
+    return sorted(filter(steps.get, steps), key=steps.__getitem__)  # a process that is killed may leave one of step 0
 
 
 def check_last_checkpoint(folder: RunFolder, uses: Mapping[str, str]) -> None:

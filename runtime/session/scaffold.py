@@ -32,6 +32,7 @@ PREPARING_SECS = 20.0  # how often a worker says that its session is not ready
 LATE_SECS = 10.0  # a ps that starts together with this worker answers before that
 MAX_PAUSE_SECS = 1.0  # between two sessions that cannot be made
 MAX_FAILING_SECS = 60.0  # how long a session lasts at most that could take no step from the beginning
+MANY_LOST = 3  # sessions in a row, though each ps lives on
 SHARING_SECS = events.MAX_MEMORY_SECS + 5  # how long a shared folder may take to show what the chief has written
 
 
@@ -87,6 +88,7 @@ class TrainingScaffold(tf.train.Scaffold):
         self._shared_folder = SharedFolder(task, job.folder) if must_share else None
         self._was_ready = self._has_trained = False
         self._is_unsure = task.is_chief and not events.has_recorded("tested")
+        self._num_lost = 0  # sessions in a row of the same servers
         self._pause_secs = POLL_SECS  # before the next session, after one that never came to be
         self._failing_since, self._ready_at, self._waits_since = math.inf, -math.inf, -math.inf  # by `time.monotonic()`
         self._is_session_ready = threading.Event()
@@ -112,10 +114,15 @@ class TrainingScaffold(tf.train.Scaffold):
             super().finalize()
         if self._was_ready:
             self._pause_after_loss()
+        before = self.incarnations
         self._waits_since = time.monotonic()
         self.note_ready()  # the last session is lost
         wait_for_servers = functools.partial(wait_until_nothing_is_missing, self._task, self._describe_missing_servers)
         wait_for_servers()
+        self._num_lost = self._num_lost + 1 if before == self.incarnations else 0
+        if self._num_lost >= MANY_LOST:
+            told = "%s: lost %d sessions in a row, though each ps lives on: check that the network lets large packets"
+            logging.warning(f"{told} through (the MTU)", self._task, self._num_lost)
         for describe_missing, remedy in self._questions():
             self._wait_for(describe_missing, remedy)
         wait_for_servers()  # the session meets the processes that answer now, or later ones
@@ -131,7 +138,7 @@ class TrainingScaffold(tf.train.Scaffold):
     def _pause_after_loss(self) -> None:
         logging.info("%s: the last session is lost: creating a new one", self._task)
         if time.monotonic() > self._ready_at + MAX_FAILING_SECS:
-            self._failing_since = math.inf
+            self._failing_since, self._num_lost = math.inf, 0
         self._end_if_failing("each session was lost before its first step", "start this task on another host")
         time.sleep(self._pause_secs)  # gRPC needs a moment to find a ps that is back, and 20 s at another address
         self._pause_secs = min(2 * self._pause_secs, MAX_PAUSE_SECS)
