@@ -5,13 +5,13 @@
 #   ./run_local_cluster.sh [--ps N] [--workers N] [--user_dir DIR] [--train_dir DIR] [--max_restarts N]
 #                          [--no_isolation] [--locked] [--tensorboard] [--prepare] [any flag of distributed.py]
 #
-# Sets up .venv if needed, fetches MNIST, runs 1 ps and 2 workers by default, and shows the chief's output. --user_dir, or
-# USER_DIR in the environment, names another folder with model.py and mnist_input.py. PYTHON names the interpreter for
-# .venv, and VENV_DIR another folder in its place; --locked installs exactly the versions in requirements.lock. The
-# output of each task is kept in TRAIN_DIR/logs; TRAIN_DIR is a new folder under runs/ by default. A task that dies is
-# started again, 3 times at most by default. The exit status is 0 only if every task's was in the end. Ctrl-C stops them
-# all in order, and the chief saves first; Ctrl-\ ends them at once. A terminal shows how far each task is, unless
-# NO_COLOR is set. Where the system allows it, the cluster runs in a network of its own, which nothing outside can reach;
+# Sets up .venv if needed, fetches MNIST, runs 1 ps and 2 workers by default, and shows the chief's output or, on a
+# terminal, the progress of each task, unless NO_COLOR is set. --user_dir, or USER_DIR in the environment, names another
+# folder with model.py and mnist_input.py. PYTHON names the interpreter for .venv, VENV_DIR a folder to use instead;
+# --locked installs exactly the versions in requirements.lock. The output of each task is kept in TRAIN_DIR/logs;
+# TRAIN_DIR is a new folder under runs/ by default. A task that dies is started again, 3 times at most by default. The
+# exit status is 0 only if every task ended with 0. Ctrl-C saves the model and stops all tasks; Ctrl-\ ends them at
+# once. Where the system allows it, the cluster runs in a network of its own, which nothing outside can reach;
 # --no_isolation turns that off.
 # --prepare only sets up .venv and fetches the examples, and trains nothing.
 # --tensorboard installs TensorBoard and shows the run with it, on localhost, for as long as this script runs.
