@@ -1,6 +1,7 @@
 """Files of tf.train.Example: how a data set becomes some, how they are read, and which are refused."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -626,6 +627,18 @@ def test_what_cannot_be_read_is_told_while_the_examples_of_a_run_that_goes_on_ar
     corrupt(folder / name_of("train", 1, 2), [])
     with pytest.raises(UnusableError, match=r"train-00001-of-00002\.tfrecord: record 500 is corrupt \("):
         draw(source, 5, num_runs=1, first_batch=3)
+
+
+@pytest.mark.parametrize(("index", "hold", "is_told"), [(0, None, True), (1, None, False), (0, object(), False)])
+def test_the_chief_tells_of_files_that_make_unequal_shares(make_files, caplog, index, hold, is_told):
+    folder = make_files(4)
+    path = folder / name_of("train", 3, 4)
+    for size, told in ((2, False), (20, is_told)):
+        records = list(tf.io.tf_record_iterator(str(path)))
+        write(folder / name_of("train", 1, 4), records * size)
+        open_source(str(folder), "train", mnist_input).share(index, 2, hold)
+        what = r"the files make unequal shares, \d+ bytes for worker 0, \d+ for worker 1: give --sharding=dynamic"
+        assert bool(re.search(what, caplog.text)) == told
 
 
 def test_a_file_that_becomes_empty_while_it_is_read_is_told(make_files):

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -67,6 +68,8 @@ class PipelineSource:
             if self._names[0]:
                 what = f"each {'shard is' if hold else 'worker reads'} one in {share._num_parts} examples of a file"
                 logging.info("%d files for %d workers: %s", num_files, num_workers, what)
+        elif not hold and not index:
+            self._warn_of_unequal_shares(num_workers)
         numbers = np.arange(num_files * share._num_parts)
         share._hold, share._stream = hold, None if hold else index
         share._numbers = numbers if hold else numbers[index::num_workers]
@@ -74,6 +77,16 @@ class PipelineSource:
             few = f"{self._where} cannot be shared by {num_workers} workers"
             raise UnusableError(f"{few}: there are too few; use fewer workers")
         return share
+
+    def _warn_of_unequal_shares(self, num_workers: int) -> None:
+        with contextlib.suppress(OSError):  # a file may be no local one
+            sizes = [os.path.getsize(name) for name in self._names]
+            in_all = [sum(sizes[worker::num_workers]) for worker in range(num_workers)]
+            least, most = np.argmin(in_all), np.argmax(in_all)
+            if 2 * in_all[least] < in_all[most]:
+                found = f"{in_all[least]} bytes for worker {least}, {in_all[most]} for worker {most}"
+                told = "the files make unequal shares, %s: give --sharding=dynamic, or files of one size"
+                logging.warning(told, found)
 
     def _read(self, build: Callable[[], tf.data.Dataset]) -> list[Any]:
         """Return the first element of a dataset, or nothing if it has none."""
