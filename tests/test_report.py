@@ -434,7 +434,16 @@ def test_events_that_another_user_lets_nobody_write_are_told_and_cost_no_summari
     said = events.wait_until_written(DEADLINE_SECS)
     assert said.startswith(f"1 of the records of this task are missing ({tmp_path}/events: File exists): check that")
     assert written == ["ps 0"]
-    assert f"ps 0 cannot record its events: {tmp_path}/events: File exists" in caplog.text
+
+    def fail(folder, task):
+        raise OSError("another reason")
+
+    for _ in range(2):  # in turns
+        events.write_later(fail)
+        events.record("serving")
+    events.wait_until_written(DEADLINE_SECS)
+    told = "ps 0 cannot record its events: "
+    assert caplog.text.count(f"{told}{tmp_path}/events: File exists") == caplog.text.count(f"{told}another reason") == 1
 
 
 def test_events_that_found_no_room_are_recorded_once_there_is_some(tmp_path):

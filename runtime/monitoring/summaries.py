@@ -60,7 +60,8 @@ class EventFile:
             with contextlib.suppress(OSError):
                 if not os.path.getsize(path):  # on a full disk, each attempt makes a file
                     os.remove(path)
-            raise OSError(f"no room for an event in {self._folder}") from error
+            why = error.strerror if isinstance(error, OSError) else reason(error)
+            raise OSError(f"{self._folder}: {why}") from error
 
     def _append(self, records: bytes) -> None:
         if not self._path:

@@ -136,6 +136,7 @@ class _Recorder:
         self.work: queue.Queue[Work] = queue.Queue(MAX_PENDING)
         self.num_lost = 0  # for which there was no room in it, or on the disk
         self.failure = ""  # why something could not be written
+        self._told = set[str]()  # such reasons, each once
         self.lines: collections.deque[bytes] = collections.deque(maxlen=MAX_PENDING)  # not written yet
         self._task, self._started_at = task, time.monotonic()
         threading.Thread(target=self._keep_writing, name="record", daemon=True).start()
@@ -154,8 +155,9 @@ class _Recorder:
             except OSError as error:
                 self.num_lost += not isinstance(work, bytes)  # a line stays in `lines`
                 failure = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-                if failure != self.failure:
+                if failure not in self._told:
                     logging.warning("%s cannot record its events: %s", self._task, failure)
+                self._told.add(failure)
                 self.failure = failure
             self.work.task_done()
 
