@@ -629,6 +629,7 @@ def test_what_cannot_be_read_is_told_while_the_examples_of_a_run_that_goes_on_ar
         draw(source, 5, num_runs=1, first_batch=3)
 
 
+@pytest.mark.promises("unequal-shares")
 @pytest.mark.parametrize(("index", "hold", "is_told"), [(0, None, True), (1, None, False), (0, object(), False)])
 def test_the_chief_tells_of_files_that_make_unequal_shares(make_files, caplog, index, hold, is_told):
     folder = make_files(4)

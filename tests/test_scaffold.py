@@ -112,6 +112,33 @@ def test_a_chief_restores_where_nothing_lives_and_a_living_model_wins(local_serv
         assert "keeping it, at global step 2" in caplog.text
 
 
+@pytest.mark.parametrize("has_folder", [True, False])
+@pytest.mark.promises("model-of-another-run")
+def test_a_model_that_an_earlier_run_has_left_takes_the_place_of_no_other_one(
+    local_servers, tmp_path, caplog, has_folder
+):
+    left, other, new = (tmp_path / name for name in ("left", "other", "new"))
+    for folder in (left, other, new):
+        folder.mkdir()
+    worker = Worker(local_servers(1, 1), 0, other)
+    with worker.session() as session:
+        session.run(worker.step)
+        with worker.connection.session(worker.graph) as saving:
+            worker.scaffold.saver.save(saving, str(other / "model.ckpt"), global_step=1)
+
+    servers = local_servers(1, 1)
+    with Worker(servers, 0, left if has_folder else "").session():
+        pass
+    found = rf"with {left if has_folder else 'no --train_dir'}, which would take the place of {other}/model.ckpt-1: "
+    with pytest.raises(UnusableError, match=found):
+        Worker(servers, 0, other).session()
+    (tmp_path / "link").symlink_to(left)
+    for folder in (left, tmp_path / "link", new):  # an empty folder may rescue a model
+        with caplog.at_level(logging.INFO), Worker(servers, 0, folder).session():
+            assert "keeping it, at global step 0" in caplog.text
+        caplog.clear()
+
+
 def test_a_restore_that_a_file_server_fails_is_told_and_tried_again(local_servers, tmp_path, monkeypatch, caplog):
     restore, attempts = tf.train.Saver.restore, []
 

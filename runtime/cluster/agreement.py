@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from absl import logging
 
 from runtime.cluster.host_lists import HostLists
 from runtime.cluster.status import ask_all, forget, hang_up_on_strangers
-from runtime.cluster.table import ABORT_REASON, CLUSTER, DIGEST, FLAGS, IS_TRAINING, Table
+from runtime.cluster.table import ABORT_REASON, CLUSTER, DIGEST, FLAGS, FOLDER, IS_TRAINING, Table
 from runtime.cluster.task import Peer, Task, has_name
 from runtime.cluster.waiting import POLL_SECS
 from runtime.process.end import end_process
@@ -211,3 +212,25 @@ class Agreement:
                 )
         if self._task.is_chief:
             table.write({FLAGS: json.dumps(own)})
+
+    def claim_model(self, folder: str, would_lose: str) -> None:
+        """Note on ps 0 that the model there is saved in `folder`; "" if it is not saved.
+
+        Args:
+          folder: that of the run.
+          would_lose: the checkpoint there whose place this model would take, if it is that of another run.
+
+        Raises:
+          UnavailableError: the ps does not answer.
+          UnusableError: it is.
+        """
+        table, own = self._tables[self._task.servers[0]], folder or "no --train_dir"
+        (other,) = table.read(FOLDER)
+        if other in ("", own) or (os.path.isdir(other) and os.path.isdir(own) and os.path.samefile(other, own)):
+            would_lose = ""
+        if would_lose:
+            raise UnusableError(
+                f"the ps tasks hold the model of another run, with {other}, which would take the place of {would_lose}:"
+                " restart the ps tasks, or give that --train_dir"
+            )
+        table.write({FOLDER: own})

@@ -17,6 +17,7 @@ DIGEST = -2  # of these
 ABORT_REASON = -3  # why all tasks must end, unless they train
 IS_TRAINING = -4
 FLAGS = -5  # those of the chief, which all workers must be given alike
+FOLDER = -6  # where the model is saved that the ps tasks hold
 HELD = -100  # and the numbers below it: which piece of the data worker 0, 1 and so on reads
 
 

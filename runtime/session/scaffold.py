@@ -227,7 +227,10 @@ class TrainingScaffold(tf.train.Scaffold):
                 ask_every_ps = functools.partial(session.run, self.ready_op)
                 self._shared_folder.check(session, ask_every_ps, min(SHARING_SECS, self._timeouts.startup_secs))
         checkpoint = checkpoints.recover(self.saver, self._job.folder)
-        if is_kept := not session.run(self._uninitialized).size:
+        is_kept = not session.run(self._uninitialized).size
+        would_lose = checkpoint if is_kept and checkpoints.find_last_step(self._job.folder) else ""
+        self._membership.agreement.claim_model(self._job.folder.path, would_lose or "")
+        if is_kept:
             origin = "the ps tasks still hold the model: keeping it"
         elif checkpoint:
             checkpoints.restore(self.saver, session, checkpoint)
