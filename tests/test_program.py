@@ -89,8 +89,8 @@ def test_a_task_ends_though_its_events_cannot_be_written_and_says_so(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = forked.run("-c", code, tmp_path)
     assert done.returncode == 3
-    said = f"2002 of the records of this task are missing: check that {tmp_path} responds, and has space\nerror: why\n"
-    assert done.stderr == said
+    remedy = f"check that {tmp_path} responds, has space, and lets this user write"
+    assert done.stderr == f"2002 of the records of this task are missing: {remedy}\nerror: why\n"
 
 
 @pytest.mark.slow
