@@ -218,17 +218,16 @@ class Agreement:
 
         Args:
           folder: that of the run.
-          would_lose: the checkpoint there whose place this model would take, if it is that of another run.
+          would_lose: the checkpoint there whose place this model takes; "" if it was made from that, or there is none.
 
         Raises:
           UnavailableError: the ps does not answer.
-          UnusableError: it is.
+          UnusableError: the model is saved elsewhere, and the checkpoint is that of another run.
         """
         table, own = self._tables[self._task.servers[0]], folder or "no --train_dir"
         (other,) = table.read(FOLDER)
-        if other in ("", own) or (os.path.isdir(other) and os.path.isdir(own) and os.path.samefile(other, own)):
-            would_lose = ""
-        if would_lose:
+        is_same = other in ("", own) or (os.path.isdir(other) and os.path.isdir(own) and os.path.samefile(other, own))
+        if would_lose and not is_same:
             raise UnusableError(
                 f"the ps tasks hold the model of another run, with {other}, which would take the place of {would_lose}:"
                 " restart the ps tasks, or give that --train_dir"

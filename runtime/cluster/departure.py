@@ -41,8 +41,8 @@ class Departure:
 
     def _note_signal(self, number: signal.Signals) -> signals.Stop:
         secs = self._stop_secs + 2  # the chief needs its time to save
-        leaving = "leaving after the workers, in %.0f s at the latest, or at once at a second signal"
-        logging.info(f"%s: %s: {leaving}", self._task, number.name, secs)
+        told = "%s: %s: leaving after the workers, in %.0f s at the latest, or at once at a second signal"
+        logging.info(told, self._task, number.name, secs)
         self._received = number
         return signals.Stop(secs)
 

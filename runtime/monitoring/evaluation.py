@@ -31,7 +31,7 @@ MAX_WARNINGS = 10  # of metrics that are no numbers
 # The remedy for a test loss that is not finite where all parameters are.
 OF_FINITE_MODEL = (
     "correct build_loss(): a mean with weights that sum to 0, for example, is NaN; or use another --train_dir, with a"
-    " lower --learning_rate or, and a copy of this checkpoint, with correct test examples"
+    " lower --learning_rate"
 )
 EXAMPLES = "test examples"  # the chief's event that tells what it tests on
 COPY = "; to keep training on the new data, copy the checkpoint there"

@@ -83,11 +83,8 @@ def wait_until_written(secs: float = WRITING_SECS) -> str:
         )
     num_missing = _recorder.num_lost + work.unfinished_tasks + num_lines
     what = f"of the records of this task are missing{f' ({_recorder.failure})' if _recorder.failure else ''}"
-    return (
-        f"{num_missing} {what}: check that {_recorder.folder.path} responds, has space, and lets this user write"
-        if num_missing
-        else ""
-    )
+    remedy = f"check that {_recorder.folder.path} responds, has space, and lets this user write"
+    return f"{num_missing} {what}: {remedy}" if num_missing else ""
 
 
 def has_recorded(event: str, **values: object) -> bool:

@@ -228,8 +228,8 @@ class TrainingScaffold(tf.train.Scaffold):
                 self._shared_folder.check(session, ask_every_ps, min(SHARING_SECS, self._timeouts.startup_secs))
         checkpoint = checkpoints.recover(self.saver, self._job.folder)
         is_kept = not session.run(self._uninitialized).size
-        would_lose = checkpoint if is_kept and checkpoints.find_last_step(self._job.folder) else ""
-        self._membership.agreement.claim_model(self._job.folder.path, would_lose or "")
+        would_lose = (checkpoint or "") if is_kept and checkpoints.find_last_step(self._job.folder) else ""
+        self._membership.agreement.claim_model(self._job.folder.path, would_lose)
         if is_kept:
             origin = "the ps tasks still hold the model: keeping it"
         elif checkpoint:
