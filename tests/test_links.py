@@ -153,8 +153,8 @@ class Deployed(NamedTuple):
         assert [name for name in objects if not re.search(rf"\b{name}\b", "".join(files.values()))] == []
 
 
-class ParsedFlags(NamedTuple):
-    """Flags of the launcher, and those that it hands on to each task."""
+class Launched(NamedTuple):
+    """A command of the launcher, which a cluster runs for a few steps; its flags must be there."""
 
     def check(self, command, set_flags):
         set_flags("--job_name=worker", "--task_index=0", *options.parse(command.split()[1:]).task_flags)
@@ -231,17 +231,17 @@ EXERCISED = {
     "cd distributed-mnist": RunBy("def test_a_clone_has_what_the_readme_runs("),
     "./run_local_cluster.sh": RunBy("def test_one_command_trains_mnist_and_prints_the_accuracy("),
     "./run_local_cluster.sh --help": Executed(),
-    "./run_local_cluster.sh --train_steps=200000 --save_checkpoint_secs=5": ParsedFlags(),
+    "./run_local_cluster.sh --train_steps=200000 --save_checkpoint_secs=5": Launched(),
     **{f"{CLASSIC} {flags}": RunBy("def test_the_classic_script_learns_") for flags in CLASSIC_TASKS},
     "ps -eo pid,comm,rss,pcpu | grep -E  (ps|worker)-[0-9]": RunBy("def kill(launcher, name):"),
     **{
-        f"./run_local_cluster.sh {' '.join(flags)}": ParsedFlags()
+        f"./run_local_cluster.sh {' '.join(flags)}": Launched()
         for flags in (compare.recommended_flags(), outcomes.CNN_FLAGS)
     },
-    "./run_local_cluster.sh --replication=in_graph": ParsedFlags(),
-    "./run_local_cluster.sh --max_staleness=8": ParsedFlags(),
-    "./run_local_cluster.sh --eval_every_secs=1 --stop_at_accuracy=0.97 --train_steps=1000000": ParsedFlags(),
-    "./run_local_cluster.sh --model=cnn --export_dir=exported": ParsedFlags(),
+    "./run_local_cluster.sh --replication=in_graph": Launched(),
+    "./run_local_cluster.sh --max_staleness=8": Launched(),
+    "./run_local_cluster.sh --eval_every_secs=1 --stop_at_accuracy=0.97 --train_steps=1000000": Launched(),
+    "./run_local_cluster.sh --model=cnn --export_dir=exported": Launched(),
     ".venv/bin/python examples/digits/predict.py --model exported four.png seven.jpg": RunBy(
         "def assert_pictures_are_classified("
     ),
@@ -289,7 +289,7 @@ EXERCISED = {
     **{f"{rule} -j DROP": RunBy("def test_the_firewall_rules_") for rule in FIREWALL},
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),
     ".venv/bin/python tests/soak.py --seed 1 2 --minutes 20 --write": Offered(),
-    "./run_local_cluster.sh --profile_steps=1000:1100 --train_dir=runs/traced": ParsedFlags(),
+    "./run_local_cluster.sh --profile_steps=1000:1100 --train_dir=runs/traced": Launched(),
     ".venv/bin/python -m runtime.trace TRAIN_DIR": RunBy('"-m", "runtime.trace"'),
     **{f"pkill {name}": RunBy("def kill(launcher, name):") for name in ("-9 ps-0", "-9 worker-1", "'^(worker|ps)-'")},
     "pkill -f runtime/launch": RunBy('"pgrep", "-f", "runtime/launch"'),
@@ -297,9 +297,9 @@ EXERCISED = {
     ".venv/bin/tf_upgrade_v2 --infile old.py --outfile new.py": Provided(),
     "ps -e": RunBy("def kill(launcher, name):"),
     "pkill -STOP worker-1; sleep 15; pkill -CONT worker-1": RunBy("def kill(launcher, name):"),
-    **{f"./run_local_cluster.sh {flags}": ParsedFlags() for flags in LAB},
+    **{f"./run_local_cluster.sh {flags}": Launched() for flags in LAB},
     **{command: RunBy("def test_one_installation_serves_many_copies(") for command in SERVER},
-    "./run_local_cluster.sh --user_dir=mine --train_steps=1000": ParsedFlags(),
+    "./run_local_cluster.sh --user_dir=mine --train_steps=1000": RunBy("def test_a_ported_script_trains_"),
     ".venv/bin/python distributed.py --job_name=worker --task_index=0 --user_dir=mine --train_dir=old": RunBy(
         "def test_a_ported_script_trains_"
     ),
@@ -340,7 +340,7 @@ EXERCISED = {
     ".venv/bin/python -m benchmarks": Executed(),
     **{f".venv/bin/python -m benchmarks {name}": Explained() for name in BENCHMARKS if name != "redraw"},
     ".venv/bin/python examples/convert.py --shards 16": RunBy('"examples/convert.py", *flags'),
-    "./run_local_cluster.sh --data_dir=$HOME/.cache/distributed-mnist/tfrecord": ParsedFlags(),
+    "./run_local_cluster.sh --data_dir=$HOME/.cache/distributed-mnist/tfrecord": Launched(),
 }
 
 
