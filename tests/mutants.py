@@ -12,6 +12,7 @@ tests/README.md.
 
 import argparse
 import ast
+import os
 import pathlib
 import random
 import re
@@ -175,6 +176,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", default="runtime", help="a folder, such as runtime/updates")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
+    os.environ["VENV_DIR"] = sys.prefix  # a copy has no environment of its own
     rows = []
     with tempfile.TemporaryDirectory() as parent:
         folder = pathlib.Path(parent) / "copy"
