@@ -12,7 +12,6 @@ tests/README.md.
 
 import argparse
 import ast
-import os
 import pathlib
 import random
 import re
@@ -176,11 +175,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", default="runtime", help="a folder, such as runtime/updates")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
-    os.environ["VENV_DIR"] = sys.prefix  # a copy has no environment of its own
     rows = []
     with tempfile.TemporaryDirectory() as parent:
         folder = pathlib.Path(parent) / "copy"
         subprocess.run(["git", "clone", "--quiet", str(PROJECT), str(folder)], check=True)
+        (folder / ".venv").symlink_to(sys.prefix)
         shutil.copytree(PROJECT / "runtime", folder / "runtime", dirs_exist_ok=True)
         tests = find_tests_of_lines(folder)
         for mutant in choose(options.number, options.seed, options.only):
