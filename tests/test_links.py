@@ -331,6 +331,7 @@ EXERCISED = {
     ".venv/bin/python -m runtime.report TRAIN_DIR": RunBy('"-m", "runtime.report"'),
     "./run_local_cluster.sh --tensorboard --eval_every_secs=2": RunBy("def test_tensorboard_shows_the_run_"),
     f".venv/bin/python -m pip install -r {BOARD}.txt": Installed(),
+    f"runtime/launch/venv.sh {BOARD}.txt": RunBy(f'{BOARD}.txt)"'),
     f".venv/bin/python -m pip download -d wheels -r requirements.txt -r {BOARD}.txt": Installed(),
     ".venv/bin/python -m tensorboard.main --logdir runs": Offered(),
     ".venv/bin/python tests/documents.py": Loaded(),
