@@ -74,19 +74,22 @@ def test_when_no_package_has_them_every_reason_is_told_and_nothing_is_left(tmp_p
     assert not [*tmp_path.iterdir()]
 
 
-def test_ctrl_c_ends_a_download_without_a_traceback(tmp_path):
+@pytest.mark.parametrize("program", [["runtime/data/download.py"], ["runtime/launch", "prepare", "--prepare"]])
+def test_ctrl_c_ends_a_download_without_a_traceback(tmp_path, program):
+    folder = tmp_path / "distributed-mnist"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
         index = {"PIP_INDEX_URL": f"http://127.0.0.1:{silent.getsockname()[1]}/", "PIP_CONFIG_FILE": os.devnull}
-        command = [sys.executable, "runtime/data/download.py", str(tmp_path)]
-        environment = {**os.environ, **index}
-        with subprocess.Popen(command, cwd=PROJECT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        command = [sys.executable, *program, *([str(folder)] if len(program) == 1 else [])]
+        environment = {**os.environ, **index, "XDG_CACHE_HOME": str(tmp_path)}
+        options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+        with subprocess.Popen(command, cwd=PROJECT, env=environment, **options) as process:
             connection, _ = silent.accept()
             with connection:
-                process.send_signal(signal.SIGINT)
+                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
                 assert "Traceback" not in process.stderr.read()
     assert process.returncode == 128 + signal.SIGINT
-    assert not [*tmp_path.iterdir()]
+    assert not folder.exists() or not [*folder.iterdir()]
 
 
 def test_a_part_of_another_data_set_is_not_completed_with_mnist(tmp_path):
