@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -217,3 +218,17 @@ def test_a_host_without_ipv6_whose_name_has_an_ipv6_address_too_refuses():
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert done.stdout == f"{Status(reason='connection refused')}\n", done
     assert "Traceback" not in done.stderr
+
+
+def test_only_connections_to_a_host_where_no_address_leads_any_more_are_cut():
+    with contextlib.ExitStack() as stack:
+
+        def listen(host, port=0):
+            return stack.enter_context(socket.create_server((host, port))).getsockname()
+
+        own = listen("127.0.0.1")
+        places = [own, listen("127.0.0.2", own[1]), listen("127.0.0.2")]
+        connections = [stack.enter_context(socket.create_connection(place)) for place in places]
+        status.hang_up_on_strangers([f"localhost:{own[1]}"])
+        cut, _, _ = select.select(connections, [], [], 0)
+        assert cut == [connections[1]]
