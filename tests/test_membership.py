@@ -530,6 +530,22 @@ def test_a_server_that_leaves_before_the_chief_knows_that_it_has_heard_is_not_wa
     assert not [*reasons]
 
 
+def test_a_server_that_is_lost_before_it_could_hear_it_is_waited_for(local_servers, monkeypatch):
+    chief = local_servers(1, 1).membership("worker", 0)
+    table = chief.board._tables[chief.task.servers[0]]
+    write, failures = table.write, iter([tf.errors.UnavailableError(None, None, "connection refused")])
+
+    def write_later(values):
+        if failure := next(failures, None):
+            raise failure
+        write(values)
+
+    monkeypatch.setattr(table, "write", write_later)
+    monkeypatch.setattr(board, "ask", lambda _: Status(reason="connection refused"))
+    chief.dismiss_servers()
+    assert states(chief) == ["evaluated"]
+
+
 def test_a_server_that_leaves_before_its_first_answer_has_come_is_not_waited_for(local_servers, monkeypatch):
     chief = local_servers(1, 1).membership("worker", 0, recovery_secs=-1)
     table = chief.board._tables[chief.task.servers[0]]
