@@ -173,6 +173,16 @@ def test_an_exported_model_computes_with_the_global_step_that_was_tested(tmp_pat
     assert run_on_words(tmp_path / "1", ["b", "to"]) == [30.0, 60.0]
 
 
+def test_a_model_that_calls_python_is_not_exported(tmp_path):
+    def build_logits(words, is_training):
+        lengths = tf.ensure_shape(tf.numpy_function(lambda found: np.float32(found.size), [words], tf.float32), [])
+        return tf.zeros(tf.shape(words)) + lengths * tf.get_variable("scale", [])
+
+    with pytest.raises(UnusableError, match=r"a Python function is called here, but an exported model cannot run it"):
+        export(str(tmp_path), make_model_of_words(build_logits), lambda: {"scale": np.float32(10)})
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.promises("next-export")
 def test_each_export_is_the_next_version_and_replaces_none(tmp_path, model, values):
     (tmp_path / "7").mkdir()

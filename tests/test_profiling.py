@@ -17,6 +17,13 @@ from runtime.records.folder import RunFolder
 WORKER = Task("worker", 1, ("ps:1",), ("chief:1", "other:1"))
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"), [(None, True), ("5:9", True), ("5:5", True), ("9:5", False), ("5", False), ("5:", False)]
+)
+def test_a_range_has_two_steps_of_which_the_first_is_not_above_the_other(text, expected):
+    assert profiling.is_step_range(text) == expected
+
+
 def test_a_worker_whose_traces_cannot_be_written_is_refused(graph, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnusableError, match=r"no trace can be written to --train_dir .*/file: Not a directory"):
