@@ -550,6 +550,10 @@ def test_what_comes_first_does_not_flatten_what_comes_later():
     later = [(step, 0.9 + step / 10000) for step in range(200, 1000, 100)]
     assert "0.94" in labels(charts.make_line_chart("t", "x", "y", {"test": [(0, 0.1), *later]}))
     assert "0.2" in labels(charts.make_line_chart("t", "x", "y", {"test": [(0, 0.1), (1000, 0.9)]}))
+    of_three = [(100, 0.9), (500, 0.91), (1000, 0.92)]  # the first one after exactly a tenth
+    assert "0.91" in labels(charts.make_line_chart("t", "x", "y", {"test": [(0, 0.1), *of_three]}))
+    a_quarter = [(0, 0), (200, 3), (600, 3.5), (1000, 4)]
+    assert "2" in labels(charts.make_line_chart("t", "x", "y", {"test": a_quarter}))
 
 
 def test_what_is_never_below_0_has_its_axis_there():
