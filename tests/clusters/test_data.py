@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mnist_input
 from benchmarks.testbed.processes import DEADLINE_SECS, Cluster
 from examples import convert
+from tests.test_records import example, write
 
 PROGRESS = r"global step (\d+)/\d+, local step [1-9]"
 TRAIN_STEPS = 3500
@@ -89,5 +90,17 @@ def test_a_record_that_is_corrupt_ends_its_worker_with_a_line_that_names_it(tmp_
         cluster.start()
         assert cluster["worker 1"].wait() == 1
         assert f"DataLostError: {path}: record 29999 is corrupt (" in cluster["worker 1"].output()
+        for task in cluster.tasks.values():
+            task.kill()
+
+
+def test_a_worker_whose_files_are_sorted_by_class_says_so(tmp_path, mnist_dir):
+    images, labels = mnist_input.load(mnist_dir, "train")
+    for split, numbers in {"train": labels.argsort()[:1000], "t10k": range(100)}.items():
+        records = [example(image=images[number].tobytes(), label=int(labels[number])) for number in numbers]
+        write(tmp_path / f"{split}.tfrecord", records)
+    with Cluster(tmp_path, 1, 1, f"--data_dir={tmp_path}", "--train_steps=1000000") as cluster:
+        cluster.start()
+        cluster["worker 0"].wait_for_output(r"worker 0: \d+ examples in a row have 1 of 10 classes")
         for task in cluster.tasks.values():
             task.kill()
