@@ -12,6 +12,7 @@ tests/README.md.
 
 import argparse
 import ast
+import contextlib
 import pathlib
 import random
 import re
@@ -19,10 +20,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import coverage
+import psutil
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
@@ -47,7 +50,8 @@ OTHER = {
 }
 REVERSED = {ast.Lt: ">", ast.LtE: ">", ast.Gt: "<", ast.GtE: "<"}  # of times, which are never equal
 NEEDED_CALL = re.compile(r"wait|sleep|join|check|close|clear|forget|look|reset|cancel")
-TIMEOUT_SECS = 1500.0  # of all tests of a kind: a mutant that hangs is noticed, too
+TIMEOUT_SECS = 1500.0  # of all tests of a kind
+MAX_BYTES = 16 * 2**30  # of their processes: those of all units take up to 13 GB
 
 
 class Mutant(NamedTuple):
@@ -149,22 +153,37 @@ def find_killer(mutant: Mutant, folder: pathlib.Path, stages: list[list[str]]) -
     path = folder / mutant.path
     text = path.read_text()
     path.write_text(text[: mutant.start] + mutant.new + text[mutant.end :])
-    chosen = folder / ".chosen_tests"  # a command line may not be long enough
     try:
-        for stage in stages:
-            chosen.write_text("\n".join(stage))
-            command = [sys.executable, "-m", "pytest", "-q", "--exitfirst", "--numprocesses=2", f"@{chosen}"]
-            try:
-                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_SECS)
-            except subprocess.TimeoutExpired:
-                return "a test that never ends"
-            if done.returncode:
-                names = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-                headings = re.findall(r"^_+ (test_\S+)", done.stdout, re.MULTILINE)
-                return [*names, *headings, f"pytest, with {done.returncode}"][0]
-        return ""
+        return next(filter(None, (find_failure(stage, folder) for stage in stages)), "")
     finally:
         path.write_text(text)
+
+
+def find_failure(stage: list[str], folder: pathlib.Path) -> str:
+    """Run some tests in `folder`, and return the one that fails; "" if none does.
+
+    A mutant may loop for ever, and write into a log that a test keeps. So the time and the memory of tests are limited.
+    """
+    chosen, printed = folder / ".chosen_tests", folder / ".printed"  # a command line may not be long enough
+    chosen.write_text("\n".join(stage))
+    command = [sys.executable, "-m", "pytest", "-q", "--exitfirst", "--numprocesses=2", f"@{chosen}"]
+    began_at = time.monotonic()
+    with printed.open("w") as file, psutil.Popen(command, cwd=folder, stdout=file, stderr=file) as process:
+        while process.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess):  # one has just ended
+                tree = [process, *process.children(recursive=True)]
+                num_bytes = sum(of_tree.memory_info().rss for of_tree in tree)
+                if time.monotonic() - began_at > TIMEOUT_SECS or num_bytes > MAX_BYTES:
+                    for of_tree in tree:
+                        of_tree.kill()
+                    return "a test that never ends"
+            time.sleep(1)
+    if not process.returncode:
+        return ""
+    output = printed.read_text()
+    names = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    headings = re.findall(r"^_+ (test_\S+)", output, re.MULTILINE)
+    return [*names, *headings, f"pytest, with {process.returncode}"][0]
 
 
 def main(arguments: list[str] | None = None) -> None:
