@@ -1,13 +1,12 @@
 """Change single lines of the program as a person might by mistake, and see that the tests notice each change.
 
-    .venv/bin/python tests/mutants.py [--number 60] [--seed 1] [--only runtime/updates] [--write]
+    .venv/bin/python tests/mutants.py [--number 60] [--seed 1] [--only runtime/updates]
 
 A mutant is a copy of the program with one change: another comparison or sign, `and` for `or`, a condition turned
 around, or a call left out that waits or checks. First all unit tests run once, and coverage.py notes which of them run
 which line. For each mutant, those that run its line go first, then all that name its module, and at last the clusters,
 until one fails. A mutant that survives shows a test that is missing, or a line that is not needed. It takes an hour or
-two: a mutant half a minute, but all of the clusters for one that survives. With --write the table also goes into
-tests/README.md.
+two: a mutant half a minute, but all of the clusters for one that survives.
 """
 
 import argparse
@@ -29,7 +28,6 @@ import psutil
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from benchmarks import report
 from benchmarks.testbed.processes import PROJECT
 
 OTHER = {
@@ -192,25 +190,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--number", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="runtime", help="a folder, such as runtime/updates")
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
-    rows = []
+    num_noticed = 0
     with tempfile.TemporaryDirectory() as parent:
         folder = pathlib.Path(parent) / "copy"
         subprocess.run(["git", "clone", "--quiet", str(PROJECT), str(folder)], check=True)
         (folder / ".venv").symlink_to(sys.prefix)
         shutil.copytree(PROJECT / "runtime", folder / "runtime", dirs_exist_ok=True)
         tests = find_tests_of_lines(folder)
-        for mutant in choose(options.number, options.seed, options.only):
+        chosen = choose(options.number, options.seed, options.only)
+        for mutant in chosen:
             killer = find_killer(mutant, folder, make_stages(mutant, tests))
             print(f"{mutant}: {killer or 'SURVIVES'}", flush=True)
-            rows.append((f"`{mutant.path}:{mutant.line}`", f"`{mutant.old}`", f"`{mutant.new}`", killer or "**none**"))
-    noticed = sum(row[-1] != "**none**" for row in rows)
-    table = report.make_table(("line", "was", "becomes", "noticed by"), rows)
-    text = f"{report.run_header()}\n\n{noticed} of {len(rows)} noticed.\n\n{table}"
-    print(text)
-    if options.write:
-        report.write_section(PROJECT / "tests" / "README.md", "mutants", text)
+            num_noticed += bool(killer)
+        print(f"{num_noticed} of {len(chosen)} noticed")
 
 
 if __name__ == "__main__":
