@@ -83,6 +83,23 @@ def test_pip_shows_its_progress_on_a_terminal(install):
     assert "--quiet" in log.read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", ["PIP_TARGET", "PIP_PREFIX", "PIP_USER"])
+def test_what_pip_puts_somewhere_else_is_told_and_is_not_taken_for_installed(install, tmp_path, variable):
+    shutil.rmtree(install.project / ".venv")
+    (install.project / "requirements.txt").write_text("absl-py>=2.1,<3  # flags; and logging\n")
+    command = [str(install.project / "runtime" / "launch" / "venv.sh"), "requirements.txt"]
+    environment = {**os.environ, "PYTHON": sys.executable, "VENV_DIR": ""}
+    value = "1" if variable == "PIP_USER" else str(tmp_path / "elsewhere")
+    done = subprocess.run(command, env={**environment, variable: value}, capture_output=True, text=True)
+    if variable != "PIP_USER":
+        assert done.returncode == 2
+        assert f"pip has put requirements.txt somewhere else than into {install.project}/.venv: unset " in done.stderr
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{install.project}/.venv/bin/python\n"), done.stderr
+    assert subprocess.run([done.stdout.strip(), "-c", "import absl"]).returncode == 0
+
+
 @pytest.mark.parametrize("python", ["/typo/python3", "false"])
 def test_a_wrong_python_costs_no_environment(install, python):
     assert install("requirements.txt") == ["requirements.txt"]
