@@ -240,6 +240,17 @@ def test_a_limit_of_open_files_with_which_tensorflow_crashes_is_told(monkeypatch
     assert why_too_low() == "the limit of open files, ulimit -Hn, is 34: each task needs at least 128; raise it"
 
 
+@pytest.mark.parametrize("program", ["distributed.py", "runtime/launch prepare"])
+def test_a_current_folder_that_has_been_deleted_is_told(tmp_path, program):
+    (tmp_path / "deleted").mkdir()
+    words = f"{PROJECT}/{program} --train_dir={tmp_path}/train".split()
+    script = 'rmdir "$PWD"; exec "$0" "$@"'
+    command = ["sh", "-c", script, sys.executable, *words]
+    done = subprocess.run(command, cwd=tmp_path / "deleted", capture_output=True, text=True)
+    error = "error: the current folder has been deleted: change to one that exists\n"
+    assert (done.returncode, done.stderr) == (2, error)
+
+
 def test_a_process_without_a_folder_for_temporary_files_is_told_what_to_do(monkeypatch):
     def fail():
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")

@@ -28,7 +28,7 @@ def cgroups(root: pathlib.Path = pathlib.Path("/")) -> Iterator[pathlib.Path]:
 def why_too_low(num_tasks: int = 1, num_others: int = 0, root: pathlib.Path = pathlib.Path("/")) -> str:
     """Return which limit of this process is too low, and what to do; "" if none is.
 
-    TensorFlow needs a folder for temporary files, too.
+    TensorFlow needs a folder for temporary files, too, and a relative path one to start from.
 
     Args:
       num_tasks: that start now.
@@ -46,6 +46,10 @@ def why_too_low(num_tasks: int = 1, num_others: int = 0, root: pathlib.Path = pa
         tempfile.gettempdir()
     except FileNotFoundError as error:
         return f"{error.strerror}: mount a tmpfs on /tmp, or set TMPDIR to a folder that can be written"
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the current folder has been deleted: change to one that exists"
     for name, limit, num_used in _thread_limits(root):
         if limit - num_used < num_tasks * THREADS_OF_TASK or limit < (num_tasks + num_others) * THREADS_OF_TASK:
             needed = f"each task needs at least {THREADS_OF_TASK} threads"
