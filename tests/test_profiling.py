@@ -86,10 +86,22 @@ def test_a_worker_ends_when_its_traces_are_written(graph, tmp_path, start_record
     assert [path.name for path in tmp_path.rglob("*.pb")] == ["step-1.pb"]
 
 
-def test_a_task_that_comes_back_after_the_steps_traces_nothing(graph, tmp_path):
+def test_the_steps_between_the_two_are_traced_and_no_others(graph, tmp_path, start_recording):
+    start_recording(WORKER, RunFolder(tmp_path))
+    step = tf.train.create_global_step().assign_add(1)
+    with tf.train.MonitoredSession(hooks=[profiling.ProfileHook(WORKER, step, "2:4", RunFolder(tmp_path))]) as session:
+        for _ in range(6):
+            session.run(step)
+    assert not events.wait_until_written(DEADLINE_SECS)
+    assert sorted(path.name for path in tmp_path.rglob("*.pb")) == ["step-2.pb", "step-3.pb", "step-4.pb"]
+
+
+def test_a_task_that_comes_back_after_the_steps_traces_nothing(graph, tmp_path, start_recording):
+    start_recording(WORKER, RunFolder(tmp_path))
     step = tf.train.create_global_step().assign_add(1)
     hooks = [profiling.ProfileHook(WORKER, step, "0:100", RunFolder(tmp_path))]
     scaffold = tf.train.Scaffold(init_op=tf.train.get_global_step().assign(5000))
     with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), hooks) as session:
         session.run(step)
+    assert not events.wait_until_written(DEADLINE_SECS)
     assert list(tmp_path.rglob("*.pb")) == []
