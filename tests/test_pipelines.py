@@ -426,6 +426,7 @@ def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_p
 
     description = describe()
     assert describe() == description
+    assert "list_files()" not in description
     write(tmp_path / "train-0.tfrecord", [example(x=[float(n), 3.0 * n], y=n) for n in range(1, NUM_OF_FILE + 1)])
     assert describe() != description
 
@@ -587,6 +588,7 @@ def test_lists_of_other_files_are_told_apart(words_dir, tmp_path_factory):
         (other / path.name).write_bytes(path.read_bytes())
     descriptions = [open_source(str(folder), "train", Words).description for folder in (words_dir, other)]
     assert descriptions[0] == descriptions[1]
+    assert f" ({len([*words_dir.glob('*.txt')])} files, CRC-32 of what list_files() returns " in descriptions[0]
     (other / "39.txt").rename(other / "40.txt")
     assert open_source(str(other), "train", Words).description != descriptions[0]
 
