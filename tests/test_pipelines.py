@@ -431,13 +431,13 @@ def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_p
     assert describe() != description
 
 
-def draw_one():
-    return np.float32(np.random.uniform())
-
-
 @pytest.mark.promises("compared-data")
 @pytest.mark.parametrize(
-    "draws", [lambda: 0 * tf.random.uniform([]), lambda: tf.numpy_function(draw_one, [], tf.float32)]
+    "draws",
+    [
+        lambda: 0 * tf.random.uniform([]),
+        lambda: tf.numpy_function(lambda: np.float32(np.random.uniform()), [], tf.float32),
+    ],
 )
 def test_random_examples_are_not_compared_whether_an_op_draws_them_and_none_differs_or_python_does(data_dir, draws):
     def build_random(data_dir, split):

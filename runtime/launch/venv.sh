@@ -20,8 +20,8 @@ if [[ "${1:-}" == --locked ]]; then
   suffix=lock options+=(--require-hashes)
   shift
 fi
-export PIP_USER=0                            # an environment has no packages of a user, whatever pip.conf says
 if [[ ! -t 2 ]]; then options+=(--quiet); fi # a terminal shows pip's progress
+export PIP_USER=0 # whatever pip.conf says: an environment has no packages of a user
 
 # Ctrl-C and Ctrl-\ end this script, and not only the command that it has just started.
 trap 'exit 130' INT
@@ -43,12 +43,6 @@ is_suitable() {
   fi
   return "$status"
 }
-
-# Fails unless this Python finds each package of a requirements file, but for those of a certain Python or system.
-FIND='import importlib.metadata, re, sys
-for name in re.findall(r"^\w[\w.-]*(?=[^;#\n]*(?:#|$))", open(sys.argv[1]).read(), re.MULTILINE):
-    importlib.metadata.version(name)'
-readonly FIND
 
 version_of() { "$1" -Ic 'import sys; print(sys.version_info[:2])' 2>/dev/null || echo none; }
 
@@ -103,9 +97,11 @@ for requirements in "$@"; do
     "$venv/bin/python" -Im pip install "${options[@]}" -r "$project/$file" >&2 ||
       fail "pip could not install $file into $venv: if its disk is full, set VENV_DIR=/another/folder; if" \
         "${TMPDIR:-/tmp} is full, set TMPDIR"
-    "$venv/bin/python" -Ic "$FIND" "$project/$file" 2>/dev/null ||
+    if first="$(grep -om1 '^[[:alnum:]][[:alnum:]._-]*' "$project/$requirements")" &&
+      ! "$venv/bin/python" -Ic "import importlib.metadata as found; found.version('$first')" 2>/dev/null; then
       fail "pip has put $file somewhere else than into $venv: unset PIP_TARGET, PIP_PREFIX, PIP_ROOT and PIP_DRY_RUN," \
         "and remove target, prefix, root and dry-run from pip.conf"
+    fi
     mkdir -p "$(dirname "$installed")"
     cp "$project/$file" "$installed"
   fi

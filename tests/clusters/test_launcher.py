@@ -20,7 +20,7 @@ from examples import convert
 from runtime.records.events import read_run
 from runtime.records.folder import RunFolder
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS, full_disk
-from tests.test_links import EXERCISED, Launched
+from tests.test_links import EXERCISED, LAUNCHED
 
 
 class Launcher:
@@ -490,7 +490,7 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for_before_the_only_copy_of_th
     assert ("result.json" in listing) == bool(re.search(r"model\.ckpt-5\d\d\d\.index", listing)) == (status == 0)
 
 
-@pytest.mark.parametrize("command", [command for command, how in EXERCISED.items() if isinstance(how, Launched)])
+@pytest.mark.parametrize("command", [command for command, how in EXERCISED.items() if how is LAUNCHED])
 def test_each_command_of_the_pages_that_only_trains_runs(launcher, mnist_dir, tmp_path, command):
     steps = 1100 if "--profile_steps" in command else 200
     data_dir = mnist_dir
