@@ -5,7 +5,6 @@ import glob
 import math
 import os
 import resource
-import select
 import signal
 import threading
 
@@ -271,9 +270,10 @@ def test_a_disk_that_hangs_holds_up_no_other_thread(tmp_path):
     writing = threading.Thread(target=writer.write, args=[tf.Event(graph_def=bytes(1 << 20))])
     faulthandler.dump_traceback_later(DEADLINE_SECS, exit=True)  # else this process would stand still for ever
     writing.start()
+    os.set_blocking(reader, True)
     num_read = 0
     while num_read < 1 << 20:
-        num_read += len(select.select([reader], [], [])[0] and os.read(reader, 1 << 16))
+        num_read += len(os.read(reader, 1 << 16))
     writing.join()
     faulthandler.cancel_dump_traceback_later()
     os.close(reader)
