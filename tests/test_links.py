@@ -79,7 +79,7 @@ class Executed(NamedTuple):
 
     status: int = 0
 
-    def check(self, command, _):
+    def check(self, command):
         program, *arguments = command.split()
         if "python" in program:
             process = run_python(*arguments)
@@ -94,7 +94,7 @@ class RunBy(NamedTuple):
 
     text: str
 
-    def check(self, command, _):
+    def check(self, command):
         tests = set((PROJECT / "tests").rglob("test_*.py")) - {pathlib.Path(__file__)}
         runners = [PROJECT / ".ci" / "run", PROJECT / "tests" / "run", *tests]
         assert any(self.text in runner.read_text() for runner in runners), f"nothing runs {command!r} any more"
@@ -103,7 +103,7 @@ class RunBy(NamedTuple):
 class Offered(NamedTuple):
     """A command too long to run whose arguments must stand in its `--help`."""
 
-    def check(self, command, _):
+    def check(self, command):
         words = command.split()
         start = 3 if words[1] == "-m" else 2
         text, arguments = run_python(*words[1:start], "--help").stdout, words[start:]
@@ -113,7 +113,7 @@ class Offered(NamedTuple):
 class Explained(NamedTuple):
     """A command too long to run: it loads all that it needs, and says what its options are."""
 
-    def check(self, command, _):
+    def check(self, command):
         process = run_python(*command.split()[1:], "--help")
         assert process.returncode == 0, process.stderr
 
@@ -121,7 +121,7 @@ class Explained(NamedTuple):
 class Loaded(NamedTuple):
     """A script without arguments, too long to run: all that it imports must be there."""
 
-    def check(self, command, _):
+    def check(self, command):
         script = command.split()[1]
         folder = str(pathlib.Path(script).parent)  # where a script's own imports are looked for first
         process = run_python("-c", f"import runpy, sys; sys.path[0] = {folder!r}; runpy.run_path({script!r})")
@@ -131,49 +131,30 @@ class Loaded(NamedTuple):
 class Installed(NamedTuple):
     """The installation, or the making, of a file of requirements."""
 
-    def check(self, command, _):
+    def check(self, command):
         assert (PROJECT / command.split()[-1]).read_text().strip()
 
 
 class Provided(NamedTuple):
     """A program of a package that is installed."""
 
-    def check(self, command, _):
+    def check(self, command):
         assert (pathlib.Path(sys.executable).parent / pathlib.Path(command.split()[0]).name).exists()
 
 
 class Deployed(NamedTuple):
     """A command for what manages containers: the files and objects that it names are there."""
 
-    def check(self, command, _):
+    def check(self, command):
         files = {str(path.relative_to(PROJECT)): path.read_text() for path in (PROJECT / "deploy").rglob("*.yaml")}
         assert set(re.findall(r"deploy/\S+", command)) <= files.keys()
         objects = re.findall(r"\b(?:mnist|worker)-[a-z0-9]+", command)
         assert [name for name in objects if not re.search(rf"\b{name}\b", "".join(files.values()))] == []
 
 
-class Task(NamedTuple):
-    """The task that the flags of `distributed.py` describe."""
-
-    job_name: str
-    index: int
-    ps_hosts: tuple[str, ...] = ("localhost:2222",)
-    worker_hosts: tuple[str, ...] = ("localhost:2223", "localhost:2224")
-
-    def check(self, command, set_flags):
-        words = command.split()[2:]
-        if "--flagfile=cluster.flags" in words:
-            words.remove("--flagfile=cluster.flags")
-            words += next(block for _, block in FENCE.findall(README.read_text()) if block.startswith("--")).split()
-        set_flags(*words)
-        flags = distributed.FLAGS
-        described = Task(flags.job_name, flags.task_index, tuple(flags.ps_hosts), tuple(flags.worker_hosts))
-        assert described == self
-
-
 LAUNCHED = RunBy("def test_each_command_of_the_pages_that_only_trains_runs(")
-SEVERAL = (("10.0.0.1:2222",), ("10.0.0.2:2222", "10.0.0.3:2222"))
-SEVERAL_FLAGS = "--flagfile=cluster.flags"
+BY_HAND = RunBy("def test_the_tasks_that_the_readme_starts_by_hand_train(")
+TASKS = ("--job_name=ps --task_index=0", "--job_name=worker --task_index=0", "--job_name=worker --task_index=1")
 CHAOS = "tests/chaos.py --mode asynchronous synchronous backup_workers local_steps --minutes 4 --write"
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
 COMPOSE = "docker compose --file deploy/compose.yaml"
@@ -248,12 +229,11 @@ EXERCISED = {
     "git ls-files *.py *.sh | grep -Ev ^(tests|benchmarks|examples)/ | xargs cat | wc -l": RunBy(
         "def test_the_command_that_counts_lines_works("
     ),
-    ".venv/bin/python distributed.py --job_name=ps --task_index=0": Task("ps", 0),
-    ".venv/bin/python distributed.py --job_name=worker --task_index=0": Task("worker", 0),
-    ".venv/bin/python distributed.py --job_name=worker --task_index=1": Task("worker", 1),
-    f".venv/bin/python distributed.py {SEVERAL_FLAGS} --job_name=ps --task_index=0": Task("ps", 0, *SEVERAL),
-    f".venv/bin/python distributed.py {SEVERAL_FLAGS} --job_name=worker --task_index=0": Task("worker", 0, *SEVERAL),
-    f".venv/bin/python distributed.py {SEVERAL_FLAGS} --job_name=worker --task_index=1": Task("worker", 1, *SEVERAL),
+    **{
+        f".venv/bin/python distributed.py {flagfile}{task}": BY_HAND
+        for flagfile in ("", "--flagfile=cluster.flags ")
+        for task in TASKS
+    },
     ".venv/bin/python distributed.py --job_name=evaluator --train_dir=/shared/run1": RunBy(
         "def test_an_evaluator_evaluates_"
     ),
@@ -450,9 +430,9 @@ def test_no_table_is_torn(document):
 
 
 @pytest.mark.parametrize("command", sorted({c for document in DOCUMENTS for c in commands_shown(document)}))
-def test_every_command_works(command, set_flags):
+def test_every_command_works(command):
     assert command in EXERCISED, "a new command: add to EXERCISED how it is exercised"
-    EXERCISED[command].check(command, set_flags)
+    EXERCISED[command].check(command)
 
 
 def test_every_exercised_command_is_still_shown():

@@ -41,7 +41,7 @@ class Network:
     """
 
     def __init__(self, num_hosts):
-        self._addresses = [f"10.77.0.{host + 1}" for host in range(num_hosts)]
+        self._addresses = [f"10.0.0.{host + 1}" for host in range(num_hosts)]
         self._conditions = switch.Conditions()
 
     def __enter__(self):
@@ -100,7 +100,7 @@ class Network:
 
     def move(self, host):
         """Give a host another address in the place of its own, as after a lease of DHCP; what runs there goes on."""
-        self._addresses[host] = f"10.77.0.{host + 101}"
+        self._addresses[host] = f"10.0.0.{host + 101}"
         self._set(moved={**self._conditions.moved, self._addresses[host]: host})
         device = f"dev tun{host}"
         _ip(self._hosts[host], f"address flush {device}", f"address add {self._addresses[host]}/24 {device}")

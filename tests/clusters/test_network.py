@@ -1,6 +1,7 @@
 """What a cluster promises when its network is bad, kept by real processes, each on a host of its own."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from benchmarks.testbed import network
 from benchmarks.testbed.processes import DEADLINE_SECS, PROJECT, Cluster, Process, can_run, poll_for
 from runtime.updates.mode import EXCHANGES_PER_RUN
 from tests.full_disk import NEEDS_PRIVATE_MOUNTS
+from tests.test_links import README
 
 PS, WORKER_1, SPARE = 0, 2, 3  # the hosts of ps 0 and worker 1, and one without a task
 CUT_SECS = 20.0
@@ -168,6 +170,21 @@ def test_a_task_on_another_host_than_that_of_its_address_says_so_and_disturbs_no
             task.kill()
 
 
+@pytest.mark.parametrize("flagfile", ["", "--flagfile=cluster.flags"], ids=["on_one_machine", "on_three_machines"])
+def test_the_tasks_that_the_readme_starts_by_hand_train(hosts, tmp_path, mnist_dir, flagfile):
+    (shown,) = re.findall(r"^```text\n(--ps_hosts(?s:.*?))```$", README.read_text(), re.MULTILINE)
+    (tmp_path / "cluster.flags").write_text(shown)
+    train_dir = tmp_path / "run1"
+    with Cluster(tmp_path, 1, 2, network=hosts) as cluster:
+        if not flagfile:
+            cluster.place([0, 0, 0])
+        for name in cluster.names:
+            flags = [*flagfile.split(), *cluster.role(name)]
+            cluster.start_with(name, *flags, f"--train_dir={train_dir}", f"--data_dir={mnist_dir}", "--train_steps=200")
+        assert cluster.wait() == dict.fromkeys(cluster.names, 0)
+    assert json.loads((train_dir / "result.json").read_text())["global_step"] >= 200
+
+
 # The file of names of one process, and its name server.
 BIND_NAMES = 'mount --bind "$0" /etc/hosts && mount --bind "$0.server" /etc/resolv.conf && exec "$@"'
 
@@ -209,7 +226,7 @@ def test_a_ps_comes_back_under_its_name_and_a_stop_saves_though_that_is_gone(
     more = ["--log_every_secs=0.1", "--save_checkpoint_secs=600"]
     with Cluster(tmp_path, 1, 2, *flags, *more, network=hosts) as cluster:
         # No name server need answer for a name that the host knows.
-        ps = NamedPs(hosts, cluster, tmp_path, name_server="10.77.0.250")
+        ps = NamedPs(hosts, cluster, tmp_path, name_server="10.0.0.250")
         for worker in ("worker 0", "worker 1"):
             assert "to be this process" not in cluster[worker].output()
             hosts.cut(PS, cluster.host[worker])  # a host that breaks down closes no connection
@@ -315,7 +332,7 @@ def test_a_link_that_stays_cut_ends_the_worker_and_names_the_ps(hosts, slow_run)
         assert cluster["worker 1"].wait() == 1
         (line,) = re.findall(r"^error: .*", cluster["worker 1"].output(), re.MULTILINE)
         assert line.startswith("error: worker 1 ")
-        assert "ps 0 at 10.77.0.1:2222 (no answer)" in line
+        assert "ps 0 at 10.0.0.1:2222 (no answer)" in line
         wait_for_steps(cluster["worker 0"], 10)
         cluster["worker 0"].kill()
         cluster["ps 0"].kill()
