@@ -11,10 +11,11 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 from typing import Any, NamedTuple
 
 from benchmarks import contenders, report
-from benchmarks.testbed import network
+from benchmarks.testbed import encrypted, network
 from runtime.data import download
 
 PRIVATE_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"']
@@ -27,40 +28,46 @@ class Benchmark(NamedTuple):
     function: str  # "module.function"; its parameters are the options
     what: str
     document: pathlib.Path | None = None  # what the function returns is its section NAME; None: it writes
-    has_own_network: bool = False
+    hosts: types.ModuleType | None = None  # what makes a host for each task; None: all run in one private network
 
 
 BENCHMARKS = {
-    "tune": Benchmark("tuning.tune", "find the best setting of each contender of the comparison: an hour"),
-    "compare": Benchmark("compare.compare", "compare this script with others, at these settings: a quarter of an hour"),
+    "tune": Benchmark("tuning.tune", "find the best setting of each contender of the comparison (an hour)"),
+    "compare": Benchmark("compare.compare", "compare this script with others, at these settings (15 minutes)"),
     "redraw": Benchmark("compare.write_documents", "write tables and chart of the last comparison again"),
     "recommended": Benchmark("outcomes.measure_recommended", "what the recommended flags reach", report.DETAILS),
     "accuracy": Benchmark("outcomes.measure_accuracy", "the accuracy after 10 000 steps of each kind", report.DETAILS),
     "replication": Benchmark("outcomes.measure_replication", "ways to replicate a model", report.DETAILS),
-    "start": Benchmark("start.measure_start", "how long a cluster takes to start and to end", report.DETAILS),
-    "watching": Benchmark("watching.measure_watching", "what it costs to watch a run", report.DETAILS),
+    "start": Benchmark("start.measure_start", "how long a cluster takes to start and exit", report.DETAILS),
+    "watching": Benchmark(
+        "watching.measure_watching", "what the display, summaries and evaluations cost", report.DETAILS
+    ),
     "data": Benchmark("data.measure_data", "speed and memory with TFRecord files", report.DETAILS),
     "messages": Benchmark("scaling.count_messages", "the messages of an exchange", report.DETAILS),
     "processes": Benchmark("scaling.measure_processes", "1 to 8 workers, 1 to 4 ps tasks", report.DETAILS),
-    "network": Benchmark("hosts.measure_network", "slow links between the tasks", report.PERFORMANCE, True),
-    "encryption": Benchmark("hosts.measure_encryption", "WireGuard beside an open network", report.DETAILS, True),
-    "ps": Benchmark("hosts.measure_ps", "when more ps tasks pay: 4 and 8 workers on slow links", report.DETAILS, True),
-    "table": Benchmark("tables.measure_table", "what a table costs, whatever its size", report.DETAILS, True),
+    "network": Benchmark("hosts.measure_network", "slow links between the tasks", report.PERFORMANCE, network),
+    "encryption": Benchmark(
+        "hosts.measure_encryption", "WireGuard compared with no encryption", report.DETAILS, encrypted
+    ),
+    "ps": Benchmark(
+        "hosts.measure_ps", "when more ps tasks help: 4 and 8 workers on slow links", report.DETAILS, network
+    ),
+    "table": Benchmark("tables.measure_table", "what small and large embedding tables cost", report.DETAILS, network),
     "languages": Benchmark(
         "tables.measure_languages",
-        "languages of words, beside fastText and the classic way",
+        "languages of words, compared with fastText and the classic way",
         EXAMPLES / "languages" / "README.md",
     ),
     "flights": Benchmark(
         "tables.measure_flights",
-        "late flights, beside the classic way and one process",
+        "late flights, compared with the classic way and one process",
         EXAMPLES / "flights" / "README.md",
     ),
     "unequal": Benchmark(
-        "unequal.measure_unequal", "one of two workers slowed down to a quarter, in three modes", report.DETAILS
+        "unequal.measure_unequal", "one of two workers paused most of the time, in three modes", report.DETAILS
     ),
-    "simulated": Benchmark("crowd.measure_simulated", "questions of up to 1000 workers", report.DETAILS),
-    "real": Benchmark("crowd.measure_real", "2 ps and 24 workers, of which six die at once", report.DETAILS),
+    "simulated": Benchmark("crowd.measure_simulated", "the heartbeats of up to 1000 workers", report.DETAILS),
+    "real": Benchmark("crowd.measure_real", "2 ps and 24 workers, six of which are killed at once", report.DETAILS),
 }
 
 
@@ -112,13 +119,13 @@ def main() -> None:
     options = vars(parse(sys.argv[1:]))
     name, writes, is_isolated = (options.pop(option) for option in ("name", "write", "no_isolation"))
     benchmark = BENCHMARKS[name]
-    if benchmark.has_own_network and (why := network.missing()):
+    if benchmark.hosts and (why := benchmark.hosts.missing()):
         sys.exit(f"error: {name} makes hosts of its own, which cannot be here: {why}")
     if not is_isolated:
         download.fetch(download.default_data_dir())
         if name == "flights":  # pip needs the network
             importlib.import_module("benchmarks.tables").fetch_flights()
-        if not benchmark.has_own_network:
+        if not benchmark.hosts:
             isolate()
     header = report.run_header()
     function = load(benchmark)

@@ -39,7 +39,7 @@ def measure_simulated(measured_secs: int = MEASURED_SECS) -> str:
         idle, busy = (measure_ps(num_workers, num_channels, measured_secs) for num_channels in (0, num_workers))
         rows.append([str(num_workers), f"{100 * idle:.1f} %", f"{100 * busy:.1f} %"])
         print(*rows[-1], flush=True)
-    return report.make_table(("workers", "listening alone", "with their questions and words"), rows)
+    return report.make_table(("workers", "listening alone", "with heartbeats, joins and leaves"), rows)
 
 
 def measure_ps(num_workers: int, num_channels: int, measured_secs: int) -> float:
@@ -101,7 +101,7 @@ def measure_real(num_workers: int = NUM_WORKERS, num_killed: int = NUM_KILLED, t
                 cluster[name].kill()
             said = {name: len(cluster[name].output()) for name in killed}
             cluster.start(*killed)
-            what = f"until {num_killed} that were killed train again"
+            what = f"until the {num_killed} killed workers train again"
             time_until(what, lambda: all(_trains(cluster, name, since) for name, since in said.items()))
             time_until("until all have ended", lambda: not any(task.is_running() for task in cluster.tasks.values()))
             _check(cluster)

@@ -84,7 +84,7 @@ def measure_recommended(rounds: int = 20, rounds_of_cnn: int = 3) -> str:
         outcome = train(num, flags)
         above = f"{outcome.num_above} of {num}"
         rows.append([f"`{model}`", f"{outcome.train_secs:.1f}", outcome.accuracy, outcome.spread, above])
-    return report.make_table(("model", "s of training", "test accuracy", "spread", "runs above 97.5 %"), rows)
+    return report.make_table(("model", "s of training", "test accuracy", "spread", "runs at 97.5 % or more"), rows)
 
 
 def measure_accuracy(rounds: int = 5, train_steps: int = ACCURACY_STEPS) -> str:
