@@ -1,6 +1,7 @@
 """How many threads, which GPUs and which peers a task's server and sessions use."""
 
 import contextlib
+import glob
 import math
 import os
 import pathlib
@@ -13,6 +14,8 @@ from absl import logging
 from runtime.cluster.task import Task, host_of
 from runtime.process import limits
 from runtime.process.errors import UnusableError
+
+NVIDIA_GPUS = "/dev/nvidia[0-9]*"  # a file for each that the host has, whether TensorFlow can use it or not
 
 
 class Connection(NamedTuple):
@@ -59,6 +62,12 @@ def choose_gpus(task: Task, gpus: str) -> list[int]:
             f"--gpus={gpus}, but {task} finds {num_gpus} GPUs on its host: there is no GPU {missing[0]}"
         )
     if not usable:
+        if glob.glob(NVIDIA_GPUS) and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
+            logging.warning(
+                "%s: using no GPU: this host has one, but TensorFlow finds none; install CUDA as docs/adopt.md says, or"
+                " set --gpus=none",
+                task,
+            )
         return []
     hosts = [host_of(address) for address in task.worker_hosts]
     place, num_workers = hosts[: task.index].count(hosts[task.index]), hosts.count(hosts[task.index])
