@@ -9,6 +9,7 @@ import shlex
 import string
 import subprocess
 import sys
+import tempfile
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +18,7 @@ import distributed
 from benchmarks import compare, outcomes
 from benchmarks.__main__ import BENCHMARKS, load
 from tests import deployed, forked
+from tests.clusters.test_benchmarks import SMALLEST
 
 PROJECT = pathlib.Path(__file__).parents[1]
 README = PROJECT / "README.md"
@@ -135,11 +137,21 @@ class Installed(NamedTuple):
         assert (PROJECT / command.split()[-1]).read_text().strip()
 
 
-class Provided(NamedTuple):
-    """A program of a package that is installed."""
+class Upgraded(NamedTuple):
+    """TensorFlow's program that rewrites an old script; it is installed beside Python."""
 
     def check(self, command):
-        assert (pathlib.Path(sys.executable).parent / pathlib.Path(command.split()[0]).name).exists()
+        program, *arguments = command.split()
+        with tempfile.TemporaryDirectory() as folder:
+            old, new = pathlib.Path(folder, "old.py"), pathlib.Path(folder, "new.py")
+            old.write_text("import tensorflow as tf\nsaver = tf.train.Saver()\n")
+            subprocess.run(
+                [pathlib.Path(sys.executable).parent / pathlib.Path(program).name, *arguments],
+                cwd=folder,
+                check=True,
+                capture_output=True,
+            )
+            assert "tf.compat.v1.train.Saver()" in new.read_text()
 
 
 class Deployed(NamedTuple):
@@ -248,10 +260,10 @@ EXERCISED = {
     ),
     "docker build --file deploy/Dockerfile --tag mnist:1 .": RunBy("def _image(testrun_uid):"),
     **{command: RunBy('deployed.blocks("With your own model")') for command in OWN},
-    f"{COMPOSE} up --build": RunBy("def test_compose_brings_a_cluster_up_"),
-    f"{COMPOSE} logs worker-0": Deployed(),
-    f"{COMPOSE} cp worker-0:/mnt/train results": Deployed(),
-    f"{COMPOSE} down": Deployed(),
+    **{
+        f"{COMPOSE} {command}": RunBy("def test_compose_brings_a_cluster_up_")
+        for command in ("up --build", "logs worker-0", "cp worker-0:/mnt/train results", "down")
+    },
     "kubectl apply --filename deploy/kubernetes/jobs.yaml": RunBy("def test_the_pods_of_jobs_are_deleted_"),
     "kubectl apply --filename deploy/kubernetes/train-dir.yaml": Deployed(),
     "kubectl apply --filename deploy/kubernetes/results.yaml": Deployed(),
@@ -270,7 +282,7 @@ EXERCISED = {
     **{f"pkill {name}": RunBy("def kill(launcher, name):") for name in ("-9 ps-0", "-9 worker-1", "'^(worker|ps)-'")},
     "pkill -f runtime/launch": RunBy('"pgrep", "-f", "runtime/launch"'),
     "pkill -f mnist_replica": RunBy("def test_the_classic_script_learns_"),
-    ".venv/bin/tf_upgrade_v2 --infile old.py --outfile new.py": Provided(),
+    ".venv/bin/tf_upgrade_v2 --infile old.py --outfile new.py": Upgraded(),
     "ps -e": RunBy("def kill(launcher, name):"),
     "pkill -STOP worker-1; sleep 15; pkill -CONT worker-1": RunBy("def kill(launcher, name):"),
     **{f"./run_local_cluster.sh {flags}": how for flags, how in LAB.items()},
@@ -306,16 +318,22 @@ EXERCISED = {
     ),
     ".venv/bin/python -m runtime.report TRAIN_DIR": RunBy('"-m", "runtime.report"'),
     "./run_local_cluster.sh --tensorboard --eval_every_secs=2": RunBy("def test_tensorboard_shows_the_run_"),
-    f".venv/bin/python -m pip install -r {BOARD}.txt": Installed(),
+    f".venv/bin/python -m pip install -r {BOARD}.txt": Executed(),
     f"runtime/launch/venv.sh {BOARD}.txt": RunBy(f'{BOARD}.txt)"'),
     f".venv/bin/python -m pip download -d wheels -r requirements.txt -r {BOARD}.txt": Installed(),
-    ".venv/bin/python -m tensorboard.main --logdir runs": Offered(),
-    ".venv/bin/python tests/documents.py": Loaded(),
+    ".venv/bin/python -m tensorboard.main --logdir runs": RunBy('" -m tensorboard.main " in of.command'),
+    ".venv/bin/python tests/documents.py": RunBy("def test_what_is_written_from_the_code_is_up_to_date("),
     ".venv/bin/python tests/record.py": Loaded(),
     "NO_COLOR=1 ./run_local_cluster.sh": RunBy("def test_there_are_plain_lines_where_no_display_is_wanted("),
     ".venv/bin/python -m pip install -r benchmarks/requirements.txt": Installed(),
     ".venv/bin/python -m benchmarks": Executed(),
-    **{f".venv/bin/python -m benchmarks {name}": Explained() for name in BENCHMARKS if name != "redraw"},
+    **{
+        f".venv/bin/python -m benchmarks {name}": (
+            RunBy("def test_a_benchmark_runs_from_the_command_line(") if name in SMALLEST else Explained()
+        )
+        for name in BENCHMARKS
+        if name != "redraw"
+    },
     ".venv/bin/python examples/convert.py --shards 16": RunBy('"examples/convert.py", *flags'),
     "./run_local_cluster.sh --data_dir=$HOME/.cache/distributed-mnist/tfrecord": LAUNCHED,
 }

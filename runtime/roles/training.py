@@ -92,7 +92,7 @@ class Training:
             # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
             StepsHook(task, self.scaffold, updates, graph.batches),
             LongStepHook(task, graph.batches.num_drawn, me.mode.exchanges_per_run, me.timeouts.recovery_secs),
-            ClassesHook(task, graph.batches, graph.model.test) if graph.batches.num_drawn is not None else None,
+            ClassesHook(task, graph.batches, graph.model.test),
             evaluation and evaluation.repeating(flags.eval_every_secs),  # first: no test goes on while another is tried
             evaluation,
             # Then the model that is saved no longer changes.
