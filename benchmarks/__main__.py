@@ -9,6 +9,7 @@ import importlib
 import inspect
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import types
@@ -74,11 +75,17 @@ BENCHMARKS = {
 def isolate() -> None:
     """Start this program again in a network of its own, where the system allows it."""
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):  # gRPC would look for the tasks behind it
-        os.environ.pop(name, None)
-        os.environ.pop(name.upper(), None)
-    if not subprocess.run([*PRIVATE_NETWORK, "true"], capture_output=True).returncode:
+        for environment in (os.environ, network.ENVIRONMENT):
+            environment.pop(name, None)
+            environment.pop(name.upper(), None)
+    attempt = [*PRIVATE_NETWORK, "true"]
+    if (
+        network.find_program(attempt[0])
+        and not subprocess.run(attempt, env=network.ENVIRONMENT, capture_output=True).returncode
+    ):
         command = [sys.executable, "-m", "benchmarks", *sys.argv[1:], "--no_isolation"]
-        os.execvp(PRIVATE_NETWORK[0], [*PRIVATE_NETWORK, *command])
+        os.execvpe(PRIVATE_NETWORK[0], [*PRIVATE_NETWORK, *command], network.ENVIRONMENT)
+    print("warning: there is no private network here: other machines may reach the tasks", file=sys.stderr)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -86,6 +93,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     names = "\n".join(f"  {name:12} {benchmark.what}" for name, benchmark in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         "python -m benchmarks",
+        usage="%(prog)s NAME [options]",
         description=__doc__,
         epilog=f"names:\n{names}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -98,7 +106,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             if name == "write":
                 continue
             if isinstance(parameter.default, int):
-                parser.add_argument(f"--{name}", type=int, default=parameter.default, help="%(default)s by default")
+                parser.add_argument(
+                    f"--{name}", type=positive, default=parameter.default, help="%(default)s by default"
+                )
             else:
                 parser.add_argument(f"--{name}", nargs="+", choices=contenders.BY_NAME, default=(), metavar="CONTENDER")
     options = parser.parse_args(arguments)
@@ -106,6 +116,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.print_help()
         sys.exit()
     return options
+
+
+def positive(text: str) -> int:
+    """Return the number that an option gives."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
 
 
 def load(benchmark: Benchmark) -> Any:
@@ -117,6 +134,7 @@ def load(benchmark: Benchmark) -> Any:
 def main() -> None:
     """Do what the command line says."""
     options = vars(parse(sys.argv[1:]))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and so end what has been started
     name, writes, is_isolated = (options.pop(option) for option in ("name", "write", "no_isolation"))
     benchmark = BENCHMARKS[name]
     if benchmark.hosts and (why := benchmark.hosts.missing()):

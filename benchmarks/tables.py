@@ -119,7 +119,11 @@ def measure_languages(epochs: int = 3, rounds: int = 1) -> str:
     example = EXAMPLES / "languages"
     words = types.SimpleNamespace(**runpy.run_path(str(example / "mnist_input.py")))
     with tempfile.TemporaryDirectory() as folder:
-        steps = f"--train_steps={epochs * len(words.load(WORDS, 'train').labels) // BATCH_SIZE}"
+        try:
+            num_words = len(words.load(WORDS, "train").labels)
+        except words.DataError as error:
+            sys.exit(f"error: {error}")
+        steps = f"--train_steps={epochs * num_words // BATCH_SIZE}"
         ways: Ways = {
             name: functools.partial(train_ours, folder, example, [*flags, steps]) for name, flags in OURS.items()
         }
@@ -193,9 +197,12 @@ def train_classic(folder: str, example: pathlib.Path, flags: Sequence[str]) -> d
         start_classic(folder, example, name, [f"--job_name={job}", f"--task_index={index}", *hosts, *flags])
         for name, job, index in (("ps", "ps", 0), ("chief", "worker", 0), ("other", "worker", 1))
     )
-    for worker in (chief, other):
-        assert worker.wait(timeout_secs=3600) == 0, worker.output()
-    ps.kill()
+    try:
+        for worker in (chief, other):
+            assert worker.wait(timeout_secs=3600) == 0, worker.output()
+    finally:
+        for task in (ps, chief, other):
+            task.kill()
     return read_result(chief)
 
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 
 from benchmarks import report
+from benchmarks.testbed import network
 from benchmarks.testbed.processes import Cluster
 
 NUM_ROUNDS = 5
@@ -72,6 +73,8 @@ def _rate(output: str) -> float:
 
 def measure_watching(rounds: int = NUM_ROUNDS, train_steps: int = TRAIN_STEPS) -> str:
     """Return a table of the ratios, and how long a report takes."""
+    if not network.find_program("script"):
+        sys.exit("error: watching needs script, which gives the launcher a terminal: apt-get install bsdutils")
     rates: dict[str, list[float]] = {}
     report_secs = []
     for number in range(rounds):

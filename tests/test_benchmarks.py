@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import signal
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,6 +16,7 @@ from benchmarks import compare, contenders, data, report, tuning
 from benchmarks.contenders import Setting
 from benchmarks.peers.clock import Clock
 from benchmarks.peers.rates import make_rates
+from benchmarks.testbed import network
 from runtime.updates.schedule import Schedule
 
 
@@ -276,7 +279,14 @@ def test_a_command_that_fails_ends_the_comparison():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["unknown"], ["start", "--rounds=many"], ["messages", "--rounds=1"], ["compare", "--only", "nobody"]]
+    "arguments",
+    [
+        ["unknown"],
+        ["start", "--rounds=many"],
+        ["start", "--rounds=0"],
+        ["messages", "--rounds=1"],
+        ["compare", "--only", "nobody"],
+    ],
 )
 def test_an_unknown_benchmark_or_option_is_refused(arguments):
     with pytest.raises(SystemExit, match="2"):
@@ -287,6 +297,29 @@ def test_the_options_of_a_benchmark_are_the_parameters_of_its_function():
     options = vars(main.parse(["compare", "--rounds=2", "--only", contenders.OURS, contenders.DDP, "--write"]))
     assert (options["rounds"], options["only"]) == (2, [contenders.OURS, contenders.DDP])
     assert options["write"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing", "told"),
+    [
+        (["encryption"], "wg", "there is no wg"),
+        (["watching", "--no_isolation"], "script", "needs script"),
+        (["start"], "unshare", "warning: there is no private network"),
+    ],
+)
+def test_a_program_that_a_benchmark_needs_is_named(monkeypatch, capsys, arguments, missing, told):
+    find = network.find_program
+    monkeypatch.setattr(network, "find_program", lambda program: None if program == missing else find(program))
+    monkeypatch.setattr("benchmarks.start.time_imports", lambda: 1.0)
+    monkeypatch.setattr("benchmarks.start.time_cluster", lambda: (2.0, 1.0))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest has its own handlers
+    status = ""
+    try:
+        main.main()
+    except SystemExit as error:
+        status = str(error)
+    assert told in status + capsys.readouterr().err
 
 
 def test_every_section_of_a_benchmark_has_its_place():

@@ -86,17 +86,27 @@ def test_a_gpu_that_the_host_lacks_is_named(monkeypatch):
 
 @pytest.mark.parametrize(
     ("has_file", "visible", "is_told"),
-    [(True, None, True), (True, "0", True), (True, "-1", False), (False, None, False)],
+    [
+        (True, None, True),
+        (True, "0", True),
+        (True, "GPU-8932f937", True),
+        (True, "", False),
+        (True, "-1", False),
+        (True, "NoDevFiles", False),
+        (False, None, False),
+    ],
 )
 def test_a_gpu_that_tensorflow_does_not_find_is_told(monkeypatch, tmp_path, caplog, has_file, visible, is_told):
     (tmp_path / ("nvidia0" if has_file else "nvidiactl")).touch()
     monkeypatch.setattr(session_config, "NVIDIA_GPUS", f"{tmp_path}/nvidia[0-9]*")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
+    if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(session_config, "count_gpus", lambda: 0)
     assert choose_gpus(Task("worker", 1, PS, WORKERS), "auto") == []
-    assert ("worker 1: using no GPU: this host has one" in caplog.text) == is_told
+    assert ("worker 1: TensorFlow finds no GPU, though this host has one" in caplog.text) == is_told
+    with pytest.raises(UnusableError, match="install CUDA" if is_told else "there is no GPU 0"):
+        choose_gpus(Task("worker", 1, PS, WORKERS), "0")
 
 
 def test_a_worker_uses_its_gpus_and_as_much_of_their_memory_as_it_needs(monkeypatch):

@@ -57,17 +57,16 @@ def choose_gpus(task: Task, gpus: str) -> list[int]:
         return []
     num_gpus = count_gpus()
     usable = list(range(num_gpus)) if gpus == "auto" else [int(number) for number in gpus.split(",")]
+    # What is hidden from this process is not for it: the first word of the variable is then no GPU.
+    is_hidden = not re.match(r"\s*(\d|GPU-|MIG-)", os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+    unseen = "TensorFlow finds no GPU, though this host has one: install CUDA as docs/adopt.md says, or set --gpus=none"
+    unseen = unseen if glob.glob(NVIDIA_GPUS) and not num_gpus and not is_hidden else ""
     if missing := [number for number in usable if number >= num_gpus]:
-        raise UnusableError(
-            f"--gpus={gpus}, but {task} finds {num_gpus} GPUs on its host: there is no GPU {missing[0]}"
-        )
+        found = f"{task} finds {num_gpus} GPUs on its host: there is no GPU {missing[0]}"
+        raise UnusableError(f"--gpus={gpus}, but {unseen or found}")
     if not usable:
-        if glob.glob(NVIDIA_GPUS) and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
-            logging.warning(
-                "%s: using no GPU: this host has one, but TensorFlow finds none; install CUDA as docs/adopt.md says, or"
-                " set --gpus=none",
-                task,
-            )
+        if unseen:
+            logging.warning("%s: %s", task, unseen)
         return []
     hosts = [host_of(address) for address in task.worker_hosts]
     place, num_workers = hosts[: task.index].count(hosts[task.index]), hosts.count(hosts[task.index])
