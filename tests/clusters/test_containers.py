@@ -136,8 +136,7 @@ def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path
             _, chief, _ = containers
             assert podman.wait(*containers) == [0, 0, 0], podman.logs(chief)
             assert f"restored /mnt/train/model.ckpt-{step}, at global step " in podman.logs(chief)
-            composed.run("cp", "worker-0:/mnt/train", str(tmp_path / "results"))
-            assert json.loads((tmp_path / "results" / "result.json").read_text())["test_accuracy"] >= 0.95
+            assert copy_volume(chief, tmp_path / "results")["test_accuracy"] >= 0.95
 
             composed.run("down")
             assert "composed_train" in podman.run("podman", "volume", "ls", "--quiet")
