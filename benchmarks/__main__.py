@@ -75,16 +75,13 @@ BENCHMARKS = {
 def isolate() -> None:
     """Start this program again in a network of its own, where the system allows it."""
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):  # gRPC would look for the tasks behind it
-        for environment in (os.environ, network.ENVIRONMENT):
-            environment.pop(name, None)
-            environment.pop(name.upper(), None)
+        os.environ.pop(name, None)
+        os.environ.pop(name.upper(), None)
+    os.environ["PATH"] = network.ENVIRONMENT["PATH"]
     attempt = [*PRIVATE_NETWORK, "true"]
-    if (
-        network.find_program(attempt[0])
-        and not subprocess.run(attempt, env=network.ENVIRONMENT, capture_output=True).returncode
-    ):
+    if network.find_program(attempt[0]) and not subprocess.run(attempt, capture_output=True).returncode:
         command = [sys.executable, "-m", "benchmarks", *sys.argv[1:], "--no_isolation"]
-        os.execvpe(PRIVATE_NETWORK[0], [*PRIVATE_NETWORK, *command], network.ENVIRONMENT)
+        os.execvp(PRIVATE_NETWORK[0], [*PRIVATE_NETWORK, *command])
     print("warning: there is no private network here: other machines may reach the tasks", file=sys.stderr)
 
 

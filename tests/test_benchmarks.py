@@ -1,6 +1,7 @@
 """The arithmetic of the benchmarks, against numbers worked out by hand."""
 
 import inspect
+import os
 import re
 import signal
 import sys
@@ -313,6 +314,7 @@ def test_a_program_that_a_benchmark_needs_is_named(monkeypatch, capsys, argument
     monkeypatch.setattr("benchmarks.start.time_imports", lambda: 1.0)
     monkeypatch.setattr("benchmarks.start.time_cluster", lambda: (2.0, 1.0))
     monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+    monkeypatch.setattr(os, "environ", {**os.environ})  # other tests keep their proxies
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest has its own handlers
     status = ""
     try:

@@ -16,6 +16,7 @@ from runtime.process import limits
 from runtime.process.errors import UnusableError
 
 NVIDIA_GPUS = "/dev/nvidia[0-9]*"  # a file for each that the host has, whether TensorFlow can use it or not
+OVERLOOKED = "TensorFlow finds no GPU, though this host has one: install CUDA as docs/adopt.md says, or set --gpus=none"
 
 
 class Connection(NamedTuple):
@@ -57,16 +58,15 @@ def choose_gpus(task: Task, gpus: str) -> list[int]:
         return []
     num_gpus = count_gpus()
     usable = list(range(num_gpus)) if gpus == "auto" else [int(number) for number in gpus.split(",")]
-    # What is hidden from this process is not for it: the first word of the variable is then no GPU.
+    # Where the variable names no GPU first, all are hidden from this process, as for a job of Slurm that has none.
     is_hidden = not re.match(r"\s*(\d|GPU-|MIG-)", os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
-    unseen = "TensorFlow finds no GPU, though this host has one: install CUDA as docs/adopt.md says, or set --gpus=none"
-    unseen = unseen if glob.glob(NVIDIA_GPUS) and not num_gpus and not is_hidden else ""
+    is_overlooked = not num_gpus and not is_hidden and glob.glob(NVIDIA_GPUS)
     if missing := [number for number in usable if number >= num_gpus]:
         found = f"{task} finds {num_gpus} GPUs on its host: there is no GPU {missing[0]}"
-        raise UnusableError(f"--gpus={gpus}, but {unseen or found}")
+        raise UnusableError(f"--gpus={gpus}, but {OVERLOOKED if is_overlooked else found}")
+    if is_overlooked:
+        logging.warning("%s: %s", task, OVERLOOKED)
     if not usable:
-        if unseen:
-            logging.warning("%s: %s", task, unseen)
         return []
     hosts = [host_of(address) for address in task.worker_hosts]
     place, num_workers = hosts[: task.index].count(hosts[task.index]), hosts.count(hosts[task.index])
