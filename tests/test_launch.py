@@ -100,6 +100,23 @@ def test_what_pip_puts_somewhere_else_is_told_and_is_not_taken_for_installed(ins
     assert subprocess.run([done.stdout.strip(), "-c", "import absl"]).returncode == 0
 
 
+@pytest.mark.slow
+def test_a_package_whose_installation_was_killed_is_installed_again(install):
+    """Pip writes INSTALLER after all files of a package."""
+    shutil.rmtree(install.project / ".venv")
+    (install.project / "requirements.txt").write_text("absl-py>=2.1,<3\n")
+    command = [str(install.project / "runtime" / "launch" / "venv.sh"), "requirements.txt"]
+    environment = {**os.environ, "PYTHON": sys.executable, "VENV_DIR": ""}
+    python = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    (packages,) = (install.project / ".venv").glob("lib/*/site-packages")
+    (end,) = packages.glob("absl_py-*.dist-info/INSTALLER")
+    shutil.rmtree(packages / "absl")
+    end.unlink()
+    (install.project / ".venv" / "installed" / "requirements.txt").unlink()
+    subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert subprocess.run([python, "-c", "import absl.flags, pip"]).returncode == 0
+
+
 @pytest.mark.parametrize("python", ["/typo/python3", "false"])
 def test_a_wrong_python_costs_no_environment(install, python):
     assert install("requirements.txt") == ["requirements.txt"]
