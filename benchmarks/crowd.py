@@ -67,7 +67,8 @@ def _measure_with(num_channels: int, address: str, ps: psutil.Process, measured_
     period_secs = look_secs(num_channels)
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         started_at = before = 0.0
-        for period in range(-3, round(measured_secs / period_secs)):  # in the first of these, the channels connect
+        num_periods = max(1, round(measured_secs / period_secs))
+        for period in range(-3, num_periods):  # in the first of these, the channels connect
             due_at = time.monotonic() + period_secs
             if period == 0:
                 started_at, before = time.monotonic(), sum(ps.cpu_times()[:2])
@@ -109,7 +110,11 @@ def measure_real(num_workers: int = NUM_WORKERS, num_killed: int = NUM_KILLED, t
 
 
 def _trains(cluster: Cluster, name: str, since: int) -> bool:
-    return bool(re.search(PROGRESS, cluster[name].output()[since:]))
+    has_ended = not cluster[name].is_running()  # asked first, because it may take steps and end meanwhile
+    trains = bool(re.search(PROGRESS, cluster[name].output()[since:]))
+    if has_ended and not trains:
+        sys.exit(f"error: the run ended before {name} took a step: raise --train_steps")
+    return trains
 
 
 def _check(cluster: Cluster) -> bool:

@@ -5,6 +5,7 @@ It needs Linux, `unshare`, `ip` and `/dev/net/tun`, and the encryption also Wire
 
 import functools
 import itertools
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -34,8 +35,8 @@ MEASURED_SECS = 8
 FLAGS = ("--train_steps=100000000", "--log_every_secs=0.1", "--optimizer=sgd")
 PROGRESS = r"global step (\d+)/\d+, local step \d+, loss"
 
-
 SLOW = LINKS["100 Mbit/s"][1]
+NUM_WORKERS_OF_PS = (4, 8)
 MODELS = {  # the flags of each; the bytes of `mlp` are spread evenly over the ps tasks
     "`mlp`": ("--ps_strategy=greedy", "--partition_bytes=80000"),
     "a table": (tables.TABLE, "--rows=1000000", "--data_dir=."),
@@ -49,13 +50,14 @@ class Rate(NamedTuple):
     bytes: float  # that all ps tasks sent and received
 
 
-def measure_network(measured_secs: int = MEASURED_SECS) -> str:
+def measure_network(measured_secs: int = MEASURED_SECS, max_local_steps: int = LOCAL_STEPS[-1]) -> str:
     """Return a table of 1000 examples/s over each link, and of what the model predicts: see `predict()`."""
     rows = []
+    exchanges = [(local_steps, dtype) for local_steps, dtype in EXCHANGES if local_steps <= max_local_steps]
     unlimited: dict[tuple[int, str], Rate] = {}
     for link, (round_trip_secs, bits_per_sec) in LINKS.items():
         row = [link]
-        for local_steps, dtype in EXCHANGES:
+        for local_steps, dtype in exchanges:
             rate = measure_rate(measured_secs, local_steps, dtype, round_trip_secs, bits_per_sec)
             print(f"{link}, {local_steps} local steps, {dtype}: {rate}", flush=True)
             base = unlimited.setdefault((local_steps, dtype), rate)
@@ -63,7 +65,7 @@ def measure_network(measured_secs: int = MEASURED_SECS) -> str:
             predicted = examples * predict(base, local_steps, round_trip_secs, bits_per_sec)
             row.append(f"{examples * rate.exchanges:.1f} ({predicted:.1f})")
         rows.append(row)
-    names = [f"H = {local_steps}" + (", bfloat16" if dtype == "bfloat16" else "") for local_steps, dtype in EXCHANGES]
+    names = [f"H = {local_steps}" + (", bfloat16" if dtype == "bfloat16" else "") for local_steps, dtype in exchanges]
     rows.append(["kB of an exchange", *(f"{rate.bytes / rate.exchanges / 1000:.0f}" for rate in unlimited.values())])
     return report.make_table(("link", *names), rows)
 
@@ -93,11 +95,14 @@ def predict(
     return num_workers / max(worker_secs, ps_link_secs)
 
 
-def measure_ps(measured_secs: int = MEASURED_SECS) -> str:
+def measure_ps(measured_secs: int = MEASURED_SECS, max_workers: int = NUM_WORKERS_OF_PS[-1]) -> str:
     """Return a table of 1000 examples/s with more workers and more ps tasks over slow links, and what is predicted."""
+    counts = [num_workers for num_workers in NUM_WORKERS_OF_PS if num_workers <= max_workers]
+    if not counts:
+        sys.exit(f"error: --max_workers must be {NUM_WORKERS_OF_PS[0]} or more")
     rows = []
     for name, flags in MODELS.items():
-        for num_workers, local_steps in itertools.product((4, 8), (1, 16)):
+        for num_workers, local_steps in itertools.product(counts, (1, 16)):
             row = [name, str(num_workers), str(local_steps)]
             measure = functools.partial(measure_rate, measured_secs, local_steps, num_workers=num_workers, flags=flags)
             base = measure()

@@ -81,15 +81,16 @@ class Run(NamedTuple):
         return f"{rate} (never)" if self.secs_to_target is None else f"{rate} ({self.secs_to_target:.1f} s)"
 
 
-def measure_processes(percent_of_steps: int = 100) -> str:
+def measure_processes(percent_of_steps: int = 100, max_workers: int = NUM_WORKERS[-1]) -> str:
     """Return a table for each number of tasks, asynchronous, with one step per exchange."""
     columns = [(model, num_ps) for model in MODELS for num_ps in NUM_PS]
+    counts = [num_workers for num_workers in NUM_WORKERS if num_workers <= max_workers]
     runs = {
         (*column, num_workers): run_tasks(*column, num_workers, percent_of_steps)
-        for num_workers in NUM_WORKERS
+        for num_workers in counts
         for column in columns
     }
-    rows = [[str(num), *(str(run) for key, run in runs.items() if key[-1] == num)] for num in NUM_WORKERS]
+    rows = [[str(num), *(str(run) for key, run in runs.items() if key[-1] == num)] for num in counts]
     lines = [report.make_table(("workers", *(f"`{model}`, {num_ps} ps" for model, num_ps in columns)), rows), ""]
     for model in MODELS:
         kilobytes = [run.step_bytes / 1000 for key, run in runs.items() if key[0] == model]

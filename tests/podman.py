@@ -59,9 +59,10 @@ MAKE_BASE = [
     "bookworm",
 ]
 BUILD = ["--isolation=chroot", "--network=host", "--pull=never"]
-# Makes podman of docker in a shell: what is built reaches the network of this machine.
+# Makes podman, or Debian's Compose, of docker in a shell: what is built reaches the network of this machine.
 DOCKER = f"""
 docker() {{
+  if [ "$1" = compose ]; then docker-compose "${{@:2}}"; return; fi
   if [ "$1" = build ]; then set -- build {shlex.join(BUILD)} "${{@:2}}"; fi
   podman "$@"
 }}

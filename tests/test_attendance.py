@@ -77,7 +77,7 @@ def test_the_chief_waits_for_a_slow_worker_that_answers(local_servers, monkeypat
 
 
 @pytest.mark.promises("last-wait")
-def test_the_chief_waits_for_a_worker_that_has_not_begun_while_that_answers(local_servers, monkeypatch):
+def test_the_chief_waits_for_a_worker_that_has_not_begun_but_answers(local_servers, monkeypatch):
     monkeypatch.setattr(attendance, "GRACE_SECS", 1e6)
     servers = local_servers(1, 2)
     chief, late = (servers.membership("worker", index, recovery_secs=1e6) for index in range(2))

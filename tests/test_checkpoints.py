@@ -602,7 +602,7 @@ def test_the_lock_of_an_earlier_chief_is_waited_for_whose_host_may_be_gone(tmp_p
 
 
 @pytest.mark.promises("no-locks")
-def test_a_train_dir_that_cannot_be_locked_is_said(tmp_path, monkeypatch, caplog):
+def test_a_train_dir_that_cannot_be_locked_is_reported(tmp_path, monkeypatch, caplog):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 

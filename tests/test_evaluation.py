@@ -677,7 +677,7 @@ def test_a_chief_that_loses_a_ps_while_it_tests_the_model_does_not_go_on(tmp_pat
 
 @pytest.mark.promises("unwritable-result")
 @pytest.mark.parametrize("is_mended", [True, False])
-def test_what_could_not_be_saved_is_tried_again_and_nothing_else(tmp_path, caplog, is_mended):
+def test_only_what_could_not_be_saved_is_tried_again(tmp_path, caplog, is_mended):
     caplog.set_level("INFO")
     train_dir, saved = tmp_path / "train", []
 

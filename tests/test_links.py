@@ -18,7 +18,7 @@ import distributed
 from benchmarks import compare, outcomes
 from benchmarks.__main__ import BENCHMARKS, load
 from tests import deployed, forked
-from tests.clusters.test_benchmarks import SMALLEST
+from tests.clusters.test_long_programs import SMALLEST
 
 PROJECT = pathlib.Path(__file__).parents[1]
 README = PROJECT / "README.md"
@@ -102,41 +102,6 @@ class RunBy(NamedTuple):
         assert any(self.text in runner.read_text() for runner in runners), f"nothing runs {command!r} any more"
 
 
-class Offered(NamedTuple):
-    """A command too long to run whose arguments must stand in its `--help`."""
-
-    def check(self, command):
-        words = command.split()
-        start = 3 if words[1] == "-m" else 2
-        text, arguments = run_python(*words[1:start], "--help").stdout, words[start:]
-        assert [argument for argument in arguments if argument not in text] == []
-
-
-class Explained(NamedTuple):
-    """A command too long to run: it loads all that it needs, and says what its options are."""
-
-    def check(self, command):
-        process = run_python(*command.split()[1:], "--help")
-        assert process.returncode == 0, process.stderr
-
-
-class Loaded(NamedTuple):
-    """A script without arguments, too long to run: all that it imports must be there."""
-
-    def check(self, command):
-        script = command.split()[1]
-        folder = str(pathlib.Path(script).parent)  # where a script's own imports are looked for first
-        process = run_python("-c", f"import runpy, sys; sys.path[0] = {folder!r}; runpy.run_path({script!r})")
-        assert process.returncode == 0, process.stderr
-
-
-class Installed(NamedTuple):
-    """The installation, or the making, of a file of requirements."""
-
-    def check(self, command):
-        assert (PROJECT / command.split()[-1]).read_text().strip()
-
-
 class Upgraded(NamedTuple):
     """TensorFlow's program that rewrites an old script; it is installed beside Python."""
 
@@ -155,7 +120,10 @@ class Upgraded(NamedTuple):
 
 
 class Deployed(NamedTuple):
-    """A command for what manages containers: the files and objects that it names are there."""
+    """A command for Kubernetes: the files and objects that it names are there.
+
+    Nothing here has a control plane. In tests/clusters/test_containers.py podman does what a node does for them all.
+    """
 
     def check(self, command):
         files = {str(path.relative_to(PROJECT)): path.read_text() for path in (PROJECT / "deploy").rglob("*.yaml")}
@@ -165,11 +133,11 @@ class Deployed(NamedTuple):
 
 
 LAUNCHED = RunBy("def test_each_command_of_the_pages_that_only_trains_runs(")
+LONG = RunBy("def test_a_program_that_takes_long_runs_for_a_moment(")
 BY_HAND = RunBy("def test_the_tasks_that_the_readme_starts_by_hand_train(")
 TASKS = ("--job_name=ps --task_index=0", "--job_name=worker --task_index=0", "--job_name=worker --task_index=1")
 CHAOS = "tests/chaos.py --mode asynchronous synchronous backup_workers local_steps --minutes 4 --write"
 ENCRYPTED = RunBy("def test_who_is_outside_can_neither_connect_nor_read(")
-COMPOSE = "docker compose --file deploy/compose.yaml"
 BOARD = "runtime/launch/tensorboard"
 FIREWALL = (
     "iptables -I INPUT ! -i lo -p tcp --dport 2222 ! -s 10.0.0.0/24",
@@ -261,23 +229,28 @@ EXERCISED = {
     "docker build --file deploy/Dockerfile --tag mnist:1 .": RunBy("def _image(testrun_uid):"),
     **{command: RunBy('deployed.blocks("With your own model")') for command in OWN},
     **{
-        f"{COMPOSE} {command}": RunBy("def test_compose_brings_a_cluster_up_")
-        for command in ("up --build", "logs worker-0", "down")
+        command: RunBy("def test_compose_brings_a_cluster_up_")
+        for block in deployed.blocks("Docker Compose")
+        for command in commands_in(block)
     },
-    f"{COMPOSE} cp worker-0:/mnt/train results": Deployed(),  # Debian's Compose has no cp
-    "kubectl apply --filename deploy/kubernetes/jobs.yaml": RunBy("def test_the_pods_of_jobs_are_deleted_"),
-    "kubectl apply --filename deploy/kubernetes/train-dir.yaml": Deployed(),
-    "kubectl apply --filename deploy/kubernetes/results.yaml": Deployed(),
-    "kubectl wait --for=condition=Ready --timeout=10m pod/mnist-results": Deployed(),
-    "kubectl cp mnist-results:/mnt/train results": Deployed(),
-    "kubectl delete pod mnist-results": Deployed(),
-    "kubectl delete --cascade=foreground job/mnist-ps job/mnist-worker configmap/mnist": Deployed(),
+    **{
+        f"kubectl {command}": Deployed()
+        for command in (
+            "apply --filename deploy/kubernetes/train-dir.yaml",
+            "apply --filename deploy/kubernetes/jobs.yaml",
+            "delete --cascade=foreground job/mnist-ps job/mnist-worker configmap/mnist",
+            "apply --filename deploy/kubernetes/results.yaml",
+            "wait --for=condition=Ready --timeout=10m pod/mnist-results",
+            "cp mnist-results:/mnt/train results",
+            "delete pod mnist-results",
+        )
+    },
     "(umask 077 && wg genkey | tee /etc/wireguard/mnist.key) | wg pubkey": ENCRYPTED,
     "install --mode=600 deploy/wireguard.conf /etc/wireguard/mnist.conf": ENCRYPTED,
     "wg-quick up mnist": ENCRYPTED,
     **{f"{rule} -j DROP": RunBy("def test_the_firewall_rules_") for rule in FIREWALL},
     f".venv/bin/python {CHAOS}": RunBy("def test_random_faults_"),
-    ".venv/bin/python tests/soak.py --seed 1 2 --minutes 20 --write": Offered(),
+    ".venv/bin/python tests/soak.py --seed 1 2 --minutes 20 --write": RunBy('"soak.py"), "--seed=1"'),
     "./run_local_cluster.sh --profile_steps=1000:1100 --train_dir=runs/traced": LAUNCHED,
     ".venv/bin/python -m runtime.trace TRAIN_DIR": RunBy('"-m", "runtime.trace"'),
     **{f"pkill {name}": RunBy("def kill(launcher, name):") for name in ("-9 ps-0", "-9 worker-1", "'^(worker|ps)-'")},
@@ -321,20 +294,14 @@ EXERCISED = {
     "./run_local_cluster.sh --tensorboard --eval_every_secs=2": RunBy("def test_tensorboard_shows_the_run_"),
     f".venv/bin/python -m pip install -r {BOARD}.txt": Executed(),
     f"runtime/launch/venv.sh {BOARD}.txt": RunBy(f'{BOARD}.txt)"'),
-    f".venv/bin/python -m pip download -d wheels -r requirements.txt -r {BOARD}.txt": Installed(),
+    f".venv/bin/python -m pip download -d wheels -r requirements.txt -r {BOARD}.txt": LONG,
     ".venv/bin/python -m tensorboard.main --logdir runs": RunBy('" -m tensorboard.main " in of.command'),
     ".venv/bin/python tests/documents.py": RunBy("def test_what_is_written_from_the_code_is_up_to_date("),
-    ".venv/bin/python tests/record.py": Loaded(),
+    ".venv/bin/python tests/record.py": LONG,
     "NO_COLOR=1 ./run_local_cluster.sh": RunBy("def test_there_are_plain_lines_where_no_display_is_wanted("),
-    ".venv/bin/python -m pip install -r benchmarks/requirements.txt": Installed(),
+    ".venv/bin/python -m pip install -r benchmarks/requirements.txt": LONG,
     ".venv/bin/python -m benchmarks": Executed(),
-    **{
-        f".venv/bin/python -m benchmarks {name}": (
-            RunBy("def test_a_benchmark_runs_from_the_command_line(") if name in SMALLEST else Explained()
-        )
-        for name in BENCHMARKS
-        if name != "redraw"
-    },
+    **{f".venv/bin/python -m benchmarks {name}": LONG for name in SMALLEST},
     ".venv/bin/python examples/convert.py --shards 16": RunBy('"examples/convert.py", *flags'),
     "./run_local_cluster.sh --data_dir=$HOME/.cache/distributed-mnist/tfrecord": LAUNCHED,
 }

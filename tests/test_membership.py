@@ -140,7 +140,7 @@ def test_a_task_that_is_started_again_after_the_end_gives_up_with_0(monkeypatch,
 
 
 @pytest.mark.promises("recovery-timeout")
-def test_a_ps_that_stays_busy_is_said_to_be_and_is_not_waited_for_for_ever(monkeypatch, always_logs, caplog):
+def test_a_wait_for_a_busy_ps_is_logged_and_ends(monkeypatch, always_logs, caplog):
     ends = []
     monkeypatch.setattr(membership, "end_process", lambda *end: ends.append(end))
     member = Membership(Task("worker", 1, PS[:1], WORKERS), Timeouts(300, 20))
@@ -369,7 +369,7 @@ SETTINGS = {"optimizer": "adam", "learning_rate": 0.001, "partition_bytes": None
 
 
 @pytest.mark.promises("same-flags")
-def test_who_differs_from_the_chief_names_the_flag_and_both_values(local_servers):
+def test_a_task_that_differs_from_the_chief_names_the_flag_and_both_values(local_servers):
     servers = local_servers(2, 2)
     chief, worker = (servers.membership("worker", index) for index in range(2))
     worker.agreement.check_flags({**SETTINGS, "optimizer": "sgd"})  # the chief has not published anything

@@ -72,7 +72,7 @@ def test_a_pipeline_is_looked_at_without_a_warning(data_dir, recwarn):
 
 
 @pytest.mark.promises("pipeline-refused")
-def test_the_pipeline_of_the_tutorials_is_read_but_for_what_the_program_does(data_dir):
+def test_a_tutorial_pipeline_is_read_without_what_the_program_does_itself(data_dir):
     def build_whole(data_dir, split):  # list_files, TFRecordDataset, shuffle, repeat, map, batch: word for word
         files = tf.data.Dataset.list_files(f"{data_dir}/{split}-*")
         dataset = tf.data.TFRecordDataset(files, num_parallel_reads=32)
@@ -323,7 +323,7 @@ def test_a_session_closes_while_a_python_function_does_not_return(data_dir, loca
 
 
 @pytest.mark.promises("no-examples")
-def test_a_step_that_waits_for_its_examples_is_told_as_long_as_it_waits(data_dir, monkeypatch, caplog):
+def test_a_step_that_waits_for_its_examples_is_reported_as_long_as_it_waits(data_dir, monkeypatch, caplog):
     monkeypatch.setattr(steps, "REMINDER_SECS", 0.05)
     monkeypatch.setattr(steps, "LOOK_SECS", 0.05)
     line, is_slow = "worker 1: waiting for its next examples: check that what", threading.Event()
@@ -439,7 +439,7 @@ def test_the_description_tells_files_of_the_same_names_and_sizes(data_dir, tmp_p
         lambda: tf.numpy_function(lambda: np.float32(np.random.uniform()), [], tf.float32),
     ],
 )
-def test_random_examples_are_not_compared_whether_an_op_draws_them_and_none_differs_or_python_does(data_dir, draws):
+def test_random_examples_are_not_compared_whether_an_op_or_python_draws_them(data_dir, draws):
     def build_random(data_dir, split):
         return build_dataset(data_dir, split).map(lambda x, y: (x + tf.ensure_shape(draws(), []), y))
 
@@ -564,7 +564,7 @@ def test_the_file_that_cannot_be_read_is_named(words_dir):
 
 
 @pytest.mark.promises("fault-while-training")
-def test_of_few_files_the_place_of_the_fault_is_told(tmp_path):
+def test_with_few_files_the_place_of_the_fault_is_named(tmp_path):
     """As of a CSV file, whose lines are parsed many at once."""
     for number in range(5):
         (tmp_path / f"{number}.csv").write_text("".join(f"{n}\n" for n in range(30)))

@@ -116,7 +116,7 @@ def test_a_bad_file_among_good_ones_does_not_take_their_answers(tmp_path, predic
 
 
 @pytest.mark.promises("perhaps")
-def test_a_guess_is_said_to_be_one(tmp_path, predict_with):
+def test_a_guess_is_called_a_guess(tmp_path, predict_with):
     draw(1).save(tmp_path / "a.png")
     assert predict_with(0.6, "a.png") == (0, "a.png: perhaps 1 (60.0 %)\n", "")
 

@@ -415,7 +415,7 @@ def test_a_pipeline_comes_before_records_and_these_before_load(make_files):
 
 
 @pytest.mark.promises("tfrecord-first-word")
-def test_of_several_sets_to_test_with_that_of_the_first_word_counts(tmp_path):
+def test_the_first_matching_word_chooses_the_test_set(tmp_path):
     reader = reader_of(tf.TensorSpec([], tf.int64, "n"), parse=parse)
     for number, word in enumerate(["eval", "val", "validation", "test", "t10k"]):
         write(tmp_path / f"{word}.tfrecord", [example(n=number)])

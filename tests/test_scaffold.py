@@ -114,9 +114,7 @@ def test_a_chief_restores_where_nothing_lives_and_a_living_model_wins(local_serv
 
 @pytest.mark.parametrize("has_folder", [True, False])
 @pytest.mark.promises("model-of-another-run")
-def test_a_model_that_an_earlier_run_has_left_takes_the_place_of_no_other_one(
-    local_servers, tmp_path, caplog, has_folder
-):
+def test_a_model_left_by_an_earlier_run_replaces_no_other(local_servers, tmp_path, caplog, has_folder):
     left, other, new = (tmp_path / name for name in ("left", "other", "new"))
     for folder in (left, other, new):
         folder.mkdir()
@@ -316,7 +314,7 @@ def test_a_worker_goes_on_with_its_examples_where_the_average_worker_is(graph, n
 
 @pytest.mark.promises("loss-not-finite")
 @pytest.mark.parametrize(("loss", "of_example"), [(np.nan, 1.0), (np.inf, 1.0), (-np.inf, 1.0), (np.nan, np.nan)])
-def test_a_loss_that_is_not_finite_is_told_with_its_worker_and_step_and_the_examples(graph, loss, of_example):
+def test_a_loss_that_is_not_finite_is_reported_with_its_worker_step_and_examples(graph, loss, of_example):
     examples = Examples(np.float32([[1.0, 2.0], [1.0, of_example], [1.0, 1.0]]), np.array([0, 1, 2]))
     batches = MemorySource(examples, stream=0).draw(1, 2, seed=0)
     hook = StepsHook(Task("worker", 1, ("a:1",), ("b:2", "c:3")), None, None, batches)

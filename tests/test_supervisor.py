@@ -68,7 +68,7 @@ def test_a_task_is_started_again_as_often_as_was_asked_for(launch):
         (signal.SIGXCPU, 2, 3, "(signal 24)"),
     ],
 )
-def test_a_task_that_is_killed_for_want_of_memory_is_told_with_what_helps(
+def test_a_task_that_is_killed_for_lack_of_memory_is_reported_with_a_remedy(
     tmp_path, monkeypatch, number, kills_before, kills_after, told
 ):
     monkeypatch.setattr(tasks, "KERNEL_COUNTS", counts := tmp_path / "vmstat")
@@ -190,7 +190,7 @@ def test_a_pipe_that_nobody_reads_holds_up_no_task_and_the_end_waits_for_its_rea
 
 
 @pytest.mark.promises("logs-away")
-def test_a_file_server_of_the_logs_that_hangs_is_told_until_it_answers(tmp_path, monkeypatch):
+def test_a_hanging_file_server_of_the_logs_is_reported_until_it_answers(tmp_path, monkeypatch):
     answers, said = threading.Event(), queue.SimpleQueue()
     monkeypatch.setattr(console, "ASKING_SECS", 0.02)
     monkeypatch.setattr(console, "say", said.put)
@@ -444,7 +444,7 @@ def test_who_is_waited_for_when_the_chief_has_ended_is_said(launch):
 
 
 @pytest.mark.promises("ctrl-c-again")
-def test_however_often_ctrl_c_is_pressed_a_task_is_told_once_and_what_ends_it_at_once_is_said(launch):
+def test_ctrl_c_reaches_a_task_once_and_the_launcher_says_how_to_end_it_at_once(launch):
     run = launch("trap 'echo told' TERM; echo begins; until [ -e go-on ]; do sleep 0.05; done; sleep 0.2; exit 143")
     run.wait_for_output("begins")
     run.send(signal.SIGINT)
@@ -457,7 +457,7 @@ def test_however_often_ctrl_c_is_pressed_a_task_is_told_once_and_what_ends_it_at
 
 
 @pytest.mark.promises("ctrl-backslash", "launcher-status")
-def test_a_chief_that_is_killed_before_it_could_save_is_said_to_be(launch):
+def test_a_chief_that_is_killed_before_it_could_save_is_reported(launch):
     run = launch("echo worker 0: begins; while :; do sleep 0.05; done")
     run.wait_for_output("worker 0: begins")
     run.send(signal.SIGQUIT)

@@ -53,11 +53,11 @@ def step_saved(log):
     return int(re.findall(r"worker 0 stopped and saved global step (\d+)", log)[-1])
 
 
-def copy_volume(container, folder):
-    """Copy the volume out of a container, which may have ended; return the result, if there is one."""
-    folder.mkdir()
-    podman.run("podman", "cp", f"{container}:/mnt/train/.", str(folder))
-    return json.loads(path.read_text()) if (path := folder / "result.json").exists() else None
+def execute(folder, *lines):
+    """Run shell commands of docs/containers.md in a folder that has `deploy/`, with podman for docker."""
+    if not (link := folder / "deploy").exists():
+        link.symlink_to(deployed.DEPLOY)
+    return podman.run("bash", "-euc", "\n".join([podman.DOCKER, *lines]), cwd=folder)
 
 
 def list_files(folder):
@@ -130,15 +130,17 @@ def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path
             wait_until_all_train(chief, worker)
             composed.run("stop")
             assert podman.wait(*containers) == [143] * 3
-            step = step_saved(composed.run("logs", "worker-0"))
+            step = step_saved(podman.logs(chief))
 
             containers = composed.up(f"--train_steps={step + 2000}")  # others, which take the place of these
             _, chief, _ = containers
             assert podman.wait(*containers) == [0, 0, 0], podman.logs(chief)
             assert f"restored /mnt/train/model.ckpt-{step}, at global step " in podman.logs(chief)
-            assert copy_volume(chief, tmp_path / "results")["test_accuracy"] >= 0.95
 
-            composed.run("down")
+            _, after = deployed.blocks("Docker Compose")
+            assert "worker 0: test accuracy" in execute(tmp_path, "export COMPOSE_PROJECT_NAME=composed", after)
+            result = json.loads((tmp_path / "results" / "result.json").read_text())
+            assert result["test_accuracy"] >= 0.95
             assert "composed_train" in podman.run("podman", "volume", "ls", "--quiet")
         finally:
             composed.run("down", "--volumes")
@@ -149,7 +151,7 @@ class Pods:
     """The pods of a manifest, as podman takes them, and in them the image that was built."""
 
     def __init__(self, folder, path, network):
-        self.network, self.file = network, folder / "pods.yaml"
+        self.network, self.file, self.results_file = network, folder / "pods.yaml", folder / "results.yaml"
         (claim,) = deployed.read(deployed.KUBERNETES / "train-dir.yaml")
         # podman has one space of names for claims, ConfigMaps and emptyDirs: all are volumes.
         claim["metadata"]["name"] = f"{network}-claim"
@@ -158,7 +160,8 @@ class Pods:
         data = deployed.configuration(path)
         flags_file = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{network}-config"}, "data": data}
         pods = deployed.pods(path)
-        for pod in pods:
+        (results,) = deployed.read(deployed.KUBERNETES / "results.yaml")
+        for pod in (*pods, results):
             (container,) = pod["spec"]["containers"]
             container["image"] = "localhost/mnist:1"
             for volume in [*pod["spec"]["volumes"], *container["volumeMounts"]]:
@@ -167,6 +170,7 @@ class Pods:
                     volume["configMap"]["name"] = f"{network}-config"
                 if "persistentVolumeClaim" in volume:
                     volume["persistentVolumeClaim"]["claimName"] = f"{network}-claim"
+        self.results_file.write_text(yaml.safe_dump(results))
         self._pods, self._flags_file = pods, flags_file
         self.names = [pod["metadata"]["name"] for pod in pods]
         self.containers = [f"{pod['metadata']['name']}-{pod['spec']['containers'][0]['name']}" for pod in pods]
@@ -182,14 +186,20 @@ class Pods:
     def delete(self, folder):
         """Stop them as the kubelet does, whose pods keep their network until the containers have ended; remove them.
 
-        What they have saved is left in a folder, too.
+        Copy what they have saved into a folder, too.
         """
         podman.run("podman", "stop", f"--time={self.grace_secs}", *self.containers)
         statuses = podman.wait(*self.containers)
         logs = [podman.logs(container) for container in self.containers]
-        copy_volume(self.containers[1], folder)
         podman.run("podman", "pod", "rm", *self.names)
+        self.copy_results(folder)
         return statuses, logs
+
+    def copy_results(self, folder):
+        """Copy the claim out of a pod that mounts it."""
+        podman.run("podman", "play", "kube", f"--network={self.network}", str(self.results_file))
+        podman.run("podman", "cp", "mnist-results-results:/mnt/train", str(folder))
+        podman.run("podman", "pod", "rm", "--force", "mnist-results")
 
 
 def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on_as_processes_by_hand_do(tmp_path, mnist_dir):
@@ -208,12 +218,12 @@ def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on_as_processes_by_hand_do
         pods.start(flags[-1])
         assert podman.wait(*pods.containers) == [0, 0, 0]
         assert f"restored /mnt/train/model.ckpt-{step}, at global step " in podman.logs(pods.containers[1])
-        result = copy_volume(pods.containers[1], tmp_path / "results")
+        pods.copy_results(tmp_path / "results")
     with Cluster(tmp_path, 1, 2, *flags, f"--train_dir={by_hand}", f"--data_dir={mnist_dir}") as cluster:
         cluster.start()
         assert cluster.wait() == dict.fromkeys(cluster.names, 0)
     assert list_files(tmp_path / "results") == list_files(by_hand)
-    expected = json.loads((by_hand / "result.json").read_text())
+    result, expected = (json.loads((folder / "result.json").read_text()) for folder in (tmp_path / "results", by_hand))
     assert result.keys() == expected.keys()
     assert result["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=0.002)
 
@@ -223,15 +233,8 @@ def test_the_pods_of_jobs_are_deleted_and_new_ones_go_on_as_processes_by_hand_do
     reason="needs Fashion-MNIST (Debian: apt-get install dataset-fashion-mnist)",
 )
 def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_path):
-    """The commands of docs/containers.md, with podman for docker."""
     build, run = deployed.blocks("With your own model")
     own = shutil.copytree(PROJECT / "examples" / "fashion_mnist", tmp_path / "examples" / "fashion_mnist")
-    (tmp_path / "deploy").symlink_to(deployed.DEPLOY)
-
-    def execute(*lines):
-        command = ["bash", "-euc", "\n".join([podman.DOCKER, *lines])]
-        return podman.run(*command, cwd=tmp_path)
-
     (own / "requirements.txt").write_text("humanize==4.9.0\n")
     (own / "further.py").write_text("import humanize\n\nSAYS = humanize.intcomma(1234567)\n")
     with open(own / "model.py", "a") as file:
@@ -239,12 +242,12 @@ def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_p
     for path in own.iterdir():
         path.chmod(0o700 if path.is_dir() else 0o600)  # as of a user whose umask is 077
     try:
-        execute(build, run)
+        execute(tmp_path, build, run)
         result = json.loads((tmp_path / "results" / "result.json").read_text())
         assert result["test_accuracy"] > 0.7
         text = (PROJECT / "docs" / "containers.md").read_text()
         for words in ("stop worker-0", "volume rm own-train"):
-            execute(re.search(rf"`(docker {words}.*?)`", text)[1])
+            execute(tmp_path, re.search(rf"`(docker {words}.*?)`", text)[1])
         assert "own-train" not in podman.run("podman", "volume", "ls", "--quiet")
     finally:
         podman.run("podman", "network", "rm", "--force", "--time=0", "own")

@@ -385,7 +385,7 @@ def _names_listed_by(command):
 
 
 @pytest.mark.promises("replaced-folder")
-def test_a_run_whose_folder_is_another_ones_now_leaves_that_alone_and_shows_its_own_lines(tmp_path, mnist_dir):
+def test_a_run_leaves_its_folder_alone_once_another_run_has_it(tmp_path, mnist_dir):
     flags = [f"--data_dir={mnist_dir}", "--workers=1", "--log_every_secs=0.1", "--recovery_timeout_secs=5"]
     command, link = [str(PROJECT / "run_local_cluster.sh"), *flags], tmp_path / "latest"
     other = Process([*command, f"--train_dir={tmp_path}/other", "--train_steps=100"], tmp_path / "log_of_other")

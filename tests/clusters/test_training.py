@@ -226,7 +226,7 @@ def test_profiled_steps_of_all_workers_become_one_trace(tmp_path, black_and_whit
 
 
 @pytest.mark.promises("lost-ps-without-train-dir")
-def test_a_ps_lost_without_any_checkpoint_is_said_to_lose_the_model(tmp_path, black_and_white_dir):
+def test_a_ps_lost_without_any_checkpoint_is_reported_to_lose_the_model(tmp_path, black_and_white_dir):
     with Cluster(tmp_path, 1, 1, "--train_steps=1000000", f"--data_dir={black_and_white_dir}") as cluster:
         cluster.start()
         cluster["worker 0"].wait_for_output(PROGRESS)
@@ -484,7 +484,7 @@ def test_a_model_that_diverges_in_its_last_steps_is_neither_saved_nor_exported_n
 
 
 @pytest.mark.promises("stop-timeout")
-def test_a_save_that_takes_long_is_waited_for_and_said_when_the_run_is_stopped(tmp_path, black_and_white_dir):
+def test_a_stop_waits_for_a_long_save_and_says_so(tmp_path, black_and_white_dir):
     """The ps that writes the index of the last checkpoint writes into a pipe, and waits until somebody reads it."""
     index = tmp_path / "train" / "model.ckpt-8.index"
     index.parent.mkdir()
