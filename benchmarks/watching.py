@@ -87,6 +87,6 @@ def measure_watching(rounds: int = NUM_ROUNDS, train_steps: int = TRAIN_STEPS) -
     for name, of_one in rates.items():
         ratios = [rate / base for rate, base in zip(of_one, rates[NOTHING], strict=True)]
         rows.append([name, *report.median_and_spread(ratios)])
-    table = report.make_table(("watched by", "of the examples/s of the first", "spread"), rows)
+    table = report.make_table(("watched by", "examples/s relative to the first", "spread"), rows)
     again = f"A process that makes the report again takes {statistics.median(report_secs):.1f} s."
     return f"Medians of {rounds} rounds.\n\n{table}\n\n{again}"

@@ -31,9 +31,9 @@ KINDS = {
         "labels as numbers, so `tf.one_hot` in the loss; the optimizer in `build_optimizer()`",
     ),
     "tf_config": Kind(
-        "the same, synchronous, its cluster from `TF_CONFIG`",
+        "the same script, synchronous, with its cluster in `TF_CONFIG`",
         "replica",
-        "nothing more; `--issync`",
+        "no further change; add `--issync`",
         num_updates=300,
         has_tf_config=True,
     ),
