@@ -23,13 +23,12 @@ from runtime.monitoring import evaluation
 from runtime.monitoring.evaluation import (
     EXAMPLES,
     EvaluationHook,
-    ModelTest,
-    build_placeholders,
     check_as_before,
     record_evaluation,
 )
 from runtime.monitoring.measures import Measures, Target
 from runtime.monitoring.mistakes import find_mistakes, guess
+from runtime.monitoring.model_test import ModelTest, build_placeholders
 from runtime.process.errors import UnsavedError, UnusableError
 from runtime.records import events
 from runtime.records.folder import RunFolder

@@ -29,13 +29,15 @@ from runtime.model.roles import AVERAGE, SET, SUM
 from runtime.model.variables import Lookups
 from runtime.updates import lost_workers
 from runtime.updates.aggregation import Aggregation
+from runtime.updates.asynchronous import build_async_updates
 from runtime.updates.exchange import GradientExchangeBuilder, Work
 from runtime.updates.local_steps import Length, LocalStepsExchangeBuilder
 from runtime.updates.meeting import Rule
-from runtime.updates.mode import EXCHANGES_PER_RUN, build_async_updates, build_sync_updates, make_optimizer
+from runtime.updates.mode import EXCHANGES_PER_RUN, make_optimizer
 from runtime.updates.packing import Packing
 from runtime.updates.ps_shard import Gradient, PsShard
 from runtime.updates.schedule import Schedule
+from runtime.updates.synchronous import build_sync_updates
 from tests.models import make_batches
 
 LEARNING_RATE = 0.5

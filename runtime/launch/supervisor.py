@@ -5,21 +5,18 @@ import fcntl
 import os
 import queue
 import re
-import shlex
 import signal
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from runtime.launch.console import Console
-from runtime.launch.options import PROGRAM, PROJECT, UNUSABLE_STATUS, Options
+from runtime.launch.epilogue import describe_how_to_go_on, describe_what_is_next, has_saved
+from runtime.launch.options import UNUSABLE_STATUS, Options
 from runtime.launch.ports import choose_ports
 from runtime.launch.tasks import TaskProcess
-from runtime.model import user_dir
 from runtime.process import output
 from runtime.records.events import join_run
-from runtime.records.files import read_json
 from runtime.records.folder import RunFolder
 
 POLL_SECS = 0.2
@@ -100,11 +97,11 @@ class Supervisor:
             lines = [f"error: {task.name} {why}; stopped all tasks{where}", *last_lines]
             if self._chief.status == 0:
                 lines.append("the chief had ended with status 0: the result is saved")
-            elif self._has_saved():
-                lines.append(f"once that is fixed, {self._describe_how_to_go_on()}")
+            elif has_saved(self._options.folder):
+                lines.append(f"once that is fixed, {describe_how_to_go_on(self._options.folder)}")
             self._console.close([], "\n".join(lines))
             return int(status)
-        self._console.close(self._stop() if self._received else self._describe_what_is_next())
+        self._console.close(self._stop() if self._received else describe_what_is_next(self._options, self._predicts))
         number = signal.SIGTERM if self._received == signal.SIGHUP else self._received
         return 128 + number if number else 0
 
@@ -193,44 +190,14 @@ class Supervisor:
         self._end_all()
         if all(task.status == 0 for task in self._tasks.values()):
             self._received = None  # it came when the run had ended
-            return self._describe_what_is_next()
+            return describe_what_is_next(self._options, self._predicts)
         if self._chief.status == 128 + signal.SIGKILL:
             self._console.say("the chief was killed before it could save: the steps since the last checkpoint are lost")
-        return [self._describe_how_to_go_on()]
-
-    def _has_saved(self) -> bool:
-        return os.path.exists(self._options.folder.checkpoint_state)
-
-    def _describe_how_to_go_on(self) -> str:
-        what = "resume from the last checkpoint" if self._has_saved() else "start over"
-        return f"to {what}: {_make_command(sys.argv[1:])}"
+        return [describe_how_to_go_on(self._options.folder)]
 
     def _read_last_lines(self, task: TaskProcess) -> list[str]:
         """Return the last lines of a task, from its log and, of the chief, from what a full disk did not take."""
         return [*task.read_last_lines(), *(self._console.lost_lines if task == self._chief else [])]
-
-    def _describe_what_is_next(self) -> list[str]:
-        """Return where all lies, and what people may do with it, if the run has left a result."""
-        folder, given = self._options.folder, sys.argv[1:]
-        result = read_json(folder.result)
-        if not (step := result.get("global_step")):
-            return []
-        model = self._options.export_dir or os.path.join(_shorten(folder.path), "model")
-        lines = ["", f"folder    {_shorten(folder.path)}"]
-        if os.path.exists(folder.report):
-            lines.append(f"report    {_shorten(folder.report)}")
-        if not result.get("reached"):  # else the same target would end it at once
-            others = [word for word in given if not word.startswith("--train_steps=")]
-            lines.append(f"train on  {_make_command([*others, f'--train_steps={2 * step}'])}")
-        if not self._options.export_dir:
-            lines.append(f"export    {_make_command([*given, f'--export_dir={model}'])}")
-        if self._predicts:
-            script, _, what = self._predicts.partition(" ")
-            path = os.path.join(user_dir.find(), script)
-            path = path if os.path.exists(path) else f"{PROJECT}/{script}"  # as for a copy of MNIST's mnist_input.py
-            predict = [_shorten(sys.executable), _shorten(path), f"--model={model}"]
-            lines.append(f"predict   {shlex.join(predict)} {what}")
-        return lines
 
     def _end_all(self) -> None:
         """Stop the tasks that still run, which they do in their order, and kill what is left after that."""
@@ -260,14 +227,3 @@ def _lock(folder: RunFolder) -> None:
         raise
     except OSError:  # some network file systems know no locks
         pass
-
-
-def _make_command(arguments: Sequence[str]) -> str:
-    """Return what people type to run the launcher."""
-    path = _shorten(f"{PROJECT}/{PROGRAM}")
-    return shlex.join([path if "/" in path else f"./{path}", *arguments])
-
-
-def _shorten(path: str) -> str:
-    """Return a path as it is seen from here, if that is shorter."""
-    return min(os.path.relpath(path), path, key=len)

@@ -11,7 +11,8 @@ from absl import logging
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import Timeouts, wait_until_nothing_is_missing
 from runtime.data.reader import Columns
-from runtime.monitoring.evaluation import ModelTest, check_as_before, record_evaluation
+from runtime.monitoring.evaluation import check_as_before, record_evaluation
+from runtime.monitoring.model_test import ModelTest
 from runtime.process.errors import UnusableError, reason
 from runtime.records.events import read_lines
 from runtime.records.folder import RunFolder

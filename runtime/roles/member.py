@@ -25,8 +25,8 @@ from runtime.model.function import Model
 from runtime.model.trace import without_foreign_values
 from runtime.model.users_files import users_flags
 from runtime.model.variables import check_size, make_variables, slices_of
-from runtime.monitoring.evaluation import ModelTest, build_placeholders
 from runtime.monitoring.measures import Target
+from runtime.monitoring.model_test import ModelTest, build_placeholders
 from runtime.process import limits
 from runtime.process.end import end_process
 from runtime.process.errors import UnusableError

@@ -18,8 +18,9 @@ from runtime.model.users_files import checksums
 from runtime.model.variables import Lookups, Parameters, TableReader
 from runtime.monitoring import summaries
 from runtime.monitoring.classes import ClassesHook
-from runtime.monitoring.evaluation import EvaluationHook, ModelTest, build_placeholders, check_as_before, record_test
+from runtime.monitoring.evaluation import EvaluationHook, check_as_before, record_test
 from runtime.monitoring.measures import Measures, check_finite
+from runtime.monitoring.model_test import ModelTest, build_placeholders
 from runtime.monitoring.profiling import ProfileHook
 from runtime.monitoring.progress import ProgressHook
 from runtime.monitoring.summaries import SummaryHook

@@ -10,8 +10,8 @@ from absl import logging
 from runtime.cluster.task import Task
 from runtime.cluster.waiting import LOOK_SECS, wait_until_nothing_is_missing
 from runtime.model.users_files import users_flags
-from runtime.monitoring.evaluation import ModelTest
 from runtime.monitoring.measures import Measures, Target, describe
+from runtime.monitoring.model_test import ModelTest
 from runtime.monitoring.progress import ProgressHook
 from runtime.process.errors import UnsavedError, UnusableError
 from runtime.process.threads import reminding

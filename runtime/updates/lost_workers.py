@@ -11,7 +11,10 @@ from runtime.cluster.board import absent
 from runtime.cluster.membership import Membership
 from runtime.cluster.status import describe
 from runtime.cluster.task import Peer
+from runtime.process.threads import SessionThread
+from runtime.updates.exchange import Updates
 from runtime.updates.meeting import Meeting, Rule
+from runtime.updates.ps_shard import PsShard
 
 LOOK_SECS = 1.0  # how often the chief looks whether training moves
 REMINDER_SECS = 60.0  # how often it says whom it waits for while nothing moves
@@ -91,3 +94,23 @@ class LostWorkersHook(tf.train.SessionRunHook):
                 f", without {describe(lost)}" if lost else "",
             )
         self._last_num_gradients = num_gradients
+
+
+def watch(
+    updates: Updates, shards: Sequence[PsShard], meetings: Sequence[Meeting], rule: Rule, membership: Membership
+) -> Updates:
+    """Let the chief watch over those that wait for each other, and end training."""
+    hooks, ends = list[tf.train.SessionRunHook](), list[tf.Operation]()
+    if membership.task.is_chief:
+        # First where the global step is, which tells the workers: one that is cut off then ends none of it, or all.
+        for shard in sorted(shards, key=lambda shard: shard.steps is not tf.train.get_global_step()):
+            with tf.device(shard.device), tf.control_dependencies(ends):
+                ends.append(shard.last_step.assign(0, read_value=False))
+        with tf.control_dependencies(ends):  # wake who waits
+            ends += [meeting.build_forget(tf.fill([rule.num_workers], False)) for meeting in meetings]
+    if ends and meetings:
+        lost = LostWorkersHook(meetings, rule, membership)
+        what = f"{membership.task} could not check which workers are lost"
+        hooks = [lost, SessionThread("look", lost.look, LOOK_SECS, what)]
+    unsaved = [*updates.unsaved_variables, *(variable for meeting in meetings for variable in meeting.variables)]
+    return updates._replace(hooks=hooks, unsaved_variables=unsaved, end=tf.group(*ends))

@@ -138,7 +138,7 @@ def test_compose_brings_a_cluster_up_stops_it_goes_on_and_takes_it_down(tmp_path
             assert f"restored /mnt/train/model.ckpt-{step}, at global step " in podman.logs(chief)
 
             _, after = deployed.blocks("Docker Compose")
-            assert "worker 0: test accuracy" in execute(tmp_path, "export COMPOSE_PROJECT_NAME=composed", after)
+            assert "\ntest accuracy 0.9" in execute(tmp_path, "export COMPOSE_PROJECT_NAME=composed", after)
             result = json.loads((tmp_path / "results" / "result.json").read_text())
             assert result["test_accuracy"] >= 0.95
             assert "composed_train" in podman.run("podman", "volume", "ls", "--quiet")
