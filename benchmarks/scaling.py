@@ -41,7 +41,7 @@ def count_messages() -> str:
                 num_sent, num_exchanges = sent_in_a_run(num_ps, [f"--model={model}", flag])
                 row.append(f"{(num_sent + 2 * num_ps) / num_exchanges:.1f}")
             rows.append(row)
-    return report.make_table(("calls from task to task", *(f"{num_ps} ps" for num_ps in NUM_PS)), rows)
+    return report.make_table(("messages per exchange", *(f"{num_ps} ps" for num_ps in NUM_PS)), rows)
 
 
 def sent_in_a_run(num_ps: int, flags: list[str]) -> tuple[int, int]:

@@ -120,7 +120,7 @@ def make_tables(runs: list[Run]) -> str:
         ["**all faults**", *(str(count.total()) for count in counts)],
         ["tasks that ended with an error, and were started again", *(str(run.num_failed) for run in runs)],
         ["steps that a checkpoint had and that were lost", *("0" for _ in runs)],  # or there would be no table
-        ["global steps in the end", *(str(run.steps) for run in runs)],
+        ["global steps at the end", *(str(run.steps) for run in runs)],
         ["test accuracy", *(f"{run.accuracy:.4f}" for run in runs)],
     ]
     return f"{report.make_table(['', *names], rows)}\n\n{make_memory_table(runs)}"

@@ -243,7 +243,7 @@ def test_a_model_of_ones_own_trains_with_further_modules_packages_and_data(tmp_p
         path.chmod(0o700 if path.is_dir() else 0o600)  # as of a user whose umask is 077
     try:
         execute(tmp_path, build, run)
-        result = json.loads((tmp_path / "results" / "result.json").read_text())
+        result = json.loads((tmp_path / "own-results" / "result.json").read_text())
         assert result["test_accuracy"] > 0.7
         text = (PROJECT / "docs" / "containers.md").read_text()
         for words in ("stop worker-0", "volume rm own-train"):

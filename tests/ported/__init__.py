@@ -55,7 +55,7 @@ KINDS = {
     "regression": Kind(
         "a regression with float labels",
         "regression",
-        "a mean in the place of a sum, and `build_metrics()` without an accuracy",
+        "a mean instead of a sum, and `build_metrics()` without an accuracy",
     ),
     "word2vec": Kind(
         "word2vec with `nce_loss`",
@@ -74,7 +74,7 @@ KINDS = {
     "cifar": Kind(
         "`losses` collection, RMSProp, gradient clipping, moving averages of the parameters",
         "cifar",
-        "`train()` is left out: `build_optimizer()`, `--clip_norm` and `--ema_decay` say the same",
+        "`train()` is left out: `build_optimizer()`, `--clip_norm` and `--ema_decay` replace it",
         clip_norm=5.0,
         ema_decay=0.9,
     ),
