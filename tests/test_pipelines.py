@@ -342,7 +342,8 @@ def test_a_step_that_waits_for_its_examples_is_reported_as_long_as_it_waits(data
     with tf.Graph().as_default():
         batches = source.draw(2, 5, 0)
         worker = Task("worker", 1, ("a:1",), ("b:2", "c:3"))
-        hook, idle = (steps.LongStepHook(worker, batches.num_drawn, 8, 600.0) for _ in range(2))
+        probe = types.SimpleNamespace(describe_unreached=lambda: "ps 0 to reach worker 1")
+        hook, idle = (steps.LongStepHook(worker, probe, batches.num_drawn, 8, 600.0) for _ in range(2))
         scaffold = tf.train.Scaffold(ready_op=tf.constant([], tf.string), init_fn=lambda _, of: batches.start(of, 0))
         with tf.train.MonitoredSession(tf.train.ChiefSessionCreator(scaffold), [hook]) as session:
             session.run(batches.drawn)
@@ -356,12 +357,12 @@ def test_a_step_that_waits_for_its_examples_is_reported_as_long_as_it_waits(data
             idle._num_steps = session._tf_sess().run(idle._num_drawn)
             with pytest.raises(AwayError, match=r"^worker 1 waited 60\d s for its next examples: check that "):
                 idle._look(session._tf_sess(), tf.train.Coordinator())
-    hook = steps.LongStepHook(worker, None, 8, 600.0)  # of examples in memory
+    hook = steps.LongStepHook(worker, probe, None, 8, 600.0)  # of examples in memory
     hook.after_create_session(None, tf.train.Coordinator())
     hook._began_at = time.monotonic() - 601
     hook._look(None, None)
     hook._look(None, None)
-    told = "worker 1: a call of 8 exchanges has taken 601 s so far: it may be waiting for other workers;"
+    told = "worker 1: a call of 8 exchanges has taken 601 s so far: it may be waiting for ps 0 to reach worker 1;"
     assert caplog.text.count(told) == 1
     hook._said_at, hook._looked_at = 0.0, time.monotonic() - 70
     hook._look(None, None)

@@ -31,6 +31,7 @@ from runtime.saving.checkpoints import find_last_step
 from runtime.saving.export import export
 from runtime.saving.result import evaluate_and_save, keep_trying, make_result
 from runtime.session.attendance import AttendanceHook, WaitForWorkersHook
+from runtime.session.probe import Probe
 from runtime.session.scaffold import Job, TrainingScaffold
 from runtime.session.steps import LongStepHook, StepsHook
 from runtime.session.stopping import AbandonSessionHook, StopOnSignalHook
@@ -92,7 +93,13 @@ class Training:
         hooks = [
             # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
             StepsHook(task, self.scaffold, updates, graph.batches),
-            LongStepHook(task, graph.batches.num_drawn, me.mode.exchanges_per_run, me.timeouts.recovery_secs),
+            LongStepHook(
+                task,
+                Probe(task, me.connection),
+                graph.batches.num_drawn,
+                me.mode.exchanges_per_run,
+                me.timeouts.recovery_secs,
+            ),
             ClassesHook(task, graph.batches, graph.model.test),
             evaluation and evaluation.repeating(flags.eval_every_secs),  # first: no test goes on while another is tried
             evaluation,

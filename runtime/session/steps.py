@@ -13,6 +13,7 @@ from runtime.data.reader import Batches
 from runtime.process.errors import DIVERGED, AwayError, UnusableError
 from runtime.process.threads import REMINDER_SECS, SessionThread
 from runtime.records import events
+from runtime.session.probe import Probe
 from runtime.session.scaffold import TrainingScaffold
 from runtime.updates.exchange import Updates
 
@@ -73,19 +74,25 @@ class LongStepHook(SessionThread):
 
     The steps of other workers may wait for it, and cannot tell why. A function of the user's that never returns would
     keep this worker, and the end of the run, waiting.
+
+    A connection may be gone: TCP notices that only while something is on its way. So this sends something, to each
+    server and back, and the step fails.
     """
 
-    def __init__(self, task: Task, num_drawn: tf.Variable | None, num_exchanges: int, timeout_secs: float):
+    def __init__(
+        self, task: Task, probe: Probe, num_drawn: tf.Variable | None, num_exchanges: int, timeout_secs: float
+    ):
         """Look at each step from a thread.
 
         Args:
           task: of this worker.
+          probe: of this hook alone.
           num_drawn: for how many steps of a session examples have come; None: they are in memory.
           num_exchanges: that a step has.
           timeout_secs: how long to wait for examples.
         """
         super().__init__("look_at_step", self._look, LOOK_SECS, f"{task} could not check whether it waits for examples")
-        self._task, self._num_exchanges, self._timeout_secs = task, num_exchanges, timeout_secs
+        self._task, self._probe, self._num_exchanges, self._timeout_secs = task, probe, num_exchanges, timeout_secs
         self._num_drawn = None if num_drawn is None else num_drawn.read_value()
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -118,9 +125,11 @@ class LongStepHook(SessionThread):
             events.record("waiting", missing=missing)
         elif secs > LONG_SECS:
             self._said_at = now
+            unreached = self._probe.describe_unreached()
             told = f"a call of {self._num_exchanges} exchanges has taken {now - self._began_at:.0f} s so far"
             hint = "; where the network is slow, --local_steps exchanges less often"
             hint *= self._task.replication == "between_graph"
-            logging.warning("%s: %s: it may be waiting for other workers%s", self._task, told, hint)
+            awaited = unreached or "other workers"
+            logging.warning("%s: %s: it may be waiting for %s%s", self._task, told, awaited, hint)
         self._looked_at = time.monotonic()
         return False

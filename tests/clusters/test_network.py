@@ -291,8 +291,27 @@ def test_a_ps_that_lives_on_at_another_address_is_found_where_its_name_leads(hos
         ps = NamedPs(hosts, cluster, tmp_path)
         hosts.move(PS)
         ps.lead_to(hosts.address(PS))
-        for worker in ("worker 0", "worker 1"):
-            cluster[worker].wait_for_output(r"the last session is lost(?s:.*)local step \d+,")
+        for worker in ("worker 0", "worker 1"):  # one that was between two calls has not even lost its session
+            wait_for_steps(cluster[worker], 1000)
+        for task in cluster.tasks.values():
+            task.kill()
+
+
+@pytest.mark.promises("another-address")
+@NEEDS_NAMES
+@pytest.mark.slow
+def test_a_call_that_waits_on_a_ps_is_not_left_behind_at_its_old_address(hosts, tmp_path, black_and_white_dir):
+    """Nothing is on its way then, so that TCP would never notice."""
+    flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
+    with Cluster(tmp_path, 1, 2, "--log_every_secs=0.1", "--sync_replicas", *flags, network=hosts) as cluster:
+        ps = NamedPs(hosts, cluster, tmp_path)
+        chief, other = cluster["worker 0"], cluster["worker 1"]
+        chief.send(signal.SIGSTOP)
+        poll_for(lambda: stands_still(other), "call that waits for the chief")
+        hosts.move(PS)
+        ps.lead_to(hosts.address(PS))
+        chief.send(signal.SIGCONT)
+        wait_for_steps(other, 100)
         for task in cluster.tasks.values():
             task.kill()
 
@@ -300,6 +319,13 @@ def test_a_ps_that_lives_on_at_another_address_is_found_where_its_name_leads(hos
 def num_steps(worker):
     """Return how many steps a worker has taken, as far as it has said."""
     return max((int(steps) for steps in re.findall(r"local step (\d+),", worker.output())), default=0)
+
+
+def stands_still(worker):
+    """Return whether a worker takes no step for a second."""
+    before = num_steps(worker)
+    time.sleep(1)
+    return num_steps(worker) == before
 
 
 def wait_for_steps(worker, count):
