@@ -520,7 +520,7 @@ def test_nobody_waits_for_the_slowest_after_the_last_step(local_servers):
     ("num_ps", "mode"),
     [(1, {}), (2, {"local_steps": 2}), (2, {"max_staleness": 0}), (2, {"replicas": 2}), (1, {"replicas": 1})],
 )
-def test_the_end_is_kept_with_the_model_and_stops_waiting_and_late_workers(local_servers, num_ps, mode):
+def test_a_finished_model_ends_waiting_and_late_workers(local_servers, num_ps, mode):
     servers = local_servers(num_ps, 2)
     workers = [Worker(servers, index, **mode) for index in range(2)]
     step_together(*workers)

@@ -219,9 +219,7 @@ NEEDS_NAMES = pytest.mark.skipif(
 @pytest.mark.promises("another-address")
 @NEEDS_NAMES
 @pytest.mark.parametrize("new_host", [SPARE, PS], ids=["at_another_address", "behind_a_cut_link"])
-def test_a_ps_comes_back_under_its_name_and_a_stop_saves_though_that_is_gone(
-    hosts, new_host, tmp_path, black_and_white_dir
-):
+def test_a_ps_comes_back_under_its_name_and_a_stop_saves_without_it(hosts, new_host, tmp_path, black_and_white_dir):
     flags = [f"--data_dir={black_and_white_dir}", f"--train_dir={tmp_path}", "--train_steps=1000000"]
     more = ["--log_every_secs=0.1", "--save_checkpoint_secs=600"]
     with Cluster(tmp_path, 1, 2, *flags, *more, network=hosts) as cluster:
