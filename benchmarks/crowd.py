@@ -102,7 +102,7 @@ def measure_real(num_workers: int = NUM_WORKERS, num_killed: int = NUM_KILLED, t
                 cluster[name].kill()
             said = {name: len(cluster[name].output()) for name in killed}
             cluster.start(*killed)
-            what = f"until the {num_killed} killed workers train again"
+            what = f"until the {len(killed)} killed workers train again"
             time_until(what, lambda: all(_trains(cluster, name, since) for name, since in said.items()))
             time_until("until all have ended", lambda: not any(task.is_running() for task in cluster.tasks.values()))
             _check(cluster)

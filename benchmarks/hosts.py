@@ -36,7 +36,7 @@ FLAGS = ("--train_steps=100000000", "--log_every_secs=0.1", "--optimizer=sgd")
 PROGRESS = r"global step (\d+)/\d+, local step \d+, loss"
 
 SLOW = LINKS["100 Mbit/s"][1]
-NUM_WORKERS_OF_PS = (4, 8)
+NUM_WORKERS_OF_PS, NUM_PS = (4, 8), (1, 2, 4)
 MODELS = {  # the flags of each; the bytes of `mlp` are spread evenly over the ps tasks
     "`mlp`": ("--ps_strategy=greedy", "--partition_bytes=80000"),
     "a table": (tables.TABLE, "--rows=1000000", "--data_dir=."),
@@ -95,9 +95,12 @@ def predict(
     return num_workers / max(worker_secs, ps_link_secs)
 
 
-def measure_ps(measured_secs: int = MEASURED_SECS, max_workers: int = NUM_WORKERS_OF_PS[-1]) -> str:
+def measure_ps(
+    measured_secs: int = MEASURED_SECS, max_workers: int = NUM_WORKERS_OF_PS[-1], max_ps: int = NUM_PS[-1]
+) -> str:
     """Return a table of 1000 examples/s with more workers and more ps tasks over slow links, and what is predicted."""
     counts = [num_workers for num_workers in NUM_WORKERS_OF_PS if num_workers <= max_workers]
+    nums_ps = [num_ps for num_ps in NUM_PS if num_ps <= max_ps]
     if not counts:
         sys.exit(f"error: --max_workers must be {NUM_WORKERS_OF_PS[0]} or more")
     rows = []
@@ -106,14 +109,14 @@ def measure_ps(measured_secs: int = MEASURED_SECS, max_workers: int = NUM_WORKER
             row = [name, str(num_workers), str(local_steps)]
             measure = functools.partial(measure_rate, measured_secs, local_steps, num_workers=num_workers, flags=flags)
             base = measure()
-            for num_ps in (1, 2, 4):
+            for num_ps in nums_ps:
                 rate = measure(bits_per_sec=SLOW, num_ps=num_ps)
                 predicted = predict(base, local_steps, 0.0, SLOW, num_workers, num_ps)
                 examples = local_steps * BATCH_SIZE / 1000
                 row.append(f"{examples * rate.exchanges:.1f} ({examples * predicted:.1f})")
             print(*row, flush=True)
             rows.append(row)
-    headings = ("model", "workers", "local steps", *(f"{num_ps} ps" for num_ps in (1, 2, 4)))
+    headings = ("model", "workers", "local steps", *(f"{num_ps} ps" for num_ps in nums_ps))
     return report.make_table(headings, rows)
 
 

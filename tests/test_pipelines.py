@@ -362,7 +362,7 @@ def test_a_step_that_waits_for_its_examples_is_reported_as_long_as_it_waits(data
     hook._began_at = time.monotonic() - 601
     hook._look(None, None)
     hook._look(None, None)
-    told = "worker 1: a call of 8 exchanges has taken 601 s so far: it may be waiting for ps 0 to reach worker 1;"
+    told = "worker 1: a call of 8 exchanges has taken 601 s so far: it computes, or waits for ps 0 to reach worker 1;"
     assert caplog.text.count(told) == 1
     hook._said_at, hook._looked_at = 0.0, time.monotonic() - 70
     hook._look(None, None)

@@ -94,7 +94,12 @@ for requirements in "$@"; do
   installed="$venv/installed/$requirements" # a copy of the file, or of its lock, as it was last installed
   if ! cmp -s "$project/$file" "$installed"; then
     # A package whose installation was killed has no INSTALLER yet, but pip would take it for installed.
-    find "$venv" -maxdepth 4 -path "*/site-packages/*.dist-info" ! -exec test -e "{}/INSTALLER" ";" -exec rm -r {} +
+    for package in "$venv"/lib/python*/site-packages/*.dist-info; do
+      if [[ -e "$venv/made-by-venv.sh" && -d "$package" && ! -e "$package/INSTALLER" ]]; then
+        echo "the installation of ${package##*/} was cut off: removing it" >&2
+        rm -r "$package"
+      fi
+    done
     echo "installing $file into $venv; the first time, this downloads TensorFlow, 600 MB" >&2
     "$venv/bin/python" -Im pip install "${options[@]}" -r "$project/$file" >&2 ||
       fail "pip could not install $file into $venv: if its disk is full, set VENV_DIR=/another/folder; if" \

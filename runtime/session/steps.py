@@ -130,6 +130,6 @@ class LongStepHook(SessionThread):
             hint = "; where the network is slow, --local_steps exchanges less often"
             hint *= self._task.replication == "between_graph"
             awaited = unreached or "other workers"
-            logging.warning("%s: %s: it may be waiting for %s%s", self._task, told, awaited, hint)
+            logging.warning("%s: %s: it computes, or waits for %s%s", self._task, told, awaited, hint)
         self._looked_at = time.monotonic()
         return False

@@ -96,7 +96,7 @@ class StopOnSignalHook(tf.train.SessionRunHook):
                     saying.start()
                     saying.join(OTHERS_SECS)  # a server that is silent may take longer
             except (tf.errors.OpError, RuntimeError) as error:  # a ps or the session is gone
-                failure = reason(error)
+                failure = self._membership.describe_silent_ps() or reason(error)
             except UnusableError as error:
                 failure = str(error)
             unwritten = self._checkpoint_hook.failure
