@@ -20,6 +20,7 @@ import mnist_input
 import model
 from benchmarks.peers import measure, problem
 from runtime.cluster.status import ask
+from runtime.process.threads import close_in_background
 from runtime.updates.placement import PS_STRATEGIES, make_strategy
 
 FLAGS = flags.FLAGS
@@ -60,12 +61,17 @@ def main() -> None:
     is_stopped = False
     while step < FLAGS.train_steps:
         time.sleep(FLAGS.snapshot_secs)
-        step, parameters = read()
+        try:
+            step, parameters = read()
+        except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
+            if not is_stopped:
+                raise
+            break  # the last step and the end of the ps came since the last look
         clock.keep(step, parameters)
         if step < FLAGS.train_steps or not is_stopped:  # at the last step, training may have ended earlier
             clock.stop(step)
             is_stopped = True
-    session.close()  # now, because it would wait for ps tasks that have ended
+    close_in_background(session)  # it would wait for ps tasks that have ended
     measure.print_result(clock, parameters, compute_logits)
 
 
