@@ -102,12 +102,5 @@ def measure_data(examples: int = 3_000_000, train_steps: int = 60_000, rounds: i
         speed = f"{rate / 1000:.0f} ({min(rates) / 1000:.0f} to {max(rates) / 1000:.0f})"
         share = f"{100 * rate / first_rate:.0f} %"
         rows.append([where, sharding, speed, share, f"{max(peaks):.2f} GB", f"{statistics.median(accuracies):.4f}"])
-    headings = (
-        "examples",
-        "sharding",
-        "1000 examples/s",
-        "relative to the first",
-        "memory of a worker",
-        "test accuracy",
-    )
+    headings = ("examples", "sharding", "1000 examples/s", "relative speed", "memory of a worker", "test accuracy")
     return report.make_table(headings, rows)

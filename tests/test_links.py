@@ -84,7 +84,7 @@ class Executed(NamedTuple):
     def check(self, command):
         program, *arguments = command.split()
         if "python" in program:
-            process = run_python(*arguments)
+            process = forked.run(*arguments)
         else:
             process = subprocess.run([program, *arguments], cwd=PROJECT, capture_output=True, text=True, timeout=120)
         assert process.returncode == self.status, process.stderr
@@ -305,9 +305,6 @@ EXERCISED = {
     ".venv/bin/python examples/convert.py --shards 16": RunBy('"examples/convert.py", *flags'),
     "./run_local_cluster.sh --data_dir=$HOME/.cache/distributed-mnist/tfrecord": LAUNCHED,
 }
-
-
-run_python = functools.cache(forked.run)  # the same command runs once
 
 
 def prose(document):

@@ -85,6 +85,7 @@ class Training:
         agreed = {**me.agreed_flags, **checksums(), "data_dir": data, USES: json.dumps(graph.model.uses)}
         job = Job(agreed, updates, me.folder, flags.checkpoints, flags.keep_checkpoints, me.goal, graph.model.kept_uses)
         self.scaffold = TrainingScaffold(me.membership, me.connection, job)
+        looking = Probe(task, me.connection), graph.batches.num_drawn, me.mode.exchanges_per_run
         saving = flags.save_checkpoint_secs, flags.train_steps
         self._checkpoints = CheckpointHook(task, me.folder, self.scaffold, *saving)
         self._progress = ProgressHook(task, updates, flags.train_steps, me.batch_size, flags.log_every_secs)
@@ -93,13 +94,7 @@ class Training:
         hooks = [
             # First: its input is read while others wait, and no checkpoint has a model whose loss is not a number.
             StepsHook(task, self.scaffold, updates, graph.batches),
-            LongStepHook(
-                task,
-                Probe(task, me.connection),
-                graph.batches.num_drawn,
-                me.mode.exchanges_per_run,
-                me.timeouts.recovery_secs,
-            ),
+            LongStepHook(task, *looking, me.timeouts.recovery_secs),
             ClassesHook(task, graph.batches, graph.model.test),
             evaluation and evaluation.repeating(flags.eval_every_secs),  # first: no test goes on while another is tried
             evaluation,

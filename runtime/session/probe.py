@@ -24,7 +24,7 @@ class Probe:
         """Build what is sent, in the graph."""
         self._task, self._connection = task, connection
         self._servers = str(task.servers[0]) if len(task.servers) == 1 else f"one of {len(task.servers)} tasks"
-        self._probed = ""  # the session of the probe waits for any of them
+        self._probed = ""  # until there is a session, which waits for any of them
         self._asked_at = 0.0
         self._executor = concurrent.futures.ThreadPoolExecutor(1)  # where large packets are lost, a session hangs
         self._pending: concurrent.futures.Future[str] | None = None

@@ -125,11 +125,10 @@ class LongStepHook(SessionThread):
             events.record("waiting", missing=missing)
         elif secs > LONG_SECS:
             self._said_at = now
-            unreached = self._probe.describe_unreached()
+            awaited = self._probe.describe_unreached() or "other workers"
             told = f"a call of {self._num_exchanges} exchanges has taken {now - self._began_at:.0f} s so far"
             hint = "; where the network is slow, --local_steps exchanges less often"
             hint *= self._task.replication == "between_graph"
-            awaited = unreached or "other workers"
             logging.warning("%s: %s: it computes, or waits for %s%s", self._task, told, awaited, hint)
         self._looked_at = time.monotonic()
         return False
